@@ -1,0 +1,313 @@
+"""Every setting of a run, typed, frozen and checked on construction; `None` means "derived from the data".
+
+The same classes are the Python API and, through tyro, the command line. `resolve` (in `derive.py`) fills the derived ones.
+"""
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pmae.errors import UserError, require, unknown_name
+
+
+def _ratio(parameter: str, value: float | None) -> None:
+    require(value is None or 0 < value < 1, parameter, "a share between 0 and 1, both excluded", value)
+
+
+def _at_least(parameter: str, low: float, value: float | None) -> None:
+    require(value is None or value >= low, parameter, f"at least {low:g}", value)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the images come from and how they are laid out."""
+
+    source: str = "photos"
+    """A named set, or the path of a folder, .npy or .npz file."""
+    root: str = "data"
+    """Folder that holds the files of named sets."""
+    layout: Literal["auto", "NHWC", "NCHW"] = "auto"
+    """Axis order of arrays; auto takes the smaller of the outer candidates as channels and refuses a tie."""
+    labels: Literal["none", "folders"] = "none"
+    """For a folder of images: whether its subfolders are classes."""
+    resize: int | None = None
+    """Resize every image of a folder to this side; without it, sizes must agree."""
+    channels: Literal[1, 3] | None = None
+    """Convert every image of a folder to this many channels; without it, channels must agree."""
+    max_unreadable: int = 10
+    """How many unreadable files may be skipped before the run is refused."""
+    standardize: Literal["channel", "pixel"] = "channel"
+    """One mean and deviation per channel, or per pixel and channel (as the released code)."""
+    keep_on: Literal["auto", "device", "host"] = "auto"
+    """Where the images wait; auto puts them on the device when they fit in half of its free memory."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.source), "data.source", "a name or a path", self.source)
+        _at_least("data.resize", 1, self.resize)
+        _at_least("data.max_unreadable", 0, self.max_unreadable)
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """Random resized crop and flip, one box per image, in whole batches on the device."""
+
+    crop: bool = True
+    """Whether to crop at all."""
+    crop_scale: tuple[float, float] = (0.2, 1.0)
+    """Smallest and largest share of the image's area that a crop keeps."""
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    """How a crop is resized back to the full size."""
+    flip: bool = True
+    """Mirror half of the images left to right."""
+
+    def __post_init__(self) -> None:
+        low, high = self.crop_scale
+        require(0 < low <= high <= 1, "augment.crop_scale", "two increasing shares in (0, 1]", self.crop_scale)
+
+
+@dataclass(frozen=True)
+class SpaceConfig:
+    """Where masking happens."""
+
+    name: str = "pca"
+    """The masking space: pca (PMAE) or pixels (MAE)."""
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """How much is hidden, and of what."""
+
+    masked_variance: float | None = None
+    """Share of the variance to hide, in a space of components; 0.2 if not given."""
+    masked_patches: float | None = None
+    """Share of the patches to hide, in pixel space; 0.75 if not given."""
+    ratio: Literal["fixed", "uniform"] = "fixed"
+    """One ratio for all batches, or a new one for each batch, uniform in `ratio_range`."""
+    ratio_range: tuple[float, float] = (0.1, 0.9)
+    """Range of the uniform ratio."""
+    per: Literal["image", "batch"] = "image"
+    """One mask per image (ours), or one for the whole batch (the paper)."""
+    prefix: Literal["closest", "shorter"] = "closest"
+    """The prefix whose share is closest to the ratio, or the released code's, one component shorter."""
+
+    def __post_init__(self) -> None:
+        _ratio("masking.masked_variance", self.masked_variance)
+        _ratio("masking.masked_patches", self.masked_patches)
+        low, high = self.ratio_range
+        require(0 < low < high < 1, "masking.ratio_range", "two increasing shares between 0 and 1", self.ratio_range)
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What the prediction is compared with."""
+
+    target: Literal["components", "pixels", "patches"] | None = None
+    """Hidden components, the hidden image in pixels, or hidden patches; follows from the space if not given."""
+    normalize_patches: bool = True
+    """For patches: compare with pixels standardized within each patch (the text), or raw (the released default)."""
+    scale: Literal["constant", "sum", "mean"] = "constant"
+    """Divide by ratio x total variance, by nothing (the paper's norm), or by the batch's hidden count (released)."""
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """The encoder that is kept after pretraining."""
+
+    name: str = "vit_tiny"
+    """vit_tiny (192 wide, 12 blocks, 12 heads, as in the paper) or any timm image model."""
+    patch_size: int | None = None
+    """Side of a patch in pixels; derived from the image size if not given."""
+    width: int | None = None
+    """Width of vit_tiny's tokens; 192 if not given."""
+    depth: int | None = None
+    """Number of vit_tiny's blocks; 12 if not given."""
+    heads: int | None = None
+    """Number of vit_tiny's attention heads; 12 if not given."""
+
+    def __post_init__(self) -> None:
+        for key in ("patch_size", "width", "depth", "heads"):
+            _at_least(f"encoder.{key}", 1, getattr(self, key))
+        shaped = self.width or self.depth or self.heads
+        require(
+            not shaped or self.name == "vit_tiny",
+            "encoder.width, depth and heads",
+            "left unset unless encoder.name is vit_tiny (a timm name fixes its own shape)",
+            self.name,
+        )
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The decoder that is thrown away after pretraining."""
+
+    name: Literal["released", "text", "small"] = "released"
+    """released: 512 wide, 8 blocks, 16 heads; text: 192, 12, 12; small: 192, 4, 12."""
+    width: int | None = None
+    """Overrides the named width."""
+    depth: int | None = None
+    """Overrides the named number of blocks."""
+    heads: int | None = None
+    """Overrides the named number of heads."""
+
+    def __post_init__(self) -> None:
+        for key in ("width", "depth", "heads"):
+            _at_least(f"decoder.{key}", 1, getattr(self, key))
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its schedule."""
+
+    base_lr: float = 1.5e-4
+    """Rate for a batch of 256; the peak rate is base_lr x batch_size / 256."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's two moments."""
+    weight_decay: float = 0.05
+    """Decoupled weight decay, on matrices only."""
+    schedule: Literal["cosine", "released", "constant"] = "cosine"
+    """Linear warm-up then cosine; the released code's 10^-(warmup - epoch) then cosine; or warm-up then constant."""
+    warmup_epochs: float | None = None
+    """Length of the warm-up; 5% of the epochs if not given."""
+    warmup_steps: int | None = None
+    """The same in steps, instead of epochs (the paper's text says 40 steps)."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient; no clipping if not given."""
+
+    def __post_init__(self) -> None:
+        require(self.base_lr > 0, "optim.base_lr", "above 0", self.base_lr)
+        require(all(0 <= b < 1 for b in self.betas), "optim.betas", "two numbers in [0, 1)", self.betas)
+        _at_least("optim.weight_decay", 0, self.weight_decay)
+        _at_least("optim.warmup_epochs", 0, self.warmup_epochs)
+        _at_least("optim.warmup_steps", 0, self.warmup_steps)
+        both = self.warmup_epochs is not None and self.warmup_steps is not None
+        require(not both, "optim.warmup_steps", "unset where optim.warmup_epochs is set", self.warmup_steps)
+        require(self.clip_norm is None or self.clip_norm > 0, "optim.clip_norm", "above 0", self.clip_norm)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Length, batch, seed and machine."""
+
+    epochs: int | None = None
+    """Passes over the images; derived from their number if not given."""
+    batch_size: int | None = None
+    """Images in a step; derived from their number if not given."""
+    seed: int = 0
+    """All randomness is a function of the seed, the epoch and the step."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the networks; auto is bfloat16 on CUDA, float32 elsewhere."""
+    engine: Literal["auto", "plain", "graph"] = "auto"
+    """plain: eager, readable, the reference; graph: compiled, the whole step in one CUDA graph; auto: graph on CUDA."""
+    log_every: int | None = None
+    """Steps between two lines of metrics.jsonl; about ten lines an epoch, at most every 50 steps, if not given."""
+    checkpoint_every: int | None = None
+    """Epochs between checkpoints; a tenth of the epochs if not given."""
+    keep: int = 2
+    """How many checkpoints keep decoder and optimizer for resuming; older ones keep the encoder alone."""
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "batch_size", "log_every", "checkpoint_every", "keep"):
+            _at_least(f"train.{key}", 1, getattr(self, key))
+        _at_least("train.seed", 0, self.seed)
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """How the encoder is watched while it learns; labels are used for this alone."""
+
+    every: int | None = None
+    """Epochs between two looks; a tenth of the epochs if not given."""
+    data: str | None = None
+    """A labelled set to probe on, if not the one that is trained on: a name or a path."""
+
+    def __post_init__(self) -> None:
+        _at_least("probe.every", 1, self.every)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole pretraining run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    space: SpaceConfig = field(default_factory=SpaceConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+
+    def __post_init__(self) -> None:
+        pixels, masking, target = self.space.name == "pixels", self.masking, self.objective.target
+        if pixels and masking.masked_variance is not None:
+            raise UserError(
+                "masking.masked_variance belongs to a space of components; "
+                f"space.name is 'pixels', which takes masking.masked_patches (got {masking.masked_variance})"
+            )
+        if not pixels and masking.masked_patches is not None:
+            raise UserError(
+                "masking.masked_patches belongs to space.name 'pixels'; "
+                f"space.name is {self.space.name!r}, which takes masking.masked_variance (got {masking.masked_patches})"
+            )
+        if target is not None and pixels != (target == "patches"):
+            raise UserError(
+                f"objective.target {target!r} does not fit space.name {self.space.name!r}; "
+                + ("choices there: patches" if pixels else "choices there: components, pixels")
+            )
+
+
+def replace(config: Config, **dotted: Any) -> Config:
+    """A copy with fields changed by dotted name, dots written as two underscores: `replace(c, train__epochs=3)`."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in dotted.items():
+        section, _, name = key.partition("__")
+        sections.setdefault(section, {})[name] = value
+    changed = {s: dataclasses.replace(getattr(config, s), **values) for s, values in sections.items()}
+    return dataclasses.replace(config, **changed)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested dictionary, ready for JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: Any, kind: type[Any] = Config, where: str = "") -> Any:
+    """The inverse of `to_dict`: unknown keys and wrong types are refused by name."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where or 'config'} must be an object of settings, got {values!r}")
+    hints = typing.get_type_hints(kind)
+    names = {f.name for f in dataclasses.fields(kind)}
+    for key in values:
+        if key not in names:
+            raise unknown_name(f"{where}{'.' if where else ''}key", key, names)
+    return kind(**{key: _read(value, hints[key], f"{where}.{key}".lstrip(".")) for key, value in values.items()})
+
+
+def _read(value: Any, kind: Any, where: str) -> Any:
+    """One JSON value as the declared type, or an error that names both."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return from_dict(value, typing.cast(type[Any], kind), where)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        return _read(value, next(a for a in arguments if a is not type(None)), where)
+    if origin is Literal:
+        if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
+            raise unknown_name(where, value, map(str, arguments))
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple) or len(value) != len(arguments):
+            raise UserError(f"{where} must be a list of {len(arguments)} values, got {value!r}")
+        return tuple(_read(v, a, where) for v, a in zip(value, arguments, strict=True))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise UserError(f"{where} must be {kind.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,90 @@
+"""Settings that follow from the data: every `None` becomes a value, with the reason in words."""
+
+import dataclasses
+import math
+
+from pmae.config import Config, replace
+from pmae.errors import UserError, require
+
+IMAGES_SEEN = 5_000_000
+TOKENS_A_SIDE = 8
+
+
+def resolve(config: Config, count: int, shape: tuple[int, int, int]) -> tuple[Config, dict[str, str]]:
+    """The configuration with nothing left open for `count` images (C, H, W), and a reason per derived setting."""
+    require(count >= 2, "data", "at least 2 images", count)
+    reasons: dict[str, str] = {}
+
+    def settle(name: str, value: object, reason: str) -> None:
+        nonlocal config
+        section, key = name.split(".")
+        if getattr(getattr(config, section), key) is None:
+            config = replace(config, **{f"{section}__{key}": value})
+            reasons[name] = reason
+
+    pixels = config.space.name == "pixels"
+    settle("objective.target", "patches" if pixels else "components", f"space.name is {config.space.name}")
+    if config.masking.ratio == "fixed" and pixels:
+        settle("masking.masked_patches", 0.75, "the usual share for patches")
+    elif config.masking.ratio == "fixed":
+        settle("masking.masked_variance", 0.2, "best or near best on every data set of the paper")
+    if config.encoder.patch_size is None:
+        patch = patch_for(*shape[1:])
+        settle("encoder.patch_size", patch, f"{shape[1] // patch}x{shape[2] // patch} tokens of {shape[1]}x{shape[2]}")
+    settle("train.batch_size", batch_for(count), f"about 64 steps an epoch of {count:,} images")
+    settle("train.epochs", epochs_for(count), f"about {IMAGES_SEEN:,} images seen, 10 to 800 epochs")
+    if config.optim.warmup_steps is None:
+        settle("optim.warmup_epochs", round(0.05 * (config.train.epochs or 0), 2), "5% of the epochs")
+    settle("train.checkpoint_every", max(1, (config.train.epochs or 1) // 10), "a tenth of the epochs")
+    settle("probe.every", max(1, (config.train.epochs or 1) // 10), "a tenth of the epochs")
+    steps = max(1, count // (config.train.batch_size or 1))
+    settle("train.log_every", min(50, max(1, steps // 10)), f"{steps} steps an epoch")
+    _check(config, count)
+    return config, reasons
+
+
+def patch_for(height: int, width: int) -> int:
+    """The divisor of both sides, 2 to 16, that comes closest to eight tokens along the shorter side."""
+    common = math.gcd(height, width)
+    divisors = [p for p in range(2, 17) if common % p == 0 and p < min(height, width)]
+    if not divisors:
+        raise UserError(
+            f"encoder.patch_size must divide the image's sides; {height}x{width} have no common divisor from 2 to 16: "
+            f"set data.resize (say {max(8, round(min(height, width) / 8) * 8)}) or encoder.patch_size"
+        )
+    return min(divisors, key=lambda p: abs(math.log(min(height, width) / p / TOKENS_A_SIDE)))
+
+
+def batch_for(count: int) -> int:
+    """The largest power of two that makes 64 steps an epoch, within 16 and 512 and no more than the images."""
+    power = 1 << int(math.log2(max(count / 64, 1)))
+    return min(max(16, min(512, power)), count)
+
+
+def epochs_for(count: int) -> int:
+    """Enough epochs to see a fixed number of images."""
+    return min(800, max(10, round(IMAGES_SEEN / count)))
+
+
+def _check(config: Config, count: int) -> None:
+    """Contradictions that only show once the data is known."""
+    batch, epochs, warmup = config.train.batch_size or 1, config.train.epochs or 1, config.optim.warmup_epochs
+    require(batch <= count, "train.batch_size", f"at most the number of images ({count})", batch)
+    require(warmup is None or warmup <= epochs, "optim.warmup_epochs", f"at most train.epochs ({epochs})", warmup)
+
+
+def describe(config: Config, reasons: dict[str, str]) -> str:
+    """The resolved settings as aligned lines, derived ones with their reason."""
+    lines = []
+    for section in dataclasses.fields(config):
+        part = getattr(config, section.name)
+        for entry in dataclasses.fields(part):
+            name, value = f"{section.name}.{entry.name}", getattr(part, entry.name)
+            reason = f"   <- {reasons[name]}" if name in reasons else ""
+            if value is not None:
+                lines.append(f"  {name:<27} {_plain(value)}{reason}")
+    return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    return " to ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,31 @@
+"""The one exception a user's mistake raises: parameter, rule, value and, where there are some, the choices."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in the input, told in one sentence; the command line prints it and leaves with exit code 2."""
+
+
+def unknown_name(parameter: str, value: object, choices: Iterable[str]) -> UserError:
+    """The error for a name that is not among the choices, with the nearest ones first."""
+    known = sorted(choices)
+    near = difflib.get_close_matches(str(value), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+    return UserError(f"{parameter}: unknown name {value!r}; {hint}choices: {listed}")
+
+
+def require(holds: bool, parameter: str, rule: str, value: object) -> None:
+    """Refuse a value that breaks a rule."""
+    if not holds:
+        raise UserError(f"{parameter} must be {rule}, got {value!r}")
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM: everything is saved; `code` is the exit code that the signal calls for."""
+
+    def __init__(self, run: object, signal_number: int) -> None:
+        super().__init__(f"stopped and saved; continue with: pmae pretrain --out {run} --resume")
+        self.code = 128 + signal_number

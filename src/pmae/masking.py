@@ -1,0 +1,61 @@
+"""What to hide: a ratio, random patches, or random components by their share of the variance.
+
+Everything is a function of noise that the caller drew, so a mask can be repeated, compiled and compared.
+Shapes: B images, K components, N patches.
+"""
+
+import random
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pmae.config import MaskingConfig
+
+
+class PatchMask(NamedTuple):
+    """Which patches stay (`keep`, positions), which are hidden, and how to put tokens back in order (`restore`)."""
+
+    keep: Tensor
+    restore: Tensor
+    hidden: Tensor
+
+
+def nominal_ratio(config: MaskingConfig) -> float:
+    """The ratio a run aims at: the fixed one, or the middle of the range."""
+    if config.ratio == "uniform":
+        return sum(config.ratio_range) / 2
+    fixed = config.masked_patches if config.masked_patches is not None else config.masked_variance
+    return 0.2 if fixed is None else fixed
+
+
+def draw_ratio(config: MaskingConfig, stream: random.Random) -> float:
+    """This batch's ratio. It is drawn on the host: the number of visible patches must be known there."""
+    return stream.uniform(*config.ratio_range) if config.ratio == "uniform" else nominal_ratio(config)
+
+
+def hide_components(
+    noise_BK: Tensor, share_K: Tensor, ratio: Tensor | float, prefix: Literal["closest", "shorter"] = "closest"
+) -> Tensor:
+    """(B, K) booleans: components are taken in the noise's order until their share is closest to the ratio.
+
+    "shorter" stops one component earlier, as the released code does. At least one is hidden and one visible.
+    """
+    order = noise_BK.argsort(dim=1)
+    distance = (share_K[order].cumsum(1) - ratio).abs()
+    count = distance.argmin(1, keepdim=True) + (1 if prefix == "closest" else 0)
+    count = count.clamp(1, share_K.shape[0] - 1)
+    first = torch.arange(share_K.shape[0], device=noise_BK.device) < count
+    return torch.zeros_like(first).scatter(1, order, first)
+
+
+def hide_patches(noise_BN: Tensor, visible: int) -> PatchMask:
+    """The `visible` patches of smallest noise stay."""
+    order = noise_BN.argsort(dim=1)
+    restore = order.argsort(dim=1)
+    return PatchMask(order[:, :visible], restore, restore >= visible)
+
+
+def visible_patches(patches: int, ratio: float) -> int:
+    """How many of the patches stay when a ratio of them is hidden: at least one, and one is hidden."""
+    return min(max(int(patches * (1 - ratio)), 1), patches - 1)

@@ -1,0 +1,171 @@
+"""The paper on one screen: project, hide, reconstruct, encode, decode, compare.
+
+Both methods share encoder, decoder and the meaning of a ratio; they differ in what is hidden and what is compared.
+Shapes: B images (C, H, W), K components, N patches of P numbers.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pmae import masking, objectives
+from pmae.config import Config
+from pmae.errors import UserError
+from pmae.models import Decoder, Encoder, build_encoder, choose_attention, patchify, unpatchify
+from pmae.spaces import Space, build_space
+
+
+class Draw(NamedTuple):
+    """The randomness of a mask: noise (B or 1, K or N), and the ratio as a tensor and as the visible patches it means."""
+
+    noise: Tensor
+    ratio: Tensor
+    visible: int
+
+
+class Outcome(NamedTuple):
+    """The loss, and per image: squared error and energy of the hidden part, and the share that was hidden."""
+
+    loss: Tensor
+    error: Tensor
+    energy: Tensor
+    share: Tensor
+
+
+class Pictures(NamedTuple):
+    """What a person wants to see: the input that the encoder saw, the prediction and the target, as images."""
+
+    visible: Tensor
+    prediction: Tensor
+    target: Tensor
+
+
+class MaskedAutoencoder(nn.Module, ABC):
+    """What MAE and PMAE share: an encoder that is kept, a decoder that is not, and a space in which to hide."""
+
+    def __init__(self, config: Config, space: Space, encoder: Encoder) -> None:
+        super().__init__()
+        patch = config.encoder.patch_size
+        if patch is None:
+            raise UserError("encoder.patch_size must be set or derived from the data before a model is built")
+        self.config, self.patch, self.precision = config, patch, torch.float32
+        self.space, self.encoder, self.decoder = space, encoder, Decoder(config.decoder, encoder, patch)
+        self.patches = self.decoder.grid[0] * self.decoder.grid[1]
+        choose_attention(self, self.patches + 1)
+
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """How many things can be hidden: components or patches."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, draw: Draw) -> Outcome:
+        """Hide, predict and compare a batch of standardized images."""
+
+    @abstractmethod
+    def pictures(self, x: Tensor, draw: Draw) -> Pictures:
+        """The same as `forward`, for the eye."""
+
+    def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> Tensor:
+        """Every patch (B, N, P) from the images, or from the patches that a mask leaves; networks run in `precision`."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
+            if mask is None:
+                return self.decoder(*self.encoder(x)).float()
+            return self.decoder(*self.encoder(x, mask.keep), mask.restore).float()
+
+    def loss(self, comparison: objectives.Comparison, energy: float) -> Tensor:
+        """The error over the ratio's share of the total energy, or as the objective's scale says."""
+        constant = masking.nominal_ratio(self.config.masking) * energy
+        return objectives.scaled(comparison, self.config.objective.scale, constant)
+
+
+class PMAE(MaskedAutoencoder):
+    """Hide components; predict them from the image that the others make."""
+
+    def __init__(self, config: Config, space: Space, encoder: Encoder) -> None:
+        super().__init__(config, space, encoder)
+        self.total_variance = float(space.variance.sum())
+
+    @property
+    def units(self) -> int:
+        return int(self.space.variance.shape[0])
+
+    def hide(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+        """Coefficients (B, K), which of them are hidden (B, K), and the image of the visible ones."""
+        z = self.space.project(x)
+        hidden = masking.hide_components(draw.noise, self.space.share, draw.ratio, self.config.masking.prefix)
+        return z, hidden, self.space.reconstruct(z.masked_fill(hidden, 0.0))
+
+    def forward(self, x: Tensor, draw: Draw) -> Outcome:
+        z, hidden, visible = self.hide(x, draw)
+        y = unpatchify(self.predict(visible), self.patch, self.encoder.shape)
+        if self.config.objective.target == "pixels":
+            comparison = objectives.on_pixels(y, x - visible)
+        else:
+            comparison = objectives.on_components(self.space.project(y), z, hidden)
+        share = (self.space.share * hidden).sum(1).expand(len(x))
+        return Outcome(self.loss(comparison, self.total_variance), comparison.error, comparison.energy, share)
+
+    def component_errors(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+        """(K,) squared error and energy of each component, summed over the images in which it was hidden."""
+        z, hidden, visible = self.hide(x, draw)
+        predicted = self.space.project(self.pictures(x, draw).prediction + visible)
+        return ((predicted - z).square() * hidden).sum(0), (z.square() * hidden).sum(0)
+
+    def pictures(self, x: Tensor, draw: Draw) -> Pictures:
+        """The hidden part of the prediction beside the hidden part of the image."""
+        _, hidden, visible = self.hide(x, draw)
+        y = unpatchify(self.predict(visible), self.patch, self.encoder.shape)
+        if self.config.objective.target == "components":
+            z = self.space.project(y)
+            y = self.space.reconstruct(z) - self.space.reconstruct(z.masked_fill(hidden, 0.0))
+        return Pictures(visible, y, x - visible)
+
+
+class MAE(MaskedAutoencoder):
+    """Hide patches; the encoder sees the others, the decoder fills the gaps."""
+
+    def __init__(self, config: Config, space: Space, encoder: Encoder) -> None:
+        super().__init__(config, space, encoder)
+        if not encoder.is_vit:
+            raise UserError(
+                "space.name 'pixels' (MAE) must have a ViT encoder, because the encoder sees only the visible patches; "
+                f"encoder.name is {config.encoder.name!r}; use a vit_* name, or space.name 'pca', which drops none"
+            )
+
+    @property
+    def units(self) -> int:
+        return self.patches
+
+    def forward(self, x: Tensor, draw: Draw) -> Outcome:
+        mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
+        patches = patchify(x, self.patch)
+        normalize = self.config.objective.normalize_patches
+        comparison = objectives.on_patches(self.predict(x, mask), patches, mask.hidden, normalize)
+        return Outcome(self.loss(comparison, x[0].numel()), *comparison[:2], mask.hidden.float().mean(1))
+
+    def pictures(self, x: Tensor, draw: Draw) -> Pictures:
+        """The image without its hidden patches, and the predicted patches in their gaps, in the image's own units."""
+        mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
+        y, patches, hidden = self.predict(x, mask), patchify(x, self.patch), mask.hidden[..., None]
+        if self.config.objective.normalize_patches:
+            y = y * (patches.var(2, keepdim=True) + 1e-6).sqrt() + patches.mean(2, keepdim=True)
+        shown = (patches * ~hidden, y * hidden, patches * hidden)
+        return Pictures(*(unpatchify(p, self.patch, self.encoder.shape) for p in shown))
+
+
+def build_method(config: Config, shape: tuple[int, int, int], space: Space | None = None) -> MaskedAutoencoder:
+    """The method that a resolved configuration describes, for images (C, H, W)."""
+    space = space or build_space(config.space.name, shape)
+    kind = MAE if config.space.name == "pixels" else PMAE
+    return kind(config, space, build_encoder(config.encoder, shape))
+
+
+def draw_mask(model: MaskedAutoencoder, batch: int, ratio: float, generator: torch.Generator) -> Draw:
+    """Noise for one batch on the generator's device, one row an image or one for all."""
+    rows = batch if model.config.masking.per == "image" else 1
+    noise = torch.rand(rows, model.units, generator=generator, device=generator.device)
+    visible = masking.visible_patches(model.patches, ratio)
+    return Draw(noise, torch.full((), ratio, device=generator.device), visible)

@@ -1,0 +1,84 @@
+"""One suite over every masking space: round trip, shares, streamed fit, gradients, save and load, compile."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pmae.errors import UserError
+from pmae.spaces import SPACES, Space, build_space
+
+SHAPES = [(3, 8, 8), (1, 6, 10), (5, 4, 4)]
+
+
+def images(shape: tuple[int, int, int], count: int = 300) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    size = int(np.prod(shape))
+    mixing = torch.randn(size, size, generator=generator) / size**0.5
+    return (torch.randn(count, size, generator=generator) @ mixing + 0.3).unflatten(1, shape)
+
+
+@pytest.fixture(params=[(name, shape) for name in sorted(SPACES) for shape in SHAPES], ids=str)
+def fitted(request: pytest.FixtureRequest) -> tuple[Space, torch.Tensor]:
+    name, shape = request.param
+    space, x = build_space(name, shape), images(shape)
+    space.fit(x.split(64))
+    return space, x
+
+
+def test_round_trip_is_within_the_stated_tolerance(fitted: tuple[Space, torch.Tensor]) -> None:
+    space, x = fitted
+    error = (space.reconstruct(space.project(x)) - x).norm() / x.norm()
+    assert float(error) <= space.tolerance
+
+
+def test_variance_is_that_of_the_coefficients_and_shares_sum_to_one(fitted: tuple[Space, torch.Tensor]) -> None:
+    space, x = fitted
+    torch.testing.assert_close(space.variance, space.project(x).var(0), rtol=2e-3, atol=1e-5)
+    assert float(space.share.sum()) == pytest.approx(1, abs=1e-5)
+    assert bool((space.share >= 0).all())
+
+
+def test_streamed_fit_equals_full_fit(fitted: tuple[Space, torch.Tensor]) -> None:
+    space, x = fitted
+    whole = type(space)(space.shape)
+    whole.fit([x])
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(space.state_dict()[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_flow_through_both_ways(fitted: tuple[Space, torch.Tensor]) -> None:
+    space, x = fitted
+    inputs = x[:2].clone().requires_grad_()
+    space.project(inputs).square().sum().backward()
+    assert inputs.grad is not None
+    assert float(inputs.grad.abs().sum()) > 0
+    z = space.project(x[:2]).detach().requires_grad_()
+    space.reconstruct(z).square().sum().backward()
+    assert z.grad is not None
+    assert float(z.grad.abs().sum()) > 0
+
+
+def test_save_and_load_keep_every_bit(fitted: tuple[Space, torch.Tensor], tmp_path: object) -> None:
+    space, x = fitted
+    save_file(space.state_dict(), f"{tmp_path}/space.safetensors")
+    loaded = type(space)(space.shape)
+    loaded.load_state_dict(load_file(f"{tmp_path}/space.safetensors"))
+    assert torch.equal(loaded.project(x), space.project(x))
+
+
+def test_a_space_can_be_exported_to_one_graph(fitted: tuple[Space, torch.Tensor]) -> None:
+    space, x = fitted
+    graph = torch.compile(lambda v: space.reconstruct(space.project(v)), fullgraph=True, backend="eager")
+    torch.testing.assert_close(graph(x), space.reconstruct(space.project(x)))
+
+
+@pytest.mark.parametrize("name", sorted(SPACES))
+def test_one_image_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="at least 2 images"):
+        build_space(name, (1, 4, 4)).fit([torch.zeros(1, 1, 4, 4)])
+
+
+def test_an_unknown_space_names_the_choices() -> None:
+    with pytest.raises(UserError, match=r"space\.name: unknown name 'pac'; did you mean 'pca'"):
+        build_space("pac", (1, 4, 4))

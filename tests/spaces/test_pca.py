@@ -1,0 +1,56 @@
+"""PCA against scikit-learn, and the promises that are its own."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA as Reference
+
+from pmae.errors import UserError
+from pmae.spaces import PCA
+from pmae.spaces.pca import covariance_of
+
+
+def data(count: int, size: int, offset: float = 0.0) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, size)) @ rng.normal(size=(size, size)) * np.geomspace(1, 1e-2, size) + offset
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_equals_scikit_learn(offset: float) -> None:
+    x = data(500, 48, offset)
+    reference = Reference(svd_solver="full").fit(x)
+    space = PCA((3, 4, 4)).double()
+    space.fit(torch.from_numpy(part).unflatten(1, (3, 4, 4)) for part in np.array_split(x, 7))
+    np.testing.assert_allclose(space.variance, reference.explained_variance_, rtol=1e-6)
+    np.testing.assert_allclose(space.mean, reference.mean_, rtol=1e-9)
+    # Both fix signs, by different rules: compare up to sign, then check ours.
+    cosines = np.sum(space.components.numpy() * reference.components_, axis=1)
+    np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-6)
+    z = space.project(torch.from_numpy(x).unflatten(1, (3, 4, 4))).numpy()
+    np.testing.assert_allclose(z * np.sign(cosines), reference.transform(x), rtol=1e-5, atol=1e-6 * np.abs(z).max())
+
+
+def test_signs_are_fixed_by_the_largest_entry() -> None:
+    space = PCA((3, 4, 4))
+    space.fit([torch.from_numpy(data(200, 48)).float().unflatten(1, (3, 4, 4))])
+    largest = space.components.gather(1, space.components.abs().argmax(1, keepdim=True))
+    assert bool((largest > 0).all())
+
+
+def test_basis_is_orthonormal_even_with_fewer_images_than_pixels() -> None:
+    space = PCA((3, 4, 4))
+    space.fit([torch.from_numpy(data(10, 48)).float().unflatten(1, (3, 4, 4))])
+    torch.testing.assert_close(space.components @ space.components.T, torch.eye(48), atol=1e-5, rtol=0)
+    assert int((space.variance > 1e-6 * space.variance[0]).sum()) == 9
+
+
+def test_covariance_equals_numpy_across_block_borders() -> None:
+    x = np.random.default_rng(3).normal(size=(60, 1500)) + 5
+    mean, covariance = covariance_of(torch.from_numpy(part) for part in np.array_split(x, 4))
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(covariance, np.cov(x.T), atol=1e-12)
+
+
+def test_too_many_pixels_name_the_bytes() -> None:
+    with pytest.raises(UserError, match=r"150528 pixels need 725,\d+,\d+,\d+ bytes"):
+        PCA((3, 224, 224))

@@ -1,0 +1,59 @@
+"""What is derived from the data, and what is refused once the data is known."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pmae.config import Config, replace
+from pmae.derive import batch_for, describe, patch_for, resolve
+from pmae.errors import UserError
+
+
+@pytest.mark.parametrize(("size", "patch"), [((32, 32), 4), ((64, 64), 8), ((28, 28), 4), ((8, 8), 2), ((224, 224), 16)])
+def test_patches_leave_about_eight_tokens_a_side(size: tuple[int, int], patch: int) -> None:
+    assert patch_for(*size) == patch
+
+
+@given(st.integers(4, 300), st.integers(4, 300))
+def test_a_derived_patch_divides_both_sides(height: int, width: int) -> None:
+    try:
+        patch = patch_for(height, width)
+    except UserError as error:
+        assert "data.resize" in str(error)
+        return
+    assert height % patch == 0
+    assert width % patch == 0
+    assert height // patch * (width // patch) > 1
+
+
+@given(st.integers(2, 10**7))
+def test_a_derived_batch_fits_the_data(count: int) -> None:
+    assert 1 <= batch_for(count) <= min(count, 512)
+
+
+def test_resolution_leaves_nothing_open_and_gives_reasons() -> None:
+    config, reasons = resolve(Config(), 50_000, (3, 32, 32))
+    assert (config.train.batch_size, config.train.epochs, config.encoder.patch_size) == (512, 100, 4)
+    assert config.masking.masked_variance == 0.2
+    assert "50,000 images" in reasons["train.batch_size"]
+    assert "train.batch_size            512   <- about 64 steps" in describe(config, reasons)
+
+
+def test_what_is_given_is_kept() -> None:
+    config, reasons = resolve(replace(Config(), encoder__patch_size=8, train__epochs=3), 50_000, (3, 32, 32))
+    assert (config.encoder.patch_size, config.train.epochs) == (8, 3)
+    assert "train.epochs" not in reasons
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once, _ = resolve(Config(), 1000, (1, 16, 24))
+    assert resolve(once, 1000, (1, 16, 24)) == (once, {})
+
+
+def test_more_than_the_data_holds_is_refused() -> None:
+    with pytest.raises(UserError, match=r"train\.batch_size must be at most the number of images \(100\), got 128"):
+        resolve(replace(Config(), train__batch_size=128), 100, (3, 32, 32))
+    with pytest.raises(UserError, match=r"warmup_epochs must be at most train\.epochs \(3\)"):
+        resolve(replace(Config(), train__epochs=3, optim__warmup_epochs=4.0), 100, (3, 32, 32))
+    with pytest.raises(UserError, match="at least 2 images"):
+        resolve(Config(), 1, (3, 32, 32))
