@@ -1,0 +1,1 @@
+"""Recipes: whole configurations by name."""

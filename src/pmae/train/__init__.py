@@ -1,0 +1,1 @@
+"""Pretraining: schedule, step, loop, checkpoints, journal."""

@@ -1,0 +1,109 @@
+"""Checkpoints: safetensors and JSON, whole or absent; the older ones keep the encoder alone."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pmae.config import Config
+from pmae.data.augment import Standardize
+from pmae.errors import UserError
+from pmae.method import MaskedAutoencoder
+from pmae.models import Encoder, build_encoder
+from pmae.runs import Run, read_object, write_json, write_whole
+
+FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
+
+
+def save(
+    run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer, name: str, state: dict[str, int], keep: int
+) -> Path:
+    """Write a checkpoint whose state says its epoch and step, and thin out those before the last `keep`."""
+
+    def write(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        parts = {
+            "encoder.safetensors": model.encoder.net.state_dict(),
+            "decoder.safetensors": model.decoder.state_dict(),
+            "optimizer.safetensors": _optimizer_tensors(model, optimizer),
+        }
+        for name, tensors in parts.items():
+            save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
+        sizes = {name: (folder / name).stat().st_size for name in parts}
+        write_json(folder / "state.json", {**state, "files": sizes})
+
+    (run.path / "checkpoints").mkdir(exist_ok=True)
+    path = run.path / "checkpoints" / name
+    write_whole(path, write)
+    for old in run.checkpoints()[:-keep]:
+        for name in FOR_RESUMING:
+            (old / name).unlink(missing_ok=True)
+    return path
+
+
+def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> int:
+    """Load the newest checkpoint that is whole into the model and the optimizer; returns its step, 0 if there is none."""
+    for path in reversed(run.checkpoints()):
+        state = read_object(path / "state.json")
+        files = {name: path / name for name in state["files"]}
+        if all(file.is_file() and file.stat().st_size == state["files"][name] for name, file in files.items()):
+            load_into(model.encoder.net, path / "encoder.safetensors")
+            load_into(model.decoder, path / "decoder.safetensors")
+            _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
+            return int(state["step"])
+    return 0
+
+
+def load_encoder(run: Run, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
+    """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need."""
+    config, fitted = run.config, load_standardize(run)
+    shape = run.environment["data"]["shape"]
+    encoder = build_encoder(config.encoder, (shape[0], shape[1], shape[2]))
+    load_into(encoder.net, run.checkpoint(epoch) / "encoder.safetensors")
+    return config, encoder.eval(), fitted
+
+
+def load_standardize(run: Run) -> Standardize:
+    """The statistics of the run's training images."""
+    fitted = read_tensors(run.path / "fitted.safetensors", prefix="standardize.")
+    return Standardize(fitted["mean"], fitted["std"])
+
+
+def load_into(module: nn.Module, path: Path, prefix: str = "") -> None:
+    """Load a state dict that must fit exactly, or say what does not."""
+    tensors, expected = read_tensors(path, prefix), module.state_dict()
+    for name in sorted(expected.keys() | tensors.keys()):
+        want = tuple(expected[name].shape) if name in expected else "nothing"
+        got = tuple(tensors[name].shape) if name in tensors else "nothing"
+        if want != got:
+            raise UserError(f"checkpoint {str(path)!r} does not fit the settings: {name} must be {want}, got {got}")
+    module.load_state_dict(tensors)
+
+
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of a safetensors file whose names start with `prefix`, without it."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"file must be a readable safetensors file, got {str(path)!r}: {error}") from error
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The moments by parameter name: `encoder.net.norm.weight/exp_avg`."""
+    named = {f"{name}": optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
+    return {f"{name}/{key}": torch.as_tensor(value) for name, state in named.items() for key, value in state.items()}
+
+
+def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, kind = key.rpartition("/")
+        if name not in order:
+            raise UserError(f"checkpoint does not fit the settings: it holds moments of an unknown parameter {name!r}")
+        state.setdefault(order.index(name), {})[kind] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,80 @@
+"""The machine a run is on: which device, arithmetic and engine to use, and what to write down about it."""
+
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pmae.data.images import ImageSet, Splits
+from pmae.errors import UserError, require
+
+
+def pick_device(name: str) -> torch.device:
+    """The named device, or the first CUDA device, or the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"train.device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
+    require(device.type in ("cpu", "cuda"), "train.device", "auto, cpu, cuda or cuda:N", name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"train.device must be a device of this machine, got {name!r}; choices: auto, cpu")
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> torch.dtype:
+    """bfloat16 on CUDA unless told otherwise."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def pick_engine(name: str, device: torch.device) -> str:
+    """The graph engine on CUDA unless told otherwise; it needs CUDA."""
+    if name == "graph" and device.type != "cuda":
+        raise UserError(f"train.engine 'graph' must run on a CUDA device, got {device.type!r}; choices here: auto, plain")
+    if name == "auto":
+        return "graph" if device.type == "cuda" else "plain"
+    return name
+
+
+def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]:
+    """Versions, device, commit and data, for environment.json."""
+    packages = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
+    parts = {name: getattr(splits, name) for name in ("train", "val", "test")}
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in packages},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "commit": _commit(),
+        "data": {
+            "name": splits.name,
+            "shape": list(splits.train.shape),
+            "dtype": str(splits.train.images.dtype),
+            "counts": {name: len(part) for name, part in parts.items() if isinstance(part, ImageSet)},
+            "classes": list(splits.train.classes),
+            "notes": list(splits.notes),
+        },
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except ModuleNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    """The commit of the source tree, if the package runs from one."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

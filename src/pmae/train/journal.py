@@ -1,0 +1,79 @@
+"""What a run says while it runs: metrics.jsonl, and a live line on a terminal or plain lines elsewhere."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pmae.runs import disk_errors, write_whole
+
+PLAIN_SECONDS = 10.0
+
+
+class Journal:
+    """Appends whole lines to metrics.jsonl and shows progress; use as a context."""
+
+    def __init__(self, path: Path, epochs: int, steps_an_epoch: int, done: int, quiet: bool = False) -> None:
+        self._path, self._epochs, self._steps_an_epoch = path, epochs, steps_an_epoch
+        self._quiet, self._last_line, self._began = quiet, 0.0, time.monotonic()
+        self._began_at = done
+        self._live = _live_progress() if sys.stderr.isatty() and not quiet else None
+        self._task = self._live.add_task("", total=epochs * steps_an_epoch, completed=done) if self._live else None
+        forget_after(path, done)
+
+    def __enter__(self) -> "Journal":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def write(self, **values: Any) -> None:
+        """Append one line to metrics.jsonl."""
+        with disk_errors(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def show(self, values: dict[str, float], step: int) -> None:
+        """Move the live line, or print a plain one if the last is a while ago or an epoch ends."""
+        text = _line(values)
+        if self._live and self._task is not None:
+            self._live.update(self._task, completed=step, description=text)
+            return
+        now, ends = time.monotonic(), step == self._epochs * self._steps_an_epoch
+        if not self._quiet and (ends or now - self._last_line >= PLAIN_SECONDS):
+            self._last_line = now
+            left = (now - self._began) / max(step - self._began_at, 1) * (self._epochs * self._steps_an_epoch - step)
+            print(f"epoch {values['epoch']:.4g}/{self._epochs}  {text}  {_clock(left)} left", flush=True)
+
+
+def forget_after(path: Path, step: int) -> None:
+    """Drop the lines of steps that a resumed run will take again, and a half-written last line."""
+    if not path.exists():
+        return
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    kept = "".join(line for line in lines if json.loads(line)["step"] <= step)
+    write_whole(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
+
+
+def _live_progress() -> Progress:
+    from rich.console import Console
+
+    columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
+
+
+def _line(values: dict[str, float]) -> str:
+    speed = values["images_per_second"]
+    return f"{speed:,.0f} images/s  loss {values['loss']:.4f}  R2 {values['r2']:+.3f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"

@@ -1,0 +1,240 @@
+"""Pretraining from top to bottom: fit, step, log, save."""
+
+import dataclasses
+import random
+import signal
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pmae import masking
+from pmae.config import Config, to_dict
+from pmae.data.augment import Standardize, draw_boxes
+from pmae.data.batches import Batches, fit_standardize
+from pmae.data.images import Splits
+from pmae.errors import Interrupted, UserError
+from pmae.method import MaskedAutoencoder, build_method, draw_mask
+from pmae.models import Encoder
+from pmae.runs import Run, create_run, write_json, write_whole
+from pmae.spaces import Space, build_space
+from pmae.train import checkpoint
+from pmae.train.environment import describe_environment, pick_device, pick_engine, pick_precision
+from pmae.train.journal import Journal
+from pmae.train.samples import save_samples
+from pmae.train.schedule import rate
+from pmae.train.signals import hidden_r2
+from pmae.train.step import Graph, Inputs, Plain, build_optimizer
+
+Watch = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
+
+
+def pretrain(
+    config: Config,
+    splits: Splits,
+    out: Path | str,
+    resume: bool = False,
+    quiet: bool = False,
+    watch: Watch | None = None,
+) -> Run:
+    """Train a resolved configuration on a data set into a run folder; `watch` scores the encoder now and then."""
+    device = pick_device(config.train.device)
+    run = _open(config, splits, out, resume, device)
+    trainer = Trainer(config, splits, run, device)
+    trainer.fit(quiet, watch)
+    return run
+
+
+class Trainer:
+    """A run in progress: the data on its device, the model, its optimizer and the step that joins them."""
+
+    def __init__(self, config: Config, splits: Splits, run: Run, device: torch.device) -> None:
+        self.config, self.run, self.device = config, run, device
+        train = config.train
+        settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
+        if None in settled:
+            raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
+        self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
+        self.batches = Batches(splits.train.images, device, config.data.keep_on)
+        self.held_out = splits.test or splits.val
+        self.shape, self.steps = splits.train.shape, len(splits.train) // self.batch_size
+        self.standardize, space = _fitted(config, run, self.batches, self.shape, device)
+        self.model = _seeded_model(config, self.shape, space).to(device)
+        self.model.precision = pick_precision(train.precision, device)
+        graph = pick_engine(train.engine, device) == "graph"
+        self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
+        self.step = checkpoint.restore(run, self.model, self.optimizer)
+        self.stepper = (Graph if graph else Plain)(self.model, self.standardize, config, self.optimizer)
+        self._stopped_by = 0
+
+    def fit(self, quiet: bool, watch: Watch | None) -> None:
+        """Train to the last epoch; on a signal, save and raise `Interrupted`."""
+        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)} if _main_thread() else {}
+        try:
+            with Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet) as journal:
+                while self.step < self.epochs * self.steps:
+                    self._epoch(journal)
+                    epoch = self.step // self.steps
+                    if epoch == self.epochs or epoch % self.probe_every == 0:
+                        self._signals(journal, epoch, watch)
+            self._finish()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _epoch(self, journal: Journal) -> None:
+        """The rest of the current epoch, from whatever step it is at."""
+        epoch = self.step // self.steps
+        order = self._order(epoch)
+        self.model.train()
+        began, since = time.monotonic(), 0
+        for position in range(self.step % self.steps, self.steps):
+            lr = self._rate(epoch, position)
+            self.stepper(self.inputs(epoch, position, order, lr))
+            self.step, since = self.step + 1, since + 1
+            if self.step % self.log_every == 0 or position == self.steps - 1 or self._stopped_by:
+                values, bad = self.stepper.tally.read()
+                if bad >= 0:
+                    self._stop_on_bad(self.step - since + bad)
+                now = time.monotonic()
+                speed, began = since * self.batch_size / max(now - began, 1e-9), now
+                line = {"epoch": self.step / self.steps, "step": self.step, **values, "lr": lr, "images_per_second": speed}
+                journal.write(**line)
+                journal.show(line, self.step)
+                since = 0
+            if self._stopped_by:
+                self._save()
+                raise Interrupted(self.run.path, self._stopped_by)
+        if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == self.epochs:
+            self._save()
+
+    def inputs(self, epoch: int, position: int, order: Tensor, lr: float = 0.0) -> Inputs:
+        """Everything step `position` of an epoch consumes: a function of the seed, the epoch and the position alone."""
+        number = stream(self.config.train.seed, epoch, position)
+        generator = torch.Generator(self.device).manual_seed(number)
+        index = order[position * self.batch_size : (position + 1) * self.batch_size]
+        _, height, width = self.shape
+        boxes = draw_boxes(len(index), height, width, self.config.augment, generator, self.device)
+        ratio = masking.draw_ratio(self.config.masking, random.Random(number))
+        return Inputs(self.batches.take(index), boxes, draw_mask(self.model, len(index), ratio, generator), lr)
+
+    def _order(self, epoch: int) -> Tensor:
+        generator = torch.Generator(self.device).manual_seed(stream(self.config.train.seed, epoch, -1))
+        return torch.randperm(len(self.batches), generator=generator, device=self.device)
+
+    def _rate(self, epoch: int, position: int) -> float:
+        optim, at = self.config.optim, epoch + (position + 1) / self.steps
+        # The released schedule steps once an epoch, so it is asked for the epoch that is running.
+        at = epoch if optim.schedule == "released" else at
+        peak = optim.base_lr * self.batch_size / 256
+        warmup = optim.warmup_epochs if optim.warmup_steps is None else optim.warmup_steps / self.steps
+        return peak * rate(optim.schedule, at, self.epochs, warmup or 0.0)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._stopped_by = number
+
+    def _save(self) -> None:
+        epoch, position = divmod(self.step, self.steps)
+        name = f"epoch_{epoch:04d}" + (f"_step_{position:06d}" if position else "")
+        state = {"epoch": epoch, "step": self.step}
+        checkpoint.save(self.run, self.model, self.optimizer, name, state, self.config.train.keep)
+
+    def _signals(self, journal: Journal, epoch: int, watch: Watch | None) -> None:
+        """Label-free signals on held-out images, and whatever `watch` measures."""
+        self.model.eval()
+        values = hidden_r2(self.model, self.standardize, self._held_out_batches(), self.config.train.seed)
+        if watch:
+            values |= watch(self.model.encoder, self.standardize, self.device)
+        journal.write(epoch=float(epoch), step=self.step, **values)
+        self.run.add_results(pretrain={"epoch": epoch, **values})
+
+    def _held_out_batches(self) -> Batches:
+        return self.batches if self.held_out is None else Batches(self.held_out.images, self.device)
+
+    def _finish(self) -> None:
+        self.model.eval()
+        save_samples(self.run, self.model, self.standardize, self._held_out_batches(), self.config.train.seed)
+
+    def _stop_on_bad(self, step: int) -> None:
+        """Repeat the draw of the first non-finite step, which its number determines, and save it for inspection."""
+        epoch, position = divmod(step, self.steps)
+        order = self._order(epoch)
+        inputs = self.inputs(epoch, position, order)
+        index = order[position * self.batch_size : (position + 1) * self.batch_size]
+        images = self.standardize(inputs.images)
+        finite = images.flatten(1).isfinite().all(1)
+        tensors = {"images": inputs.images, "index": index, "noise": inputs.draw.noise, "ratio": inputs.draw.ratio}
+        tensors |= {"hidden": _hidden(self.model, inputs), "finite_images": finite}
+        path = self.run.path / f"failure_step_{step:08d}.safetensors"
+        write_whole(path, lambda temporary: save_file({k: v.contiguous().cpu() for k, v in tensors.items()}, temporary))
+        cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"
+        raise UserError(
+            f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
+            f"{str(path)!r}; the last checkpoint is intact; a lower optim.base_lr or an optim.clip_norm may help"
+        )
+
+
+def stream(seed: int, epoch: int, position: int) -> int:
+    """A 63-bit seed for one step of one epoch; neighbouring steps share nothing."""
+    digest = blake2b(f"{seed}/{epoch}/{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _open(config: Config, splits: Splits, out: Path | str, resume: bool, device: torch.device) -> Run:
+    """A new run folder, or the old one if resuming and its settings are the same."""
+    environment = describe_environment(splits, device)
+    if not resume:
+        return create_run(out, config, environment)
+    run = Run(out)
+    for section in dataclasses.fields(config):
+        saved, given = getattr(run.config, section.name), getattr(config, section.name)
+        for key in dataclasses.fields(saved):
+            old, new = getattr(saved, key.name), getattr(given, key.name)
+            free = f"{section.name}.{key.name}" in ("train.log_every", "train.keep", "train.device", "data.root")
+            if old != new and not free:
+                raise UserError(f"{section.name}.{key.name} must stay {old!r} when a run is resumed, got {new!r}")
+    if run.environment["data"] != environment["data"]:
+        raise UserError(f"data must be what the run began with, {run.environment['data']}, got {environment['data']}")
+    write_json(run.path / "config.json", to_dict(config))
+    return run
+
+
+def _fitted(
+    config: Config, run: Run, batches: Batches, shape: tuple[int, int, int], device: torch.device
+) -> tuple[Standardize, Space]:
+    """Statistics and space, from the run folder if they are there, else fitted and saved."""
+    path = run.path / "fitted.safetensors"
+    space = build_space(config.space.name, shape).to(device)
+    if path.exists():
+        checkpoint.load_into(space, path, prefix="space.")
+        return checkpoint.load_standardize(run).to(device), space
+    standardize = fit_standardize(batches, config.data.standardize).to(device)
+    space.fit(standardize(batch) for batch in batches.passes(2048))
+    tensors = {f"standardize.{k}": v for k, v in standardize.state_dict().items()}
+    tensors |= {f"space.{k}": v for k, v in space.state_dict().items()}
+    write_whole(path, lambda temporary: save_file({k: v.contiguous() for k, v in tensors.items()}, temporary))
+    return standardize, space
+
+
+def _seeded_model(config: Config, shape: tuple[int, int, int], space: Space) -> MaskedAutoencoder:
+    """Initial weights that depend on the seed alone, leaving the caller's random state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.train.seed)
+        return build_method(config, shape, space)
+
+
+def _hidden(model: MaskedAutoencoder, inputs: Inputs) -> Tensor:
+    if model.config.space.name == "pixels":
+        return masking.hide_patches(inputs.draw.noise, inputs.draw.visible).hidden
+    return masking.hide_components(inputs.draw.noise, model.space.share, inputs.draw.ratio, model.config.masking.prefix)
+
+
+def _main_thread() -> bool:
+    import threading
+
+    return threading.current_thread() is threading.main_thread()

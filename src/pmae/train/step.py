@@ -1,0 +1,153 @@
+"""One optimization step, in two engines: `Plain`, the readable reference, and `Graph`, compiled and replayed.
+
+Everything random comes in as arguments and everything measured stays on the device, so neither engine waits for it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pmae.config import Config, OptimConfig
+from pmae.data.augment import Boxes, Standardize, crop
+from pmae.method import Draw, MaskedAutoencoder
+
+WARM_STEPS = 3
+
+
+class Inputs(NamedTuple):
+    """All that a step consumes: raw images, crop boxes, mask noise and the rate."""
+
+    images: Tensor
+    boxes: Boxes
+    draw: Draw
+    lr: float
+
+
+class Tally:
+    """Sums over steps, on the device: loss, hidden error, energy and share, and the first non-finite step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(4, device=device, dtype=torch.float64)
+        self.steps = torch.zeros((), device=device, dtype=torch.int64)
+        self.bad_step = torch.full((), -1, device=device, dtype=torch.int64)
+
+    def add(self, values: Tensor) -> None:
+        """Count a step's (loss, error, energy, share)."""
+        bad = ~torch.isfinite(values).all() & (self.bad_step < 0)
+        self.bad_step.copy_(torch.where(bad, self.steps, self.bad_step))
+        self.sums.add_(values)
+        self.steps.add_(1)
+
+    def read(self) -> tuple[dict[str, float], int]:
+        """Means since the last reading, and the first bad step (counted from the last reading; -1 if none). Waits."""
+        loss, error, energy, share = self.sums.tolist()
+        steps, bad = int(self.steps), int(self.bad_step)
+        self.sums.zero_(), self.steps.zero_(), self.bad_step.fill_(-1)
+        r2 = 1 - error / energy if energy > 0 else float("nan")
+        return {"loss": loss / steps, "r2": r2, "masked_share": share / steps}, bad
+
+
+class Plain:
+    """Eager forward, backward, clip and update."""
+
+    def __init__(
+        self, model: MaskedAutoencoder, standardize: Standardize, config: Config, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.model, self.standardize, self.config, self.optimizer = model, standardize, config, optimizer
+        self.tally = Tally(standardize.mean.device)
+        self._trainable = [p for p in model.parameters() if p.requires_grad]
+
+    def __call__(self, inputs: Inputs) -> None:
+        """Take one step."""
+        self._set_rate(inputs.lr)
+        self._step(inputs.images, inputs.boxes, inputs.draw, self.measure)
+
+    def measure(self, images: Tensor, boxes: Boxes, draw: Draw) -> tuple[Tensor, Tensor]:
+        """The loss, and (loss, error, energy, share) summed up for the tally."""
+        x = self.standardize(crop(images, boxes, self.config.augment.interpolation))
+        outcome = self.model(x, draw)
+        values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.share.mean()])
+        return outcome.loss, values.detach()
+
+    def _step(self, images: Tensor, boxes: Boxes, draw: Draw, measure: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        loss, values = measure(images, boxes, draw)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.config.optim.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._trainable, self.config.optim.clip_norm, foreach=True)
+        self.optimizer.step()
+        self.tally.add(values)
+
+    def _set_rate(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+
+class Graph(Plain):
+    """The same step, compiled, then captured once in a CUDA graph and replayed from fixed buffers.
+
+    The first steps run outside the graph, as capture needs warmed-up kernels. With a random ratio an MAE has as many
+    shapes as it can have visible patches, so graphs are kept by that number.
+    """
+
+    def __init__(
+        self, model: MaskedAutoencoder, standardize: Standardize, config: Config, optimizer: torch.optim.Optimizer
+    ) -> None:
+        super().__init__(model, standardize, config, optimizer)
+        self._compiled = torch.compile(self.measure, dynamic=False)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._warm: dict[int, int] = {}
+        self._buffers: Inputs | None = None
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, inputs: Inputs) -> None:
+        self._set_rate(inputs.lr)
+        buffers, visible = self._fill(inputs), inputs.draw.visible
+        draw = buffers.draw._replace(visible=visible)
+        if visible in self._graphs:
+            self._graphs[visible].replay()
+            return
+        if self._warm.get(visible, 0) < WARM_STEPS:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._step(buffers.images, buffers.boxes, draw, self._compiled)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._warm[visible] = self._warm.get(visible, 0) + 1
+            return
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(buffers.images, buffers.boxes, draw, self._compiled)
+        self._graphs[visible] = graph
+        graph.replay()
+
+    def _fill(self, inputs: Inputs) -> Inputs:
+        """Copy this step's inputs into the buffers that the graph reads."""
+        if self._buffers is None:
+            clone = Boxes(*(t.clone() for t in inputs.boxes))
+            draw = inputs.draw._replace(noise=inputs.draw.noise.clone(), ratio=inputs.draw.ratio.clone())
+            self._buffers = Inputs(inputs.images.clone(), clone, draw, inputs.lr)
+        into = (self._buffers.images, *self._buffers.boxes, self._buffers.draw.noise, self._buffers.draw.ratio)
+        out_of = (inputs.images, *inputs.boxes, inputs.draw.noise, inputs.draw.ratio)
+        for target, source in zip(into, out_of, strict=True):
+            target.copy_(source)
+        return self._buffers
+
+    def _set_rate(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(lr)
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> torch.optim.AdamW:
+    """AdamW with decay on matrices alone; under a graph the rate is a tensor and the step count lives on the device."""
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_matrix = parameter.ndim >= 2 and not name.endswith("token")
+            (decayed if is_matrix else plain).append(parameter)
+    device = decayed[0].device
+    rate = torch.zeros((), device=device) if on_graph else 0.0
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=config.betas, fused=True, capturable=on_graph)
