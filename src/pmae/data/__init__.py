@@ -1,0 +1,1 @@
+"""Images: readers of formats, named sets, augmentation and batches."""

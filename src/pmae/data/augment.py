@@ -1,0 +1,112 @@
+"""Random resized crop, flip and standardization of a whole batch on its device, as two small matrix products per image.
+
+A crop resized back to full size is separable: `rows @ image @ columns^T`, where the two weight matrices depend on the
+box alone, so one batched product replaces a loop over images and works the same eagerly, compiled or in a CUDA graph.
+All randomness arrives as a `Boxes` argument.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pmae.config import AugmentConfig
+
+ASPECT = (3 / 4, 4 / 3)
+ATTEMPTS = 10
+
+
+class Boxes(NamedTuple):
+    """One crop per image, in pixels, and whether to mirror it; each (B,)."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    flip: Tensor
+
+
+def draw_boxes(
+    count: int, height: int, width: int, config: AugmentConfig, generator: torch.Generator, device: torch.device
+) -> Boxes:
+    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits."""
+    noise = torch.rand(count, 2 * ATTEMPTS + 3, generator=generator, device=device)
+    flip = (noise[:, -1] < 0.5) if config.flip else torch.zeros(count, dtype=torch.bool, device=device)
+    if not config.crop:
+        zero = torch.zeros(count, device=device)
+        return Boxes(zero, zero, zero + height, zero + width, flip)
+    low, high = config.crop_scale
+    area = height * width * (low + (high - low) * noise[:, :ATTEMPTS])
+    bounds = torch.tensor(ASPECT, device=device).log()
+    aspect = (bounds[0] + (bounds[1] - bounds[0]) * noise[:, ATTEMPTS : 2 * ATTEMPTS]).exp()
+    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+    w, h = _first_that_fits(w, h, height, width)
+    top = (noise[:, -3] * (height - h + 1)).floor().clamp(max=height - 1)
+    left = (noise[:, -2] * (width - w + 1)).floor().clamp(max=width - 1)
+    return Boxes(top, left, h, w, flip)
+
+
+def _first_that_fits(w: Tensor, h: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """The first attempt inside the image; where none is, the largest box of an allowed aspect."""
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.to(torch.int32).argmax(1, keepdim=True)
+    aspect = min(max(width / height, ASPECT[0]), ASPECT[1])
+    fallback_w = min(width, round(height * aspect))
+    fallback_h = min(height, round(width / aspect))
+    none = ~fits.any(1)
+    return (
+        torch.where(none, float(fallback_w), w.gather(1, first).squeeze(1)),
+        torch.where(none, float(fallback_h), h.gather(1, first).squeeze(1)),
+    )
+
+
+def crop(images: Tensor, boxes: Boxes, interpolation: Literal["bicubic", "bilinear"] = "bicubic") -> Tensor:
+    """Cut each image to its box, resize it to the full size with antialiasing and mirror where asked: float32."""
+    height, width = images.shape[-2:]
+    rows = _weights(boxes.top, boxes.height, height, interpolation)
+    columns = _weights(boxes.left, boxes.width, width, interpolation)
+    columns = torch.where(boxes.flip[:, None, None], columns.flip(1), columns)
+    return rows[:, None] @ images.float() @ columns.transpose(1, 2)[:, None]
+
+
+def _weights(start: Tensor, length: Tensor, size: int, interpolation: str) -> Tensor:
+    """(B, size, size): row i holds the weights that make output pixel i out of the input pixels of the box."""
+    pixel = torch.arange(size, device=start.device, dtype=torch.float32)
+    start, length = start[:, None, None], length[:, None, None]
+    step = length / size
+    centre = start + step * (pixel[None, :, None] + 0.5)
+    stretch = step.clamp(min=1.0)
+    distance = ((pixel[None, None, :] + 0.5 - centre) / stretch).abs()
+    inside = (pixel >= start) & (pixel < start + length)
+    weight = torch.where(inside, (_cubic if interpolation == "bicubic" else _triangle)(distance), 0.0)
+    return weight / weight.sum(2, keepdim=True)
+
+
+def _cubic(d: Tensor) -> Tensor:
+    """Keys' cubic kernel with a = -1/2, the one that antialiased resizing uses."""
+    near = (1.5 * d - 2.5) * d * d + 1
+    far = ((-0.5 * d + 2.5) * d - 4) * d + 2
+    return torch.where(d < 1, near, torch.where(d < 2, far, 0.0))
+
+
+def _triangle(d: Tensor) -> Tensor:
+    return (1 - d).clamp(min=0.0)
+
+
+class Standardize(nn.Module):
+    """Subtract the training mean and divide by the training deviation; both are buffers and travel with checkpoints."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("std", std.float())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images.float() - self.mean) / self.std
+
+    def invert(self, images: Tensor) -> Tensor:
+        """Back to the units of the data."""
+        return images * self.std + self.mean

@@ -1,0 +1,70 @@
+"""Images held on the device when they fit, else on the host; statistics and passes over them in fixed order."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmae.data.augment import Standardize
+from pmae.data.images import as_tensor
+from pmae.errors import UserError
+
+
+class Batches:
+    """Indexed access to images in batches on one device, without a host sync when they are resident."""
+
+    def __init__(self, images: np.ndarray, device: torch.device, keep_on: Literal["auto", "device", "host"] = "auto"):
+        self.device = device
+        self.resident = device.type == "cpu" or _belongs_on_device(images.nbytes, device, keep_on)
+        self._array = images
+        self._images = as_tensor(images).to(device) if self.resident and not isinstance(images, np.memmap) else None
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def take(self, index: Tensor) -> Tensor:
+        """The images at `index`, on the device, in their own dtype."""
+        if self._images is not None:
+            return self._images[index]
+        rows = as_tensor(self._array[index.cpu().numpy()])
+        if self.device.type == "cpu":
+            return rows
+        return rows.pin_memory().to(self.device, non_blocking=True)
+
+    def passes(self, size: int = 1024) -> Iterator[Tensor]:
+        """All images once, in order."""
+        for start in range(0, len(self), size):
+            yield self.take(torch.arange(start, min(start + size, len(self)), device=self.device))
+
+
+def _belongs_on_device(need: int, device: torch.device, keep_on: str) -> bool:
+    if keep_on != "auto":
+        return keep_on == "device"
+    free, _ = torch.cuda.mem_get_info(device)
+    return need <= free // 2
+
+
+def fit_standardize(batches: Batches, per: Literal["channel", "pixel"]) -> Standardize:
+    """Mean and deviation of the training images, accumulated in float64 in one pass."""
+    axes = (0, 2, 3) if per == "channel" else (0,)
+    count, total, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    shift: Tensor | None = None
+    for batch in batches.passes():
+        x = batch.to(torch.float64)
+        # Sums about the first batch's mean, so that 16-bit data with a large offset loses no digits.
+        shift = x.mean(axes, keepdim=True) if shift is None else shift
+        x = x - shift
+        count += x.numel() // x.mean(axes).numel()
+        total, squares = total.to(x.device) + x.sum(axes, keepdim=True), squares.to(x.device) + x.square().sum(axes, keepdim=True)
+    if shift is None:
+        raise UserError("data must be at least one image, got none")
+    mean = total / count
+    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    if not bool(torch.isfinite(mean).all()):
+        raise UserError("data must be finite numbers, got NaN or infinity in the training images")
+    # A constant channel or pixel carries nothing: dividing by 1 leaves it at 0.
+    floor = 1e-6 * std.max().clamp(min=1e-30)
+    std = torch.where(std > floor, std, torch.ones_like(std))
+    return Standardize((shift + mean)[0], std[0])

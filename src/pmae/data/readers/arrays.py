@@ -1,0 +1,142 @@
+"""Arrays and tensors, in memory or in .npy and .npz files."""
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from pmae.data.images import ImageSet, Splits
+from pmae.data.readers.memory import require_room
+from pmae.errors import UserError, require
+
+Layout = Literal["auto", "NHWC", "NCHW"]
+
+
+def from_arrays(
+    images: np.ndarray | Tensor, labels: np.ndarray | Tensor | Sequence[int] | None = None, layout: Layout = "auto"
+) -> ImageSet:
+    """Images of shape (N, H, W), (N, H, W, C) or (N, C, H, W), with one class number each if there are labels."""
+    numbers, classes = number_classes([labels])
+    return ImageSet(channels_first(_as_numpy(images), layout), numbers[0], classes)
+
+
+def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
+    """The same values as (N, C, H, W): contiguous in memory, or still a view of the file when memory-mapped."""
+    rule = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), with nothing empty"
+    require(images.ndim in (3, 4) and images.size > 0, "images", rule, images.shape)
+    if images.ndim == 3:
+        images = images[:, None]
+    elif _channels_last(images.shape, layout):
+        images = images.transpose(0, 3, 1, 2)
+    if not images.dtype.isnative:
+        # Another byte order is the same number; torch takes only the machine's own.
+        images = images.astype(images.dtype.newbyteorder("="))
+    return images if isinstance(images, np.memmap) else np.ascontiguousarray(images)
+
+
+def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
+    if layout != "auto":
+        return layout == "NHWC"
+    if shape[1] == shape[3]:
+        raise UserError(
+            f"data.layout must be NHWC or NCHW for images of shape {shape}: "
+            f"axis 1 and the last axis are both {shape[1]}, so either could be the channels"
+        )
+    return shape[3] < shape[1]
+
+
+def _as_numpy(values: Any) -> np.ndarray:
+    """Any array or tensor as NumPy's, without a copy where there need be none."""
+    try:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asanyarray(values)
+    except (TypeError, ValueError) as error:
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise UserError(f"arrays must be of a kind that NumPy holds, got {kind}: {error}") from error
+
+
+def number_classes(labels: Sequence[Any]) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
+    """Integer labels of several splits as int64 0..K-1, numbered together, and the name of each class."""
+    columns = [None if values is None else _one_per_image(_as_numpy(values)) for values in labels]
+    # Python integers, because NumPy would meet int64 and uint64 halfway, in floats.
+    known = sorted(set().union(*(np.unique(column).tolist() for column in columns if column is not None)))
+    number = {value: index for index, value in enumerate(known)}
+    return [None if column is None else _renumber(column, number) for column in columns], tuple(map(str, known))
+
+
+def _renumber(column: np.ndarray, number: dict[int, int]) -> np.ndarray:
+    values, inverse = np.unique(column, return_inverse=True)
+    return np.array([number[value] for value in values.tolist()], dtype=np.int64)[inverse]
+
+
+def _one_per_image(labels: np.ndarray) -> np.ndarray:
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        raise UserError(f"labels must be one class per image, got several per image (shape {labels.shape})")
+    require(labels.dtype.kind in "biu", "labels", "whole numbers", labels.dtype)
+    require(labels.ndim in (1, 2), "labels", "of shape (N,) or (N, 1)", labels.shape)
+    return labels.reshape(len(labels))
+
+
+def read_npy(path: Path, layout: Layout = "auto") -> Splits:
+    """One array of images, memory-mapped: it may be larger than memory."""
+    with _plain_numbers_only(path):
+        images = np.load(path, mmap_mode="r", allow_pickle=False)
+    require(isinstance(images, np.ndarray), "data.source", "a .npy file of one array", str(path))
+    return Splits(path.stem, from_arrays(images, None, layout), notes=("no labels and no held-out images in the file",))
+
+
+def read_npz(path: Path, layout: Layout = "auto") -> Splits:
+    """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*."""
+    arrays = _npz_arrays(path)
+    train = "train_" if "train_images" in arrays else ""
+    if f"{train}images" not in arrays:
+        found = ", ".join(arrays) or "neither"
+        raise UserError(f"data.source: {path} must hold the key 'train_images' or 'images', got {found}")
+    prefixes = {"train": train, "val": "val_", "test": "test_"}
+    present = {split: prefix for split, prefix in prefixes.items() if f"{prefix}images" in arrays}
+    numbers, classes = number_classes([arrays.get(f"{prefix}labels") for prefix in present.values()])
+    sets = {}
+    for (split, prefix), labels in zip(present.items(), numbers, strict=True):
+        # Taken out one by one, so that at most one split is held in both axis orders.
+        images = channels_first(arrays.pop(f"{prefix}images"), layout)
+        sets[split] = ImageSet(images, labels, classes if labels is not None else ())
+    _require_alike(sets, path)
+    return Splits(path.stem, sets["train"], sets.get("val"), sets.get("test"))
+
+
+def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
+    with _plain_numbers_only(path):
+        with zipfile.ZipFile(path) as archive:
+            require_room(sum(member.file_size for member in archive.infolist()), str(path))
+        with np.load(path, allow_pickle=False) as archive:
+            keys = [key for key in archive.files if key.endswith(("images", "labels"))]
+            return {key: archive[key] for key in keys}
+
+
+def _require_alike(sets: dict[str, ImageSet], path: Path) -> None:
+    train = sets["train"]
+    for split, images in sets.items():
+        if images.shape != train.shape or images.images.dtype != train.images.dtype:
+            raise UserError(
+                f"data.source: {path} must hold images alike in all splits, got train {train.shape} "
+                f"{train.images.dtype} and {split} {images.shape} {images.images.dtype}"
+            )
+
+
+@contextmanager
+def _plain_numbers_only(path: Path) -> Iterator[None]:
+    """Whatever NumPy says of a broken file or of pickled objects, as one sentence with the file's name."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        if "pickle" in str(error) or "object" in str(error).lower():
+            reason = "it holds pickled Python objects, which are refused because reading them can run code"
+        else:
+            reason = str(error)
+        raise UserError(f"data.source: {path} cannot be read as arrays of numbers: {reason}") from error

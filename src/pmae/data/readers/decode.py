@@ -1,0 +1,82 @@
+"""One image file as an array, in the depth it was saved in."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from pmae.config import DataConfig
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+# Only these decoders may run, whatever a file claims to be.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
+# Grey of more than 8 bits, which Pillow can hold but hardly convert.
+DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+# Modes that are a way of writing another one.
+_PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
+
+
+def decode(path: Path, config: DataConfig) -> np.ndarray:
+    """(C, H, W) pixels, converted and resized as the settings ask; raises whatever a broken file makes Pillow raise."""
+    with Image.open(path, formats=FORMATS) as image:
+        raw_mode = _raw_mode(image)
+        _refuse_losses(image, raw_mode)
+        image.load()
+        if image.mode in DEEP_MODES:
+            return _decode_deep(np.asarray(image), raw_mode, config)
+        return _decode_bytes(image, config)
+
+
+def _raw_mode(image: Image.Image) -> str:
+    """How the pixels lie in the file; it tells depths that Pillow's own mode hides."""
+    tiles = getattr(image, "tile", None)
+    arguments = tiles[0][3] if tiles else ""
+    first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+    return first if isinstance(first, str) else ""
+
+
+def _refuse_losses(image: Image.Image, raw_mode: str) -> None:
+    # A BMP of 16 bits a pixel ("BGR;16") has 5 or 6 a channel, which 8 hold.
+    if ";16" in raw_mode and image.mode not in DEEP_MODES and not raw_mode.startswith("BGR"):
+        raise ValueError("16-bit colour, which would be cut to 8 bits; save it in a .npy file")
+    # A photo with an embedded preview counts as two frames; that one loses nothing.
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+        raise ValueError(f"{getattr(image, 'n_frames', 1)} pages in one file; save each as a file of its own")
+
+
+def _decode_bytes(image: Image.Image, config: DataConfig) -> np.ndarray:
+    mode = {1: "L", 3: "RGB", None: _PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
+    plain = image if image.mode == mode else image.convert(mode)
+    if config.resize is not None:
+        plain = plain.resize((config.resize, config.resize), Image.Resampling.BICUBIC)
+    pixels = np.asarray(plain)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _decode_deep(pixels: np.ndarray, raw_mode: str, config: DataConfig) -> np.ndarray:
+    """Grey images of 16 bits or of floats."""
+    pixels = _narrow(pixels, signed="16" in raw_mode and raw_mode.endswith("S"))
+    if config.resize is not None:
+        pixels = _resize_deep(pixels, config.resize)
+    return np.repeat(pixels[None], config.channels or 1, axis=0)
+
+
+def _narrow(pixels: np.ndarray, signed: bool) -> np.ndarray:
+    """Pillow's 32-bit integers as the 16 bits they came from."""
+    if pixels.dtype.kind == "f":
+        return pixels
+    kind = np.iinfo(np.int16 if signed else np.uint16)
+    if pixels.min() < kind.min or pixels.max() > kind.max:
+        raise ValueError(f"values from {pixels.min()} to {pixels.max()} need more than 16 bits; save it in a .npy file")
+    return pixels.astype(kind.dtype)
+
+
+def _resize_deep(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Bicubic in floats and back; the cubic kernel overshoots, so whole numbers are clipped to their range."""
+    resized = Image.fromarray(pixels.astype(np.float32)).resize((side, side), Image.Resampling.BICUBIC)
+    result = np.asarray(resized)
+    if pixels.dtype.kind == "f":
+        return result
+    limits = np.iinfo(pixels.dtype)
+    clipped: np.ndarray = np.clip(np.rint(result), limits.min, limits.max).astype(pixels.dtype)
+    return clipped

@@ -1,0 +1,140 @@
+"""Many image files as the splits of one data set: all decoded once, in threads, broken ones listed and skipped."""
+
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pmae.config import DataConfig
+from pmae.data.images import DTYPES, ImageSet, Splits
+from pmae.data.readers.decode import decode
+from pmae.data.readers.memory import require_room
+from pmae.errors import UserError
+
+SPLITS = ("train", "val", "test")
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file, the name it goes by, and where it belongs."""
+
+    path: Path
+    name: str
+    split: str = "train"
+    label: int | None = None
+
+
+def read_files(
+    name: str, files: Sequence[ImageFile], classes: tuple[str, ...], config: DataConfig, notes: tuple[str, ...] = ()
+) -> Splits:
+    """Decode the files into one array and hand out its parts, split by split."""
+    files = sorted(files, key=lambda file: SPLITS.index(file.split))
+    images, failures = _decode_all(files, config)
+    if failures:
+        kept = [i for i in range(len(files)) if i not in failures]
+        # Moved up in place: a second array might be more than memory holds.
+        for new, old in enumerate(kept):
+            images[new] = images[old]
+        images, files = images[: len(kept)], [files[i] for i in kept]
+        notes = (*notes, _warn_of(list(failures.values())))
+    sets = {split: _part(split, files, images, classes) for split in SPLITS}
+    if sets["train"] is None:
+        raise UserError(f"data.source {name!r} must have at least one readable training image, got none")
+    return Splits(name, sets["train"], sets["val"], sets["test"], notes)
+
+
+def _part(split: str, files: Sequence[ImageFile], images: np.ndarray, classes: tuple[str, ...]) -> ImageSet | None:
+    here = [i for i, file in enumerate(files) if file.split == split]
+    if not here:
+        return None
+    # Files are sorted by split, so a slice (a view, not a copy) holds exactly this one.
+    part, pixels = files[here[0] : here[-1] + 1], images[here[0] : here[-1] + 1]
+    labels = [file.label for file in part if file.label is not None]
+    return ImageSet(pixels, np.array(labels, np.int64) if labels else None, classes, tuple(file.name for file in part))
+
+
+def _decode_all(files: Sequence[ImageFile], config: DataConfig) -> tuple[np.ndarray, dict[int, str]]:
+    """All images in file order, and the files that could not be read, by position; their rows hold nothing."""
+    first, reference = _first_readable(files, config)
+    size = f"{len(files):,} images of {_size(reference)} pixels"
+    require_room(len(files) * reference.nbytes, size)
+    images = np.zeros((len(files), *reference.shape), reference.dtype)
+
+    def fill(position: int) -> str | None:
+        pixels = _try_decode(files[position], config)
+        if isinstance(pixels, str):
+            return pixels
+        _require_alike(first.name, reference, files[position].name, pixels)
+        images[position] = pixels
+        return None
+
+    failures: dict[int, str] = {}
+    with ThreadPoolExecutor() as pool:
+        for position, failure in enumerate(pool.map(fill, range(len(files)))):
+            if failure is not None:
+                failures[position] = failure
+                _refuse_too_many(list(failures.values()), config)
+    return images, failures
+
+
+def _first_readable(files: Sequence[ImageFile], config: DataConfig) -> tuple[ImageFile, np.ndarray]:
+    failures: list[str] = []
+    for file in files:
+        pixels = _try_decode(file, config)
+        if not isinstance(pixels, str):
+            return file, pixels
+        failures.append(pixels)
+        _refuse_too_many(failures, config)
+    raise UserError(f"data.source must have at least one readable image, got none: {_listed(failures)}")
+
+
+def _try_decode(file: ImageFile, config: DataConfig) -> np.ndarray | str:
+    """The pixels, or the file's name and what is wrong with it."""
+    try:
+        pixels = decode(file.path, config)
+        return pixels if pixels.dtype.name in DTYPES else f"{file.name!r} (unsupported depth {pixels.dtype})"
+    # Pillow's decoders raise whatever a broken file trips over (OSError, SyntaxError, struct.error, ...), so all
+    # of them count; a decompression bomb is among them.
+    except Exception as error:
+        return f"{file.name!r} ({type(error).__name__}: {_one_line(error, file)})"
+
+
+def _one_line(error: Exception, file: ImageFile) -> str:
+    return " ".join(str(error).replace(repr(str(file.path)), "the file").split())
+
+
+def _require_alike(first_name: str, first: np.ndarray, name: str, pixels: np.ndarray) -> None:
+    """Name two files that differ, and the setting that would make them alike."""
+    if first.shape == pixels.shape and first.dtype == pixels.dtype:
+        return
+    if first.shape[1:] != pixels.shape[1:]:
+        setting, one, other = "data.resize must be given when sizes differ", _size(first), _size(pixels)
+    elif first.shape[0] != pixels.shape[0]:
+        setting = "data.channels must be given when channels differ"
+        one, other = f"{first.shape[0]}-channel", f"{pixels.shape[0]}-channel"
+    else:
+        setting, one, other = "images must be saved in one depth", str(first.dtype), str(pixels.dtype)
+    raise UserError(f"{setting}: {first_name!r} is {one} and {name!r} is {other}")
+
+
+def _size(pixels: np.ndarray) -> str:
+    return f"{pixels.shape[2]}x{pixels.shape[1]}"
+
+
+def _refuse_too_many(failures: list[str], config: DataConfig) -> None:
+    if len(failures) > config.max_unreadable:
+        cap = config.max_unreadable
+        raise UserError(f"data.max_unreadable is {cap}, and more files than that cannot be read: {_listed(failures)}")
+
+
+def _warn_of(failures: list[str]) -> str:
+    warnings.warn(f"skipped {len(failures)} unreadable files: {_listed(failures)}", stacklevel=3)
+    return f"skipped {len(failures)} unreadable files: {', '.join(failures)}"
+
+
+def _listed(failures: list[str]) -> str:
+    return ", ".join(failures[:SHOWN]) + (", ..." if len(failures) > SHOWN else "")

@@ -1,0 +1,171 @@
+"""Arrays in memory, .npy and .npz files, against NumPy's own transposes and files written here."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pmae.config import DataConfig
+from pmae.data.datasets import load
+from pmae.data.images import DTYPES
+from pmae.data.readers import arrays, memory
+from pmae.data.readers.arrays import from_arrays
+from pmae.errors import UserError
+
+SIDES = st.integers(1, 7)
+LABEL_KINDS = ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64"]
+
+
+def random_images(shape: tuple[int, ...], dtype: str = "uint8", seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).random(shape) * 250).astype(dtype)
+
+
+@given(st.integers(1, 4), SIDES, SIDES, SIDES, st.sampled_from(DTYPES), st.booleans())
+def test_values_and_dtype_survive_every_layout(n: int, c: int, h: int, w: int, dtype: str, as_torch: bool) -> None:
+    images = random_images((n, c, h, w), dtype)
+    last = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+    given_first = torch.from_numpy(images) if as_torch else images
+    given_last = torch.from_numpy(last) if as_torch else last
+    for result in (from_arrays(given_first, layout="NCHW"), from_arrays(given_last, layout="NHWC")):
+        assert result.images.dtype == dtype
+        assert result.shape == (c, h, w)
+        np.testing.assert_array_equal(result.images, images)
+    grey = from_arrays(images[:, 0])
+    np.testing.assert_array_equal(grey.images, images[:, :1])
+
+
+@given(st.integers(1, 3), SIDES, SIDES, SIDES)
+def test_auto_takes_the_smaller_axis_and_refuses_a_tie(n: int, a: int, b: int, c: int) -> None:
+    images = random_images((n, a, b, c))
+    if a == c:
+        with pytest.raises(UserError, match=r"data.layout"):
+            from_arrays(images)
+    else:
+        expected = images if a < c else images.transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(from_arrays(images).images, expected)
+
+
+@given(st.sampled_from(LABEL_KINDS), st.lists(st.integers(0, 100), min_size=1, max_size=20), st.booleans())
+def test_labels_of_any_integer_kind_are_numbered_from_zero(kind: str, values: list[int], column: bool) -> None:
+    labels = np.array(values).astype(kind)
+    result = from_arrays(random_images((len(values), 2, 3)), labels[:, None] if column else labels)
+    assert result.labels is not None
+    assert result.labels.dtype == np.int64
+    np.testing.assert_array_equal(np.unique(result.labels), np.arange(len(np.unique(labels))))
+    assert [result.classes[i] for i in result.labels] == [str(value) for value in labels.tolist()]
+
+
+def test_another_byte_order_is_the_same_numbers() -> None:
+    images = random_images((2, 1, 4, 5), "uint16")
+    result = from_arrays(images.astype(">u2")).images
+    assert result.dtype.isnative
+    np.testing.assert_array_equal(result, images)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (np.zeros((4, 5)), None, "shape"),
+        (np.zeros((0, 5, 5)), None, "empty"),
+        (np.zeros((2, 5, 5), np.int64), None, "int64"),
+        (np.zeros((2, 5, 5), bool), None, "bool"),
+        (np.zeros((2, 5, 5), object), None, "dtype among"),
+        (torch.zeros((2, 5, 5), dtype=torch.bfloat16), None, "bfloat16"),
+        (np.zeros((2, 5, 5), np.uint8), np.zeros((2, 3), int), "one class per image"),
+        (np.zeros((2, 5, 5), np.uint8), np.zeros(2), "whole numbers"),
+        (np.zeros((2, 5, 5), np.uint8), np.zeros(3, int), "3 labels for 2 images"),
+        (np.zeros((2, 5, 5), np.uint8), np.zeros((2, 1, 1), int), "labels"),
+    ],
+)
+def test_what_cannot_be_images_or_labels_is_refused(images: Any, labels: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        from_arrays(images, labels)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_npy_is_memory_mapped_and_never_cast(tmp_path: Path, dtype: str) -> None:
+    images = random_images((5, 6, 7, 2), dtype)
+    np.save(tmp_path / "x.npy", images)
+    splits = load(DataConfig(source=str(tmp_path / "x.npy")))
+    assert isinstance(splits.train.images, np.memmap)
+    assert splits.train.images.dtype == dtype
+    np.testing.assert_array_equal(splits.train.images, images.transpose(0, 3, 1, 2))
+    assert splits.name == "x"
+    assert splits.test is None
+    assert splits.train.labels is None
+
+
+def test_npz_with_medmnist_keys(tmp_path: Path) -> None:
+    counts = {"train": 6, "val": 3, "test": 4}
+    labels = {"train": [5, 2, 2, 9, 5, 5], "val": [9, 9, 2], "test": [7, 5, 2, 9]}
+    saved = {f"{s}_images": random_images((n, 8, 8, 3), seed=n) for s, n in counts.items()}
+    saved |= {f"{s}_labels": np.array(v, np.uint8)[:, None] for s, v in labels.items()}
+    np.savez_compressed(tmp_path / "x.npz", **saved)
+    splits = load(DataConfig(source=str(tmp_path / "x.npz")))
+    for split, values in labels.items():
+        part = getattr(splits, split)
+        np.testing.assert_array_equal(part.images, saved[f"{split}_images"].transpose(0, 3, 1, 2))
+        # One numbering for all splits, also for class 7, which only the test split has.
+        assert [part.classes[i] for i in part.labels] == [str(v) for v in values]
+
+
+def test_npz_with_plain_keys(tmp_path: Path) -> None:
+    images = random_images((6, 8, 9))
+    np.savez(tmp_path / "a.npz", images=images)
+    np.savez(tmp_path / "b.npz", images=images, labels=np.arange(6), test_images=images[:2], test_labels=[3, 4])
+    bare, full = (load(DataConfig(source=str(tmp_path / name))) for name in ("a.npz", "b.npz"))
+    assert bare.train.labels is None
+    assert bare.train.classes == ()
+    assert bare.test is None
+    assert full.test is not None
+    assert full.test.labels is not None
+    assert full.test.labels.tolist() == [3, 4]
+    np.testing.assert_array_equal(full.train.images[:, 0], images)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz"])
+def test_pickled_objects_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    objects = np.array([{"a": 1}, None], dtype=object)
+    if name == "x.npy":
+        np.save(tmp_path / name, objects, allow_pickle=True)
+    else:
+        np.savez(tmp_path / name, images=objects)
+    with pytest.raises(UserError, match=rf"{name} .*pickled Python objects"):
+        load(DataConfig(source=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz"])
+def test_broken_files_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    whole = tmp_path / f"whole-{name}"
+    if name == "x.npy":
+        np.save(whole, random_images((4, 5, 6)))
+    else:
+        np.savez(whole, images=random_images((4, 5, 6)))
+    for content in (whole.read_bytes()[:-70], b"", b"not an array"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=name):
+            load(DataConfig(source=str(tmp_path / name)))
+
+
+def test_npz_without_images_or_with_unlike_splits(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", pixels=np.zeros(3), train_labels=np.zeros(3, int))
+    with pytest.raises(UserError, match=r"'train_images' or 'images'.*train_labels"):
+        load(DataConfig(source=str(tmp_path / "a.npz")))
+    np.savez(tmp_path / "b.npz", images=random_images((3, 8, 8)), test_images=random_images((3, 8, 9)))
+    with pytest.raises(UserError, match="alike"):
+        load(DataConfig(source=str(tmp_path / "b.npz")))
+
+
+def test_npz_larger_than_memory_is_refused_with_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "x.npz", images=np.zeros((100, 50, 50), np.uint8))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100_000)
+    with pytest.raises(UserError, match=r"250,\d{3} bytes.*100,000"):
+        arrays.read_npz(tmp_path / "x.npz")
+
+
+def test_available_memory_is_a_sane_number() -> None:
+    assert 1 << 20 < memory.available_bytes() < 1 << 50

@@ -1,0 +1,64 @@
+"""Batches and statistics, against NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from pmae.data.batches import Batches, fit_standardize
+from pmae.data.images import DTYPES, ImageSet, as_tensor
+from pmae.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("per", ["channel", "pixel"])
+def test_statistics_equal_numpy_for_every_dtype(dtype: str, per: str) -> None:
+    scale = 60_000 if dtype == "uint16" else 200
+    images = (np.random.default_rng(0).random((3000, 2, 4, 6)) * scale).astype(dtype)
+    axes = (0, 2, 3) if per == "channel" else 0
+    found = fit_standardize(Batches(images, CPU), per)  # type: ignore[arg-type]
+    double = images.astype(np.float64)
+    np.testing.assert_allclose(found.mean, double.mean(axes, keepdims=True).reshape(found.mean.shape), rtol=1e-5)
+    np.testing.assert_allclose(found.std, double.std(axes, keepdims=True).reshape(found.std.shape), rtol=1e-5)
+
+
+def test_a_constant_channel_becomes_zero() -> None:
+    images = np.random.default_rng(0).random((50, 2, 4, 4)).astype(np.float32)
+    images[:, 1] = 7.25
+    standardize = fit_standardize(Batches(images, CPU), "channel")
+    x = standardize(torch.from_numpy(images))
+    assert float(x[:, 1].abs().max()) == 0
+    assert float(x[:, 0].std()) == pytest.approx(1, abs=0.01)
+
+
+def test_values_survive_the_way_to_the_device() -> None:
+    for dtype in DTYPES:
+        images = np.arange(2 * 3 * 4).reshape(2, 1, 3, 4).astype(dtype)
+        taken = Batches(images, CPU).take(torch.tensor([1, 0]))
+        np.testing.assert_array_equal(taken.numpy().astype(np.float64), images[[1, 0]].astype(np.float64))
+    big = np.full((1, 1, 1, 1), 65_535, np.uint16)
+    assert int(as_tensor(big)) == 65_535
+
+
+def test_a_memory_map_is_read_in_pieces(tmp_path: object) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (40, 3, 4, 4), dtype=np.uint8)
+    np.save(f"{tmp_path}/x.npy", images)
+    batches = Batches(np.load(f"{tmp_path}/x.npy", mmap_mode="r"), CPU)
+    np.testing.assert_array_equal(torch.cat(list(batches.passes(16))).numpy(), images)
+
+
+def test_not_a_number_is_refused() -> None:
+    images = np.zeros((4, 1, 2, 2), np.float32)
+    images[2] = np.nan
+    with pytest.raises(UserError, match="data must be finite"):
+        fit_standardize(Batches(images, CPU), "channel")
+
+
+def test_an_image_set_checks_itself() -> None:
+    with pytest.raises(UserError, match=r"\(N, C, H, W\)"):
+        ImageSet(np.zeros((3, 4, 4), np.uint8))
+    with pytest.raises(UserError, match="dtype among"):
+        ImageSet(np.zeros((3, 1, 4, 4), np.complex64))
+    with pytest.raises(UserError, match="2 labels for 3 images"):
+        ImageSet(np.zeros((3, 1, 4, 4), np.uint8), np.zeros(2, np.int64))
