@@ -19,16 +19,18 @@ def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.
     return (fine * 30 + 128).clip(0, 255).astype(np.uint8)
 
 
-@pytest.fixture()
+@pytest.fixture
 def toy() -> Splits:
     """128 training and 32 test images of 16x16 in two classes that differ in brightness."""
     images = smooth_images(160, (3, 16, 16))
     labels = (images.mean((1, 2, 3)) > 128).astype(np.int64)
     classes = ("dark", "bright")
-    return Splits("toy", ImageSet(images[:128], labels[:128], classes), None, ImageSet(images[128:], labels[128:], classes))
+    return Splits(
+        "toy", ImageSet(images[:128], labels[:128], classes), None, ImageSet(images[128:], labels[128:], classes)
+    )
 
 
-@pytest.fixture()
+@pytest.fixture
 def tiny() -> Config:
     """A model of two narrow blocks, three epochs of four steps."""
     return Config(

@@ -1,5 +1,6 @@
 """Settings: contradictions, unknown keys and wrong types are refused; JSON round trips."""
 
+import contextlib
 import json
 
 import pytest
@@ -51,7 +52,7 @@ def test_contradictions_are_refused() -> None:
         replace(Config(), objective__target="patches")
     with pytest.raises(UserError, match="warmup_steps must be unset"):
         OptimConfig(warmup_epochs=1.0, warmup_steps=5)
-    with pytest.raises(UserError, match="encoder.width, depth and heads"):
+    with pytest.raises(UserError, match=r"encoder\.width, depth and heads"):
         replace(Config(), encoder__name="resnet18", encoder__width=64)
 
 
@@ -63,7 +64,5 @@ def test_counts_are_positive(value: int) -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda s: st.dictionaries(st.text(), s)))
 def test_arbitrary_json_is_read_or_refused_never_crashes(value: object) -> None:
-    try:
+    with contextlib.suppress(UserError):
         assert isinstance(from_dict(value), Config)
-    except UserError as error:
-        assert str(error)

@@ -31,7 +31,7 @@ def _space() -> PCA:
     return space
 
 
-@pytest.fixture()
+@pytest.fixture
 def x() -> torch.Tensor:
     return torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(5))
 
@@ -125,7 +125,9 @@ def _layers(theirs: dict[str, torch.Tensor], side: str) -> str:
     ]
 
 
-def _block(to: str, source: dict[str, torch.Tensor], start: str, theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _block(
+    to: str, source: dict[str, torch.Tensor], start: str, theirs: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     new = {}
     for kind in ("weight", "bias"):
         q, k, v = source[f"{start}attn.qkv.{kind}"].chunk(3)
@@ -159,7 +161,9 @@ def test_patches_and_back() -> None:
 
 def test_pictures_show_what_forward_compares(tiny: Config, x: torch.Tensor) -> None:
     for space in ("pca", "pixels"):
-        model = method(tiny, space__name=space, **({"objective__normalize_patches": False} if space == "pixels" else {}))
+        model = method(
+            tiny, space__name=space, **({"objective__normalize_patches": False} if space == "pixels" else {})
+        )
         draw = draw_mask(model, len(x), 0.5, torch.Generator().manual_seed(1))
         pictures, outcome = model.pictures(x, draw), model(x, draw)
         torch.testing.assert_close(pictures.visible + pictures.target, x, atol=1e-4, rtol=1e-4)

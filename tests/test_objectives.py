@@ -12,7 +12,9 @@ RNG = np.random.default_rng(0)
 def test_components_count_hidden_ones_alone() -> None:
     predicted, z, hidden = RNG.normal(size=(4, 9)), RNG.normal(size=(4, 9)), RNG.random((4, 9)) < 0.4
     found = on_components(*map(torch.from_numpy, (predicted, z, hidden)))
-    np.testing.assert_allclose(found.error, [((p - t)[h] ** 2).sum() for p, t, h in zip(predicted, z, hidden, strict=True)])
+    np.testing.assert_allclose(
+        found.error, [((p - t)[h] ** 2).sum() for p, t, h in zip(predicted, z, hidden, strict=True)]
+    )
     np.testing.assert_allclose(found.energy, [(t[h] ** 2).sum() for t, h in zip(z, hidden, strict=True)])
     np.testing.assert_array_equal(found.size, hidden.sum(1))
 
@@ -34,7 +36,11 @@ def test_pixels_count_the_whole_image() -> None:
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_patches_are_normalized_each_on_its_own(normalize: bool) -> None:
-    predicted, patches, hidden = RNG.normal(size=(2, 6, 12)), 5 + 3 * RNG.normal(size=(2, 6, 12)), RNG.random((2, 6)) < 0.5
+    predicted, patches, hidden = (
+        RNG.normal(size=(2, 6, 12)),
+        5 + 3 * RNG.normal(size=(2, 6, 12)),
+        RNG.random((2, 6)) < 0.5,
+    )
     target = patches
     if normalize:
         target = (patches - patches.mean(2, keepdims=True)) / np.sqrt(patches.var(2, ddof=1, keepdims=True) + 1e-6)

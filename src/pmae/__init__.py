@@ -1,0 +1,28 @@
+"""Learn image representations without labels by masking components instead of pixels."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pmae.api import evaluate, pretrain
+    from pmae.config import Config
+    from pmae.experiments.recipes import recipe
+    from pmae.runs import Run
+    from pmae.train.checkpoint import load_encoder
+
+_HOMES = {
+    "Config": "pmae.config",
+    "Run": "pmae.runs",
+    "evaluate": "pmae.api",
+    "load_encoder": "pmae.train.checkpoint",
+    "pretrain": "pmae.api",
+    "recipe": "pmae.experiments.recipes",
+}
+__all__ = ["Config", "Run", "evaluate", "load_encoder", "pretrain", "recipe"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported on first use: torch takes seconds, and `pmae --help` does not need it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pmae' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pmae.errors import Interrupted, UserError, unknown_name
 
 if TYPE_CHECKING:
-    from pmae.config import Config
+    from pmae.config import Config, DataConfig
 
 SHORT = {
     "--data": "--data.source",
@@ -65,7 +65,65 @@ def data(arguments: list[str]) -> None:
     print("\n".join(fetch(options.name, Path(options.root))))
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"pretrain": pretrain, "demo": demo, "data": data}
+def evaluate(arguments: list[str]) -> None:
+    """Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining."""
+    parser = argparse.ArgumentParser("pmae evaluate", description=evaluate.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="run folder")
+    parser.add_argument("--preset", default="strong", help="paper, released or strong (the default)")
+    parser.add_argument("--protocols", nargs="+", default=["linear", "mlp", "knn"], help="linear mlp knn finetune")
+    parser.add_argument("--epochs", nargs="+", type=int, default=[], help="checkpoints to score; the last if not given")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of the heads")
+    parser.add_argument("--no-baselines", action="store_true", help="score the run alone")
+    parser.add_argument("--with", dest="twin", choices=["mae"], help="pretrain the MAE twin too, and score it")
+    parser.add_argument("--data", help="another labelled set: a name or a path")
+    parser.add_argument("--root", help="folder of named sets, if not the run's")
+    parser.add_argument("--labels", choices=["none", "folders"], help="whether subfolders of --data are classes")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    options = parser.parse_args(arguments)
+    from pmae import api
+    from pmae.data.datasets import load
+    from pmae.evaluate.protocols import only, preset
+
+    protocols = only(preset(options.preset), options.protocols)
+    splits = load(_labelled(options)) if options.data or options.root or options.labels else None
+    runs = [options.run]
+    if options.twin:
+        runs.append(api.pretrain_twin(options.run, splits).path)
+    for path in runs:
+        run = api.evaluate(
+            path,
+            protocols,
+            splits,
+            options.epochs or [None],
+            not options.no_baselines,
+            options.seeds,
+            options.device,
+            say=print,
+        )
+        print(f"{run.path}\n{api.score_table(run)}")
+
+
+def report(arguments: list[str]) -> None:
+    """Write one self-contained HTML page about one or several runs."""
+    from pmae.report.page import write_report
+
+    parser = argparse.ArgumentParser("pmae report", description=report.__doc__, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", help="run folders")
+    parser.add_argument(
+        "-o", "--out", default="report.html", help="the page to write; its tables and figures go beside"
+    )
+    options = parser.parse_args(arguments)
+    write_report(options.runs, options.out)
+    print(f"report: {options.out}")
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "pretrain": pretrain,
+    "evaluate": evaluate,
+    "report": report,
+    "data": data,
+    "demo": demo,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,30 +152,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _labelled(options: argparse.Namespace) -> "DataConfig":
+    """The run's own data settings, with what the command line says otherwise."""
+    import dataclasses
+
+    from pmae.runs import Run
+
+    given = {"source": options.data, "root": options.root, "labels": options.labels}
+    return dataclasses.replace(Run(options.run).config.data, **{k: v for k, v in given.items() if v is not None})
+
+
 def _overview() -> str:
     lines = [f"  {name:<10} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        ["pmae: learn image representations without labels by masking components instead of pixels", "", "commands:"]
-        + lines
-        + ["", "pmae COMMAND --help tells the rest; pmae --version"]
-    )
+    title = "pmae: learn image representations without labels by masking components instead of pixels"
+    return "\n".join([title, "", "commands:", *lines, "", "pmae COMMAND --help tells the rest; pmae --version"])
 
 
 def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
-    """The settings a command line describes: a recipe, a file or a run to resume, changed by every flag that follows."""
+    """The settings a command line describes: a recipe, a file or a run to resume, changed by the other flags."""
+    from pathlib import Path
+
     import tyro
 
     from pmae.config import Config, from_dict
     from pmae.experiments.recipes import recipe
     from pmae.runs import Run, read_json
 
-    first, rest = _first_pass(arguments)
+    first = _first_pass(arguments)
     if sum(map(bool, (first.recipe, first.config, first.resume))) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
     if first.resume and not first.out:
         raise UserError("--resume must come with --out, the run folder to continue")
-    from pathlib import Path
-
     base: Config = recipe(first.recipe or "ours")
     if first.config:
         base = from_dict(read_json(Path(first.config)))
@@ -140,13 +205,13 @@ def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
     return parsed.settings, first
 
 
-def _first_pass(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def _first_pass(arguments: list[str]) -> argparse.Namespace:
     """The flags that choose where the settings start from."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--out", "--recipe", "--config"):
         parser.add_argument(flag)
     parser.add_argument("--resume", action="store_true")
-    return parser.parse_known_args(arguments)
+    return parser.parse_known_args(arguments)[0]
 
 
 def arguments_long(arguments: list[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Every setting of a run, typed, frozen and checked on construction; `None` means "derived from the data".
 
-The same classes are the Python API and, through tyro, the command line. `resolve` (in `derive.py`) fills the derived ones.
+The same classes are the Python API and, through tyro, the command line. `derive.resolve` fills in the derived ones.
 """
 
 import dataclasses

@@ -29,7 +29,7 @@ def demo_config(epochs: int | None = None) -> Config:
     """A ViT of 4 blocks, 96 wide, on 4x4 patches: small enough for two cores, large enough to learn."""
     return Config(
         encoder=EncoderConfig(patch_size=4, width=96, depth=4, heads=6),
-        decoder=DecoderConfig("small", width=96, depth=2, heads=6),
+        decoder=DecoderConfig("small", width=96, depth=1, heads=6),
         optim=OptimConfig(base_lr=2e-3, warmup_epochs=min(2.0, (epochs or 20) / 2)),
         train=TrainConfig(epochs=epochs or 20, batch_size=128, device="cpu"),
     )

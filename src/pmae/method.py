@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from pmae import masking, objectives
 from pmae.config import Config
 from pmae.errors import UserError
-from pmae.models import Decoder, Encoder, build_encoder, choose_attention, patchify, unpatchify
+from pmae.models import Decoder, Encoder, build_encoder, patchify, unpatchify
 from pmae.spaces import Space, build_space
 
 
 class Draw(NamedTuple):
-    """The randomness of a mask: noise (B or 1, K or N), and the ratio as a tensor and as the visible patches it means."""
+    """The randomness of a mask: noise (B or 1, K or N), and the ratio, also as the number of visible patches."""
 
     noise: Tensor
     ratio: Tensor
@@ -53,7 +53,6 @@ class MaskedAutoencoder(nn.Module, ABC):
         self.config, self.patch, self.precision = config, patch, torch.float32
         self.space, self.encoder, self.decoder = space, encoder, Decoder(config.decoder, encoder, patch)
         self.patches = self.decoder.grid[0] * self.decoder.grid[1]
-        choose_attention(self, self.patches + 1)
 
     @property
     @abstractmethod
@@ -69,13 +68,13 @@ class MaskedAutoencoder(nn.Module, ABC):
         """The same as `forward`, for the eye."""
 
     def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> Tensor:
-        """Every patch (B, N, P) from the images, or from the patches that a mask leaves; networks run in `precision`."""
+        """Every patch (B, N, P) from the images, or from the patches a mask leaves; networks run in `precision`."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
             if mask is None:
                 return self.decoder(*self.encoder(x)).float()
             return self.decoder(*self.encoder(x, mask.keep), mask.restore).float()
 
-    def loss(self, comparison: objectives.Comparison, energy: float) -> Tensor:
+    def loss(self, comparison: objectives.Comparison, energy: Tensor | float) -> Tensor:
         """The error over the ratio's share of the total energy, or as the objective's scale says."""
         constant = masking.nominal_ratio(self.config.masking) * energy
         return objectives.scaled(comparison, self.config.objective.scale, constant)
@@ -83,10 +82,6 @@ class MaskedAutoencoder(nn.Module, ABC):
 
 class PMAE(MaskedAutoencoder):
     """Hide components; predict them from the image that the others make."""
-
-    def __init__(self, config: Config, space: Space, encoder: Encoder) -> None:
-        super().__init__(config, space, encoder)
-        self.total_variance = float(space.variance.sum())
 
     @property
     def units(self) -> int:
@@ -106,7 +101,7 @@ class PMAE(MaskedAutoencoder):
         else:
             comparison = objectives.on_components(self.space.project(y), z, hidden)
         share = (self.space.share * hidden).sum(1).expand(len(x))
-        return Outcome(self.loss(comparison, self.total_variance), comparison.error, comparison.energy, share)
+        return Outcome(self.loss(comparison, self.space.variance.sum()), comparison.error, comparison.energy, share)
 
     def component_errors(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         """(K,) squared error and energy of each component, summed over the images in which it was hidden."""

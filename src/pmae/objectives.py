@@ -39,7 +39,7 @@ def on_patches(predicted_BNP: Tensor, patches_BNP: Tensor, hidden_BN: Tensor, no
     return Comparison(error, (patches_BNP.square().sum(2) * hidden_BN).sum(1), size)
 
 
-def scaled(comparison: Comparison, scale: Literal["constant", "sum", "mean"], constant: float) -> Tensor:
+def scaled(comparison: Comparison, scale: Literal["constant", "sum", "mean"], constant: Tensor | float) -> Tensor:
     """The loss: the batch's mean error over a constant, over nothing, or over the batch's count of hidden numbers.
 
     The last is the released code's. With one mask per batch it explodes when a leading component is hidden alone,

@@ -1,9 +1,9 @@
 """The run folder: the one thing that reports, resumption, evaluation and export read.
 
-    config.json        resolved settings          metrics.jsonl   one line per logging interval
-    environment.json   versions, device, commit   results.json    what evaluation found, merged section by section
-    fitted.safetensors standardization and space  samples.safetensors  a few pictures and the spectrum
-    checkpoints/epoch_0010/  encoder, decoder, optimizer (safetensors) and state.json
+config.json        resolved settings          metrics.jsonl   one line per logging interval
+environment.json   versions, device, commit   results.json    what evaluation found, merged section by section
+fitted.safetensors standardization and space  samples.safetensors  a few pictures and the spectrum
+checkpoints/epoch_0010/  encoder, decoder, optimizer (safetensors) and state.json
 """
 
 import contextlib
@@ -65,7 +65,9 @@ class Run:
         if epoch is not None:
             found = [p for p in found if p.name == f"epoch_{epoch:04d}"]
         if not found:
-            raise UserError(f"run {str(self.path)!r} must hold a checkpoint{'' if epoch is None else f' of epoch {epoch}'}")
+            raise UserError(
+                f"run {str(self.path)!r} must hold a checkpoint{'' if epoch is None else f' of epoch {epoch}'}"
+            )
         return found[-1]
 
 

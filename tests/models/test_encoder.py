@@ -53,13 +53,19 @@ def test_timm_names_keep_timms_architecture() -> None:
     encoder = build_encoder(EncoderConfig("resnet10t"), (1, 40, 24)).eval()
     x = torch.randn(2, 1, 40, 24)
     torch.testing.assert_close(encoder.features(x)["mean"], encoder.net(x), atol=1e-5, rtol=1e-4)
-    assert encoder.net.state_dict().keys() == timm.create_model("resnet10t", in_chans=1, num_classes=0).state_dict().keys()
+    assert (
+        encoder.net.state_dict().keys() == timm.create_model("resnet10t", in_chans=1, num_classes=0).state_dict().keys()
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "shape", "message"),
     [
-        (EncoderConfig(patch_size=7), (3, 32, 32), r"patch_size must be a divisor of the image's sides \(32x32\), got 7"),
+        (
+            EncoderConfig(patch_size=7),
+            (3, 32, 32),
+            r"patch_size must be a divisor of the image's sides \(32x32\), got 7",
+        ),
         (EncoderConfig(patch_size=64), (3, 32, 32), r"patch_size must be at most the image's side \(32x32\), got 64"),
         (EncoderConfig("resnet81"), (3, 32, 32), r"encoder\.name: unknown name 'resnet81'; did you mean '.*resnet"),
         (EncoderConfig(patch_size=8, width=100, heads=12), (3, 32, 32), r"width must be a multiple of encoder\.heads"),

@@ -57,7 +57,8 @@ def fit_standardize(batches: Batches, per: Literal["channel", "pixel"]) -> Stand
         shift = x.mean(axes, keepdim=True) if shift is None else shift
         x = x - shift
         count += x.numel() // x.mean(axes).numel()
-        total, squares = total.to(x.device) + x.sum(axes, keepdim=True), squares.to(x.device) + x.square().sum(axes, keepdim=True)
+        total = total.to(x.device) + x.sum(axes, keepdim=True)
+        squares = squares.to(x.device) + x.square().sum(axes, keepdim=True)
     if shift is None:
         raise UserError("data must be at least one image, got none")
     mean = total / count

@@ -111,4 +111,3 @@ def recipe(name: str) -> Config:
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()
-

@@ -1,7 +1,6 @@
 """Encoders from timm, and the decoder."""
 
-from pmae.models.attention import choose_attention
 from pmae.models.decoder import Decoder, patchify, unpatchify
 from pmae.models.encoder import Encoder, build_encoder, is_vit_name
 
-__all__ = ["Decoder", "Encoder", "build_encoder", "choose_attention", "is_vit_name", "patchify", "unpatchify"]
+__all__ = ["Decoder", "Encoder", "build_encoder", "is_vit_name", "patchify", "unpatchify"]

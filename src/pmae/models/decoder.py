@@ -9,6 +9,7 @@ from pmae.config import DecoderConfig
 from pmae.errors import require
 from pmae.models.encoder import Encoder, xavier
 from pmae.models.positions import sine_cosine
+from pmae.models.short_attention import install
 
 SIZES = {
     "released": {"width": 512, "depth": 8, "heads": 16},
@@ -35,6 +36,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(dim, patch * patch * channels)
         self.register_buffer("positions", sine_cosine(dim, *self.grid, prefix=0), persistent=False)
         self.apply(xavier)
+        install(self)
         nn.init.normal_(self.mask_token, std=0.02)
 
     def forward(self, prefix: Tensor, patches: Tensor, restore: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pmae.config import EncoderConfig
 from pmae.errors import UserError, require, unknown_name
 from pmae.models.positions import sine_cosine
+from pmae.models.short_attention import install
 
 VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 VIT_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
@@ -27,6 +28,7 @@ class Encoder(nn.Module):
         self.shape = shape
         self.width: int = net.num_features  # type: ignore[assignment]
         self.is_vit = isinstance(net, VisionTransformer)
+        install(net)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE)."""

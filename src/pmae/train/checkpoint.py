@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from pmae.config import Config
@@ -44,7 +44,7 @@ def save(
 
 
 def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest checkpoint that is whole into the model and the optimizer; returns its step, 0 if there is none."""
+    """Load the newest whole checkpoint into the model and the optimizer; returns its step, 0 if there is none."""
     for path in reversed(run.checkpoints()):
         state = read_object(path / "state.json")
         files = {name: path / name for name in state["files"]}
@@ -85,7 +85,8 @@ def load_into(module: nn.Module, path: Path, prefix: str = "") -> None:
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Tensors of a safetensors file whose names start with `prefix`, without it."""
     try:
-        tensors = load_file(path)
+        # Read, not memory-mapped: a mapped file that is cut short later kills the process without a message.
+        tensors = load(path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise UserError(f"file must be a readable safetensors file, got {str(path)!r}: {error}") from error
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -44,6 +43,10 @@ def pretrain(
 ) -> Run:
     """Train a resolved configuration on a data set into a run folder; `watch` scores the encoder now and then."""
     device = pick_device(config.train.device)
+    pick_engine(config.train.engine, device)
+    with torch.device("meta"):
+        # A dry build without memory: what does not fit the data is refused before anything is written.
+        build_method(config, splits.train.shape)
     run = _open(config, splits, out, resume, device)
     trainer = Trainer(config, splits, run, device)
     trainer.fit(quiet, watch)
@@ -74,7 +77,9 @@ class Trainer:
 
     def fit(self, quiet: bool, watch: Watch | None) -> None:
         """Train to the last epoch; on a signal, save and raise `Interrupted`."""
-        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)} if _main_thread() else {}
+        handlers = (
+            {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)} if _main_thread() else {}
+        )
         try:
             with Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet) as journal:
                 while self.step < self.epochs * self.steps:
@@ -103,7 +108,13 @@ class Trainer:
                     self._stop_on_bad(self.step - since + bad)
                 now = time.monotonic()
                 speed, began = since * self.batch_size / max(now - began, 1e-9), now
-                line = {"epoch": self.step / self.steps, "step": self.step, **values, "lr": lr, "images_per_second": speed}
+                line = {
+                    "epoch": self.step / self.steps,
+                    "step": self.step,
+                    **values,
+                    "lr": lr,
+                    "images_per_second": speed,
+                }
                 journal.write(**line)
                 journal.show(line, self.step)
                 since = 0

@@ -1,4 +1,4 @@
-"""Signals that need no labels: how much of the hidden variance is predicted on held-out images, in total and by band."""
+"""Signals without labels: how much of the hidden variance is predicted on held-out images, in total and by band."""
 
 from itertools import pairwise
 

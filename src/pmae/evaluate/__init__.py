@@ -1,0 +1,1 @@
+"""What an encoder is worth: probes, neighbours, fine-tuning, baselines."""

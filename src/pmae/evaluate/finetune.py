@@ -1,0 +1,184 @@
+"""Encoder and linear head trained together on labels: fine-tuning, or from scratch with untrained weights."""
+
+import copy
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pmae.config import to_dict
+from pmae.data.augment import Standardize, crop, draw_boxes
+from pmae.data.batches import Batches
+from pmae.errors import unknown_name
+from pmae.evaluate.draws import BOXES, HEADS, NOISE, batch_of, generator, mixed, order
+from pmae.evaluate.features import Extractor, evaluating
+from pmae.evaluate.protocols import FinetuneConfig
+from pmae.evaluate.snapshot import restore, save
+from pmae.train.schedule import rate
+
+UNDECAYED = ("cls_token", "reg_token", "pos_embed")
+
+
+class Classifier(nn.Module):
+    """An encoder with a linear head on one of its poolings."""
+
+    def __init__(self, encoder: nn.Module, pooling: str, classes: int, seed: int = 0) -> None:
+        super().__init__()
+        self.encoder: Any = encoder
+        self.pooling = pooling
+        self.width = classes
+        self.head = nn.Linear(encoder.width, classes)  # type: ignore[arg-type]
+        draw = generator(torch.device("cpu"), seed, HEADS)
+        with torch.no_grad():
+            self.head.weight.copy_(0.01 * torch.randn(self.head.weight.shape, generator=draw))
+            self.head.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder.features(x)[self.pooling])
+
+    def features(self, x: Tensor) -> dict[str, Tensor]:
+        """Class logits, by the door through which representations are extracted."""
+        return {"logits": self(x)}
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """A trained classifier and its mean training loss in each epoch."""
+
+    classifier: Classifier
+    losses: tuple[float, ...]
+
+    def scores(self, batches: Batches, standardize: Standardize) -> Tensor:
+        """Class probabilities (N, C) of all images."""
+        found = Extractor(self.classifier, standardize, batches.device, compile=False)(batches)
+        return found["logits"].softmax(-1)
+
+
+def finetune(
+    encoder: nn.Module,
+    batches: Batches,
+    labels: Tensor,
+    classes: int,
+    standardize: Standardize,
+    config: FinetuneConfig,
+    seed: int = 0,
+    folder: Path | None = None,
+    compile: bool | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
+) -> Finetuned:
+    """Train a copy of the encoder and a new head; with a folder, go on from the last epoch finished there.
+
+    `labels` and `standardize` are on the device of `batches`. `on_epoch` is called with each epoch and its mean loss.
+    """
+    device = batches.device
+    own = copy.deepcopy(encoder).to(device)
+    classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
+    optimizer = _optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
+    identity = {"settings": to_dict(config), "seed": seed, "classes": classes, "start": _digest(encoder, labels)}
+    losses = restore(folder, identity, classifier, optimizer) if folder else []
+    model = torch.compile(classifier, mode="reduce-overhead") if _compiled(compile, device) else classifier
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        for epoch in range(len(losses), config.epochs):
+            loss = _epoch(model, optimizer, batches, labels, standardize, config, seed, epoch)
+            losses.append(float(loss))
+            if folder:
+                save(folder, identity, classifier, optimizer, losses)
+            if on_epoch:
+                on_epoch(epoch, losses[-1])
+    return Finetuned(classifier, tuple(losses))
+
+
+def _epoch(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    labels: Tensor,
+    standardize: Standardize,
+    config: FinetuneConfig,
+    seed: int,
+    epoch: int,
+) -> Tensor:
+    """One pass over the training images; the mean loss stays on the device."""
+    device, batch = batches.device, batch_of(len(batches), config.batch_size)
+    positions = order(len(batches), batch, seed, epoch, device)
+    # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
+    torch.manual_seed(mixed(seed, NOISE, epoch))
+    model.train()
+    total = torch.zeros((), device=device)
+    for step, index in enumerate(positions):
+        fraction = rate("cosine", epoch + step / len(positions), config.epochs, config.warmup_epochs)
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * fraction
+        x = standardize(_augmented(batches.take(index), config, (seed, epoch, step, BOXES)))
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = F.cross_entropy(model(x).float(), labels[index])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+    return total / len(positions)
+
+
+def _augmented(images: Tensor, config: FinetuneConfig, key: tuple[int, ...]) -> Tensor:
+    if config.augment is None:
+        return images
+    count, _, height, width = images.shape
+    device = images.device
+    boxes = draw_boxes(count, height, width, config.augment, generator(device, *key), device)
+    return crop(images, boxes, config.augment.interpolation)
+
+
+def _compiled(compile: bool | None, device: torch.device) -> bool:
+    return device.type == "cuda" if compile is None else compile
+
+
+def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:
+    """The wanted pooling, or the mean where the encoder has no [CLS]."""
+    first = batches.take(torch.zeros(1, dtype=torch.long, device=batches.device))
+    with evaluating(encoder):
+        offered = encoder.features(standardize(first))
+    if wanted in offered:
+        return wanted
+    if wanted == "cls" and "mean" in offered:
+        return "mean"
+    raise unknown_name("finetune.pooling", wanted, offered)
+
+
+def _digest(encoder: nn.Module, labels: Tensor) -> str:
+    """What training starts from, in short: resuming from other weights or labels would be silently wrong."""
+    state = hashlib.blake2b(digest_size=16)
+    for tensor in (*encoder.state_dict().values(), labels):
+        state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _optimizer(classifier: Classifier, config: FinetuneConfig, batch: int, device: torch.device) -> torch.optim.AdamW:
+    """AdamW with one group per (depth, decayed or not), each with its own peak rate."""
+    peak = config.base_lr * batch / 256
+    named = [(name, p) for name, p in classifier.named_parameters() if p.requires_grad]
+    depths = layer_depths([name for name, _ in named])
+    deepest = max(depths.values())
+    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    for name, parameter in named:
+        decayed = parameter.ndim >= 2 and not name.endswith(UNDECAYED)
+        scale = (config.layer_decay or 1.0) ** (deepest - depths[name])
+        empty = {"params": [], "peak": peak * scale, "weight_decay": config.weight_decay if decayed else 0.0}
+        groups.setdefault((depths[name], decayed), empty)["params"].append(parameter)
+    return torch.optim.AdamW(list(groups.values()), lr=peak, betas=config.betas, fused=device.type == "cuda")
+
+
+def layer_depths(names: list[str]) -> dict[str, int]:
+    """How deep each parameter sits: embeddings 0, block i at i + 1, what follows them last; 0 for all but a ViT."""
+    blocks = {name: re.search(r"(?:^|\.)blocks\.(\d+)\.", name) for name in names}
+    last = max((int(found.group(1)) + 2 for found in blocks.values() if found), default=0)
+    first = re.compile(r"patch_embed|norm_pre|" + "|".join(UNDECAYED))
+    return {
+        name: int(found.group(1)) + 1 if found else 0 if first.search(name) else last for name, found in blocks.items()
+    }

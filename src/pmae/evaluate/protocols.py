@@ -1,0 +1,175 @@
+"""The settings of every evaluation protocol, and the presets `paper`, `released` and `strong` as whole settings."""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pmae.config import AugmentConfig
+from pmae.errors import require, unknown_name
+
+PROTOCOLS = ("linear", "mlp", "knn", "finetune")
+
+
+def _training(room: str, epochs: int, batch_size: int, warmup_epochs: float) -> None:
+    require(epochs >= 1, f"{room}.epochs", "at least 1", epochs)
+    require(batch_size >= 1, f"{room}.batch_size", "at least 1", batch_size)
+    require(0 <= warmup_epochs <= epochs, f"{room}.warmup_epochs", f"between 0 and epochs ({epochs})", warmup_epochs)
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """Heads trained on a frozen encoder by SGD with momentum, linear warm-up and cosine."""
+
+    kinds: tuple[Literal["linear", "mlp"], ...] = ("linear", "mlp")
+    """linear, and mlp: two hidden layers as wide as the encoder, with ReLU."""
+    poolings: tuple[str, ...] = ("cls", "mean")
+    """Which representations to probe; those the encoder does not have are left out."""
+    epochs: int = 100
+    """Passes over the training images."""
+    batch_size: int = 512
+    """Images in a step; a set of fewer than ten such batches takes a tenth of its size, at least 16."""
+    base_lrs: tuple[float, ...] = (0.1,)
+    """The peak rate is base_lr x batch_size / 256, also where a small set takes smaller batches. Several are a grid."""
+    weight_decays: tuple[float, ...] = (0.0,)
+    """L2 penalties on the weight matrices. Several are a grid."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    warmup_epochs: float = 10
+    """Length of the warm-up."""
+    augment: AugmentConfig | None = field(default_factory=AugmentConfig)
+    """Crop and flip while the heads train; without it, features are computed once."""
+    standardize: bool = False
+    """Bring each feature to mean 0 and deviation 1 on the training set first."""
+
+    def __post_init__(self) -> None:
+        _training("probe", self.epochs, self.batch_size, self.warmup_epochs)
+        require(bool(self.kinds), "probe.kinds", "at least one of linear, mlp", self.kinds)
+        for kind in self.kinds:
+            if kind not in ("linear", "mlp"):
+                raise unknown_name("probe.kinds", kind, ("linear", "mlp"))
+        require(bool(self.base_lrs) and min(self.base_lrs) > 0, "probe.base_lrs", "numbers above 0", self.base_lrs)
+        decays = self.weight_decays
+        require(bool(decays) and min(decays) >= 0, "probe.weight_decays", "numbers of at least 0", decays)
+        require(0 <= self.momentum < 1, "probe.momentum", "in [0, 1)", self.momentum)
+
+    @property
+    def grid(self) -> tuple[tuple[float, float], ...]:
+        """Every (base_lr, weight_decay)."""
+        return tuple((lr, decay) for lr in self.base_lrs for decay in self.weight_decays)
+
+
+@dataclass(frozen=True)
+class KnnConfig:
+    """Majority vote of the k nearest training images."""
+
+    ks: tuple[int, ...] = tuple(range(2, 21))
+    """Every k to report; the one that counts is chosen on a part split off the training set."""
+    metric: Literal["cosine", "euclidean"] = "cosine"
+    """How far two representations are apart."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.ks) and min(self.ks) >= 1, "knn.ks", "numbers of at least 1", self.ks)
+        if self.metric not in ("cosine", "euclidean"):
+            raise unknown_name("knn.metric", self.metric, ("cosine", "euclidean"))
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Encoder and a linear head trained together by AdamW, with linear warm-up and cosine."""
+
+    epochs: int = 100
+    """Passes over the training images."""
+    batch_size: int = 512
+    """Images in a step; a set of fewer than ten such batches takes a tenth of its size, at least 16."""
+    base_lr: float = 1e-3
+    """The peak rate is base_lr x the batch really used / 256."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay rates of AdamW's two moments."""
+    weight_decay: float = 0.5
+    """Decoupled weight decay, on matrices only."""
+    warmup_epochs: float = 5
+    """Length of the warm-up."""
+    layer_decay: float | None = None
+    """Each block of a ViT learns at this fraction of the rate of the next; one rate for all if not given."""
+    pooling: str = "cls"
+    """What the head sees; an encoder without it gives its mean."""
+    augment: AugmentConfig | None = field(default_factory=AugmentConfig)
+    """Crop and flip while training."""
+
+    def __post_init__(self) -> None:
+        _training("finetune", self.epochs, self.batch_size, self.warmup_epochs)
+        require(self.base_lr > 0, "finetune.base_lr", "above 0", self.base_lr)
+        require(all(0 <= b < 1 for b in self.betas), "finetune.betas", "two numbers in [0, 1)", self.betas)
+        require(self.weight_decay >= 0, "finetune.weight_decay", "at least 0", self.weight_decay)
+        decay = self.layer_decay
+        require(decay is None or 0 < decay <= 1, "finetune.layer_decay", "in (0, 1]", decay)
+
+
+@dataclass(frozen=True)
+class Protocols:
+    """What to measure, and how; a protocol that is None is left out."""
+
+    name: str = "paper"
+    """Name of the preset these settings began as."""
+    probe: ProbeConfig | None = field(default_factory=ProbeConfig)
+    knn: KnnConfig | None = field(default_factory=KnnConfig)
+    finetune: FinetuneConfig | None = field(default_factory=FinetuneConfig)
+    validation_share: float = 0.1
+    """Share of the training set on which k, rate and decay are chosen."""
+    resamples: int = 1000
+    """Bootstrap resamples of the held-out images behind each interval."""
+
+    def __post_init__(self) -> None:
+        share = self.validation_share
+        require(0 < share < 1, "protocols.validation_share", "between 0 and 1, both excluded", share)
+        require(self.resamples >= 1, "protocols.resamples", "at least 1", self.resamples)
+
+
+def paper() -> Protocols:
+    """The paper's text: SGD at 0.1 without decay, augmentation on while probes train, fine-tuning with decay 0.5."""
+    return Protocols()
+
+
+def released() -> Protocols:
+    """The paper's text, but fine-tuning as the authors' code has it: decay 0.05 and beta2 0.999."""
+    return Protocols("released", finetune=FinetuneConfig(betas=(0.9, 0.999), weight_decay=0.05))
+
+
+def strong() -> Protocols:
+    """No augmentation for probes, standardized features, rates and decays chosen on a part of the training set."""
+    probe = ProbeConfig(
+        epochs=50,
+        warmup_epochs=5,
+        base_lrs=(0.01, 0.03, 0.1, 0.3, 1.0),
+        weight_decays=(0.0, 1e-4, 1e-3),
+        augment=None,
+        standardize=True,
+    )
+    finetune = FinetuneConfig(betas=(0.9, 0.999), weight_decay=0.05, layer_decay=0.75)
+    return Protocols("strong", probe, KnnConfig(), finetune)
+
+
+PRESETS = {"paper": paper, "released": released, "strong": strong}
+
+
+def preset(name: str) -> Protocols:
+    """The preset of this name."""
+    if name not in PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    return PRESETS[name]()
+
+
+def only(protocols: Protocols, names: Iterable[str]) -> Protocols:
+    """The same settings, with these protocols alone (of linear, mlp, knn, finetune)."""
+    wanted = set(names)
+    for name in wanted.difference(PROTOCOLS):
+        raise unknown_name("protocol", name, PROTOCOLS)
+    probe = protocols.probe
+    kinds = tuple(kind for kind in probe.kinds if kind in wanted) if probe else ()
+    return dataclasses.replace(
+        protocols,
+        probe=dataclasses.replace(probe, kinds=kinds) if probe and kinds else None,
+        knn=protocols.knn if "knn" in wanted else None,
+        finetune=protocols.finetune if "finetune" in wanted else None,
+    )

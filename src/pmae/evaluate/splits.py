@@ -1,0 +1,66 @@
+"""Which images are held out, and which of them the training set holds as well: decided by rule, never guessed."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pmae.data.images import ImageSet, Splits
+from pmae.errors import UserError, require
+
+LISTED = 20
+
+
+def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted positions kept and held out: the same share of every class, at least one image of it on each side.
+
+    A class of a single image stays with the kept ones.
+    """
+    require(0 < share < 1, "share", "between 0 and 1, both excluded", share)
+    rng, held = np.random.default_rng(seed), []
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        held.append(members[: min(max(round(share * len(members)), 1), len(members) - 1)])
+    out = np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
+    if not len(out):
+        raise UserError(f"labels must have a class of at least two images to hold some out, got {len(labels)} images")
+    return np.setdiff1d(np.arange(len(labels)), out), out
+
+
+def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
+    """Labelled training and test parts: one without a labelled test split gets a stratified one, and a note."""
+    labels = splits.train.labels
+    if labels is None:
+        raise UserError(f"data {splits.name!r} must have labels to be evaluated, got none")
+    notes, val, test = list(splits.notes), splits.val, splits.test
+    if val is not None and val.labels is None:
+        notes.append("the val split has no labels and is left out")
+        val = None
+    if test is not None and test.labels is not None:
+        return replace(splits, val=val, notes=tuple(notes))
+    kept, held = hold_out(labels, share, seed)
+    what = "no test split" if test is None else "no labels in its test split"
+    notes.append(
+        f"the set has {what}: {len(held)} images ({share:.0%}, stratified, seed {seed}) of its training split are held "
+        "out as test; no probe trains on them, but pretraining may have seen them without their labels"
+    )
+    return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
+
+
+def duplicates(train: ImageSet, held_out: ImageSet) -> dict[str, Any]:
+    """How many held-out images are byte-identical to a training image, with the first of them by name."""
+    seen: dict[bytes, int] = {}
+    for position, digest in enumerate(_digests(train)):
+        seen.setdefault(digest, position)
+    pairs = [(seen[digest], position) for position, digest in enumerate(_digests(held_out)) if digest in seen]
+    listed = [{"train": _name(train, a), "held_out": _name(held_out, b)} for a, b in pairs[:LISTED]]
+    return {"count": len(pairs), "pairs": listed}
+
+
+def _digests(images: ImageSet) -> list[bytes]:
+    return [hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=16).digest() for image in images.images]
+
+
+def _name(images: ImageSet, position: int) -> str:
+    return images.names[position] if images.names else f"#{position}"

@@ -1,0 +1,1 @@
+"""Figures, tables and the report page, read from run folders."""

@@ -1,0 +1,141 @@
+"""Figures of what training did: the spectrum of the data and the curves of the runs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pmae.report.contents import Contents
+from pmae.report.style import INK, PALETTE, Drawing, color, dash, panels, short, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARKS = (0.5, 0.8, 0.95)
+LOWEST_R2 = -0.2
+PROBES = {"linear": "Linear probe, held-out accuracy", "knn": "k-NN, held-out accuracy"}
+LOGGED = {"epoch", "step", "loss", "r2", "masked_share", "lr", "images_per_second", "held_out_r2"}
+
+
+@styled
+def spectrum(run: Contents) -> Drawing:
+    """Share of the variance per component and cumulated, with the components that 50, 80 and 95% take."""
+    share = run.samples["variance"].astype(np.float64)
+    share = share / max(share.sum(), 1e-300)
+    number, cumulated = np.arange(1, len(share) + 1), share.cumsum()
+    figure, (each, summed) = panels((2.3, 2.5))
+    shown = share > 1e-10
+    each.loglog(number[shown], share[shown], color=PALETTE[0])
+    each.set(title="Share of the variance, each component", ylabel="share", xlim=(0.9, len(share) * 1.1))
+    summed.semilogx(number, 100 * cumulated, color=PALETTE[0])
+    for mark in MARKS:
+        count = int(np.searchsorted(cumulated, mark)) + 1
+        summed.plot([0.9, count, count], [100 * mark, 100 * mark, 0], color=PALETTE[1], linewidth=1, linestyle=":")
+        summed.plot(count, 100 * mark, "o", color=PALETTE[1], markersize=4)
+        # Text stands where the curve is not: above it on the left, under it where the curve leaves no room.
+        left = count > len(share) ** 0.5
+        place: dict[str, Any] = {"ha": "right", "va": "bottom"} if left else {"ha": "left", "va": "top"}
+        place |= {"xytext": (-5, 2) if left else (6, -3), "textcoords": "offset points"}
+        summed.annotate(f"{mark:.0%}: {count:,}", (count, 100 * mark), **place)
+    summed.set(title="Cumulated share (%)", xlabel="component, largest first", ylabel="%", ylim=(0, 106))
+    summed.set_xlim(0.9, len(share) * 1.1)
+    _plain_log_ticks(each, summed)
+    first = f"The first of {len(share):,} components holds {share[0]:.1%} of the variance of the training images"
+    counts = ", ".join(f"{int(np.searchsorted(cumulated, m)) + 1:,} hold {m:.0%}" for m in MARKS)
+    return Drawing("spectrum", "Spectrum of the data", f"{first}; {counts}.", figure)
+
+
+@styled
+def learning_curves(runs: Sequence[Contents]) -> Drawing:
+    """Loss, R2 while training and on held-out images, and probes where there are any, of all runs."""
+    probes = sorted({key for run in runs for key in _probe_keys(run)}, key=lambda key: (key not in PROBES, key))
+    figure, axes = panels([2.1, 2.1, *[1.8] * len(probes)])
+    for position, run in enumerate(runs):
+        look = {"color": color(position), "linestyle": dash(position)}
+        _draw_run(axes, run, ["held_out_r2", *probes], look, short(run.name, 44 if len(runs) > 2 else 20))
+    _scale_loss(axes[0], runs)
+    axes[1].axhline(0, color=INK, linewidth=0.8, linestyle=":")
+    axes[1].set(title="R² on held-out images (faint: in training)")
+    _cut_r2(axes[1])
+    for panel, key in zip(axes[2:], probes, strict=True):
+        panel.set(title=PROBES.get(key, key.replace("_", " ").capitalize()))
+    for panel in axes:
+        panel.set_xlim(0, 1.02 * max(run.epoch for run in runs))
+    axes[-1].set_xlabel("epoch")
+    if len(runs) > 1:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if len(runs) > 2 else 2)
+    caption = (
+        "R² is the share of the hidden variance that is predicted: 0 is no better than predicting the mean, "
+        f"1 is perfect; values under {LOWEST_R2} are cut off."
+    ).replace("-", "−")
+    if len({(run.method, run.config.objective) for run in runs}) > 1:
+        caption += " The runs minimize different objectives, so their losses and R² do not compare with each other."
+    return Drawing("learning-curves", "Learning curves", caption, figure)
+
+
+@styled
+def band_curves(run: Contents) -> Drawing:
+    """R2 on held-out images within each band of the spectrum."""
+    bands = sorted({key for line in run.signals for key in line if key.startswith("r2_band_")}, key=_band_start)
+    figure, (axes,) = panels((2.5,))
+    for position, key in enumerate(bands):
+        known = [(line["epoch"], line[key]) for line in run.signals if line.get(key) is not None]
+        label = f"{' to '.join(key.split('_')[2:])}%: {known[-1][1]:.2f}".replace("-", "−")
+        marker = "os^Dv"[position % 5]
+        axes.plot(*_two_columns(known), color=color(position), marker=marker, markersize=4, label=label)
+    axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
+    axes.set(xlabel="epoch", title="R² by band of the spectrum, held-out images")
+    _cut_r2(axes)
+    figure.legend(loc="outside lower center", ncols=2, title="components by cumulated variance, last R²")
+    caption = "How much of the hidden variance is predicted in each band: the first holds the largest components."
+    return Drawing("r2-by-band", "R² by band of the spectrum", caption, figure)
+
+
+def _draw_run(axes: "Sequence[Axes]", run: Contents, keys: Sequence[str], look: dict[str, Any], label: str) -> None:
+    """One run's loss, its R2 in training, and each of its signals in a panel of its own."""
+    epochs = [step["epoch"] for step in run.training]
+    line = {**look, "marker": "o" if len(epochs) == 1 else ""}
+    axes[0].plot(epochs, [step["loss"] for step in run.training], **line, label=label)
+    axes[1].plot(epochs, [step["r2"] for step in run.training], **line, alpha=0.4)
+    for panel, key in zip(axes[1:], keys, strict=True):
+        known = [(signal["epoch"], signal[key]) for signal in run.signals if signal.get(key) is not None]
+        panel.plot(*_two_columns(known), **look, marker="o", markersize=3.5)
+
+
+def has_bands(run: Contents) -> bool:
+    """Whether R2 was measured by band."""
+    return any(key.startswith("r2_band_") for line in run.signals for key in line)
+
+
+def _probe_keys(run: Contents) -> set[str]:
+    """Numbers in the signals that are neither R2 nor bookkeeping: probes and whatever else was watched."""
+    keys = {key for line in run.signals for key, value in line.items() if isinstance(value, int | float)}
+    return {key for key in keys - LOGGED if not key.startswith("r2_band_")}
+
+
+def _two_columns(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _scale_loss(axes: "Axes", runs: Sequence[Contents]) -> None:
+    values = [step["loss"] for run in runs for step in run.training]
+    if values and min(values) > 0 and max(values) > 10 * min(values):
+        axes.set_yscale("log")
+    axes.set(title="Training loss")
+
+
+def _cut_r2(axes: "Axes") -> None:
+    """The first steps are far below 0 and would flatten the rest."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, LOWEST_R2), max(min(high, 1.0), 0.1))
+
+
+def _plain_log_ticks(*axes: "Axes") -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    for one in axes:
+        one.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _band_start(key: str) -> int:
+    return int(key.split("_")[2])

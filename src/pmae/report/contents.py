@@ -1,0 +1,164 @@
+"""What a run folder holds, read once; a part that is missing or broken is named and left out, and stops nothing."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from pmae.config import Config
+from pmae.errors import UserError
+from pmae.report.scores import Score, scores_of
+from pmae.runs import Run
+
+T = TypeVar("T")
+BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError)
+"""What a file with unexpected content can raise while it is read."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """One run as the report sees it."""
+
+    name: str
+    path: Path
+    config: Config
+    environment: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    samples: dict[str, np.ndarray] = field(default_factory=dict)
+    fitted: dict[str, np.ndarray] = field(default_factory=dict)
+    features: dict[str, np.ndarray] = field(default_factory=dict)
+    checkpoints: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Name, shape, counts, classes and notes of the data it was trained on."""
+        return dict(self.environment.get("data", {}))
+
+    @property
+    def method(self) -> str:
+        """PMAE, or MAE where patches are hidden."""
+        return "MAE" if self.config.space.name == "pixels" else "PMAE"
+
+    @property
+    def training(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl that training steps wrote."""
+        return [line for line in self.metrics if "loss" in line]
+
+    @property
+    def signals(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl that measurements on held-out images wrote."""
+        return [line for line in self.metrics if "loss" not in line]
+
+    @property
+    def epoch(self) -> float:
+        """How far training came."""
+        return float(self.training[-1]["epoch"]) if self.training else 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its last epoch."""
+        return bool(self.samples) and self.epoch >= (self.config.train.epochs or 0)
+
+
+def load(path: Path | str, name: str | None = None) -> Contents:
+    """Read a run folder; only a folder that is no run at all is an error."""
+    run, problems = Run(path), []
+    config = run.config
+
+    def attempt(what: str, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except BROKEN as error:
+            problems.append(f"{what} could not be read and is left out: {error}")
+            return otherwise
+
+    name = name or run.path.resolve().name
+    results: dict[str, Any] = attempt("results.json", lambda: run.results, {})
+    evaluated: tuple[dict[str, Any], list[Score]] = ({}, [])
+    evaluated = attempt("the evaluation in results.json", lambda: _evaluated(results), evaluated)
+    read = Contents(
+        name=name,
+        path=run.path,
+        config=config,
+        environment=attempt("environment.json", lambda: run.environment, {}),
+        metrics=attempt("metrics.jsonl", lambda: _metrics(run), []),
+        evaluation=evaluated[0],
+        scores=evaluated[1],
+        samples=attempt("samples.safetensors", lambda: _tensors(run, "samples"), {}),
+        fitted=attempt("fitted.safetensors", lambda: _tensors(run, "fitted"), {}),
+        features=attempt("features.safetensors", lambda: _tensors(run, "features"), {}),
+        checkpoints=attempt("checkpoints", lambda: len(run.checkpoints()), 0),
+        problems=problems,
+    )
+    problems += _missing(read)
+    return read
+
+
+def load_all(paths: Sequence[Path | str]) -> tuple[list[Contents], list[str]]:
+    """Every run that can be read, under names that differ, and one sentence for each path that cannot."""
+    runs, refused = [], []
+    for path, name in zip(paths, distinct_names(paths), strict=True):
+        try:
+            runs.append(load(path, name))
+        except UserError as error:
+            refused.append(str(error))
+    return runs, refused
+
+
+def distinct_names(paths: Sequence[Path | str]) -> list[str]:
+    """Folder names, with as many parents as it takes to tell them apart."""
+    parts = [Path(path).resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    # The same folder was given twice.
+    return [f"{'/'.join(part[-1:])} ({position})" for position, part in enumerate(parts, 1)]
+
+
+def file_name(text: str) -> str:
+    """A name that every file system, and an id in a page, can carry."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "run"
+
+
+def _metrics(run: Run) -> list[dict[str, Any]]:
+    lines = run.metrics()
+    for line in lines:
+        needed = {"epoch", "step"} | ({"r2", "images_per_second"} if "loss" in line else set())
+        if missing := needed - set(line):
+            raise UserError(f"a line has no {', '.join(sorted(missing))}")
+    return lines
+
+
+def _evaluated(results: dict[str, Any]) -> tuple[dict[str, Any], list[Score]]:
+    evaluation = dict(results.get("evaluation", {}))
+    return evaluation, scores_of(evaluation)
+
+
+def _tensors(run: Run, name: str) -> dict[str, np.ndarray]:
+    path = run.path / f"{name}.safetensors"
+    return dict(load_file(path)) if path.is_file() else {}
+
+
+def _missing(run: Contents) -> list[str]:
+    """What an interrupted run does not have."""
+    found = []
+    if not run.training:
+        found.append("no training step was logged: the run has not begun, or was stopped at once")
+    elif run.epoch < (run.config.train.epochs or 0):
+        found.append(f"training stopped at epoch {run.epoch:.4g} of {run.config.train.epochs}")
+    if not run.checkpoints:
+        found.append("there is no checkpoint, so nothing could be evaluated")
+    if not run.samples:
+        found.append(
+            "there are no sample pictures (training writes them when it ends): no reconstructions, masks or spectrum"
+        )
+    return found

@@ -1,0 +1,144 @@
+"""How figures look: one palette and type size for all; and their bytes, as files or as SVG in the colours of a page.
+
+matplotlib is imported where it is used, never through pyplot, and its settings are changed only inside `styled`.
+"""
+
+import functools
+import html
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WIDTH = 4.1
+"""Inches: at 9 points the text is still 10 pixels high where a phone shrinks the figure to its width."""
+INK, FAINT = "#22262b", "#d4d8dd"
+NEUTRAL = "#87919c"
+PALETTE = ("#0a7fc0", "#e08a00", "#0a9c78", "#d2521a", "#c2649a", "#7a6fd0", "#4fb0e0", "#a8891c")
+"""Okabe and Ito's hues, which the common kinds of colour blindness keep apart, moved to show on white and on black."""
+DASHES = ("-", "--", "-.", ":")
+FONTS = "'DejaVu Sans', Verdana, system-ui, sans-serif"
+SETTINGS: Any = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pmae",
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with the words that go with it; `name` is its file name."""
+
+    name: str
+    title: str
+    caption: str
+    figure: "Figure"
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Run a drawing function under the house style and put matplotlib's settings back."""
+
+    @functools.wraps(draw)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        import matplotlib
+
+        with matplotlib.rc_context(SETTINGS):
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def panels(heights: Sequence[float]) -> "tuple[Figure, list[Axes]]":
+    """A figure as wide as all the others, with axes of these heights (inches) below each other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": list(heights)})
+    return figure, list(axes[:, 0])
+
+
+def short(text: str, most: int) -> str:
+    """A text that fits: the middle of a longer one gives way, since names differ at their ends."""
+    head = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
+
+
+def color(position: int) -> str:
+    """The palette's colours in turn."""
+    return PALETTE[position % len(PALETTE)]
+
+
+def dash(position: int) -> str:
+    """A line style that changes when the colours begin again."""
+    return DASHES[position // len(PALETTE) % len(DASHES)]
+
+
+@styled
+def as_bytes(figure: "Figure", kind: str) -> bytes:
+    """The figure as a png, svg or pdf file on white."""
+    from matplotlib import rcParams
+
+    buffer = io.BytesIO()
+    # Dates would make two reports of the same runs differ.
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    resolution = 200 if kind == "png" else rcParams["figure.dpi"]
+    _settle(figure)
+    figure.savefig(buffer, format=kind, dpi=resolution, facecolor="white", metadata=dated)
+    return buffer.getvalue()
+
+
+@styled
+def as_inline_svg(figure: "Figure", name: str, label: str) -> str:
+    """An <svg> element without background whose ink and grid follow the page; `name` sets its ids apart."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    _settle(figure)
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor").replace(FAINT, "var(--line)")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = text.replace("'DejaVu Sans'", FONTS)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label, quote=True)}" ', 1)
+
+
+def _settle(figure: "Figure") -> None:
+    """Find room for the labels once instead of again for every format."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+        for axes in figure.axes:
+            # The solver's last digits vary from one time to the next, and with them the names of clip paths.
+            left, bottom, width, height = (round(value, 6) for value in axes.get_position(original=True).bounds)
+            axes.set_position((left, bottom, width, height))

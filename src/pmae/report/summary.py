@@ -1,0 +1,170 @@
+"""Did pretraining help? The answer in plain words, from the evaluated representations of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pmae.report.contents import Contents
+from pmae.report.scores import Score, pretrained, primary
+
+FROZEN = ("linear", "knn", "mlp")
+ARTICLES = {"linear": "a linear probe", "mlp": "an MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
+RIVALS = ("random weights", "raw pixels", "pca features")
+SPOKEN = {
+    "random weights": "the same encoder with random weights",
+    "pca features": "PCA features",
+    "from scratch": "training from scratch",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A headline of kind yes, no or open; the evidence, the comparisons it rests on, and what else there is to say."""
+
+    run: str
+    kind: str
+    headline: str
+    sentences: list[str] = field(default_factory=list)
+    comparisons: list[str] = field(default_factory=list)
+    more: list[str] = field(default_factory=list)
+
+
+def verdict(run: Contents) -> Verdict:
+    """Compare the pretrained encoder with what was not pretrained, on the same protocol, split and preset."""
+    score = main_score(run)
+    more = [*_finetuning(run), *_training_words(run)]
+    if score is None or score.accuracy.value is None:
+        words = "Nothing was evaluated with labels, so this page cannot say whether pretraining helped."
+        tip = "Evaluate the run together with its baselines (random weights, raw pixels, PCA features) to find out."
+        return Verdict(run.name, "open", "No evidence yet", [words, tip], [], more)
+    rivals = [rival for rival in primary(run.scores) if rival.label in RIVALS and _comparable(score, rival)]
+    kind, headline = _judge(score, rivals)
+    compared = [f"{_against(score, rival)}." for rival in rivals] + _twins(run, score)
+    return Verdict(run.name, kind, headline, [_evidence(score)], compared, [*_limits(score, rivals), *more])
+
+
+def compare(score: Score, rival: Score, name: str) -> str:
+    """How many points lie between a score and that of a named rival, and whether their intervals overlap."""
+    points = _points(score, rival)
+    distance = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than" if points else "as much as"
+    overlaps = score.accuracy.overlaps(rival.accuracy)
+    overlap = "the intervals overlap, so this may be chance" if overlaps else "the intervals do not overlap"
+    return f"{distance} {name} ({rival.accuracy.value:.1f}%): {overlap}"
+
+
+def main_score(run: Contents) -> Score | None:
+    """The score that stands for the run: its own method first, then test, the linear probe, and frozen encoders."""
+    order, own = [*FROZEN, "finetune"], run.method.lower()
+    found = [s for s in primary(pretrained(run.scores)) if s.protocol in order and s.accuracy.value is not None]
+    found.sort(key=lambda s: (not s.label.startswith(own), s.split != "test", order.index(s.protocol)))
+    return found[0] if found else None
+
+
+def between(runs: Sequence[Contents]) -> list[str]:
+    """The first run against each of the others, where both were evaluated in the same way."""
+    scored = [(run, score) for run in runs if (score := main_score(run)) is not None]
+    said = []
+    for run, score in scored[1:]:
+        first, best = scored[0]
+        if _comparable(best, score):
+            said.append(f"{first.name} ({best.label}) gets {compare(best, score, f'{run.name} ({score.label})')}.")
+    return said
+
+
+def _against(score: Score, rival: Score) -> str:
+    return compare(score, rival, SPOKEN.get(rival.label, rival.label))
+
+
+def _comparable(score: Score, rival: Score) -> bool:
+    alike = all(getattr(score, key) == getattr(rival, key) for key in ("protocol", "split", "preset", "data", "images"))
+    return alike and rival.accuracy.value is not None
+
+
+def _points(score: Score, rival: Score) -> float:
+    """The difference as the rounded numbers on the page show it."""
+    return round(round(score.accuracy.value or 0, 1) - round(rival.accuracy.value or 0, 1), 1)
+
+
+def _judge(score: Score, rivals: Sequence[Score]) -> tuple[str, str]:
+    names = [_plain(rival) for rival in rivals]
+    if not rivals:
+        return "open", "No evidence yet: nothing to compare with was evaluated"
+    beaten = [rival for rival in rivals if _points(score, rival) > 0]
+    clearly = [rival for rival in beaten if not score.accuracy.overlaps(rival.accuracy)]
+    if not beaten:
+        return "no", f"No: pretraining did not beat {_listed(names, 'or')}"
+    if len(beaten) < len(rivals):
+        others = _listed([_plain(rival) for rival in rivals if rival not in beaten])
+        return "no", f"Not convincingly: ahead of {_listed([_plain(r) for r in beaten])}, but not of {others}"
+    if len(clearly) < len(rivals):
+        close = _listed([_plain(rival) for rival in rivals if rival not in clearly]) if clearly else "each of them"
+        return (
+            "open",
+            f"{'Probably' if clearly else 'Unclear'}: ahead of {_listed(names)}, but within the error of {close}",
+        )
+    if len(rivals) < len(RIVALS):
+        missing = _listed([name for name in RIVALS if name not in {rival.label for rival in rivals}])
+        return "open", f"So far yes: clearly better than {_listed(names)}; {missing} not evaluated"
+    return "yes", "Yes: pretraining helped"
+
+
+def _evidence(score: Score) -> str:
+    interval = score.accuracy
+    known = interval.low is not None and interval.high is not None
+    bounds = f" (95% interval {interval.low:.1f} to {interval.high:.1f})" if known else ""
+    where = f"{score.images:,} images of the {score.split} split of {score.data}"
+    return f"On {where}, {ARTICLES[score.protocol]} on {score.representation} gets {interval.value:.1f}% right{bounds}."
+
+
+def _limits(score: Score, rivals: Sequence[Score]) -> list[str]:
+    """What the comparison does not cover."""
+    found = []
+    missing = [name for name in RIVALS if name not in {rival.label for rival in rivals}]
+    if missing:
+        found.append(f"Not compared, because not evaluated in the same way: {_listed(missing)}.")
+    low = score.accuracy.low
+    if score.chance is not None and low is not None and low <= score.chance:
+        found.append(f"Always answering the commonest class gets {score.chance:.1f}%: this is not clearly above it.")
+    return found
+
+
+def _twins(run: Contents, score: Score) -> list[str]:
+    """Other pretrained encoders evaluated with the run, such as its MAE twin."""
+    others = [s for s in primary(pretrained(run.scores)) if s.label != score.label and _comparable(score, s)]
+    return [f"{compare(score, other, other.label)}." for other in others]
+
+
+def _finetuning(run: Contents) -> list[str]:
+    """Fine-tuning against training the same network from scratch."""
+    scores = run.scores
+    tuned = [
+        s
+        for s in pretrained(scores)
+        if s.label.startswith(run.method.lower()) and s.protocol == "finetune" and s.accuracy.value is not None
+    ]
+    for score in sorted(tuned, key=lambda s: s.split != "test")[:1]:
+        rivals = [s for s in scores if s.label == "from scratch" and _comparable(score, s)]
+        start = f"Fine-tuned, it gets {score.accuracy.value:.1f}% right on {score.split}"
+        if not rivals:
+            return [f"{start}; training from scratch was not evaluated."]
+        return [f"{start}: {_against(score, rivals[0])}."]
+    return []
+
+
+def _training_words(run: Contents) -> list[str]:
+    """What training itself says about its success: R2 on held-out images."""
+    last = next((line["held_out_r2"] for line in reversed(run.signals) if line.get("held_out_r2") is not None), None)
+    if last is None:
+        return ["How much of the hidden part is predicted on held-out images was not measured."]
+    if last <= 0:
+        shown = f"R² {last:.2f}".replace("-", "−")
+        return [f"The model predicts hidden parts no better than their mean ({shown}): it has not learned the task."]
+    return [f"It predicts {last:.0%} of the hidden variance of held-out images (R² {last:.2f})."]
+
+
+def _plain(rival: Score) -> str:
+    return rival.label.replace("pca", "PCA")
+
+
+def _listed(names: Sequence[str], word: str = "and") -> str:
+    """a, b and c."""
+    return f" {word} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -1,0 +1,69 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pmae.data.images import ImageSet, Splits
+from pmae.errors import UserError
+from pmae.evaluate.splits import complete, duplicates, hold_out
+
+Pictures = Callable[..., ImageSet]
+
+
+def test_hold_out_takes_the_same_share_of_every_class_and_is_a_partition() -> None:
+    labels = np.repeat([0, 1, 2], [100, 50, 10])
+    kept, held = hold_out(labels, 0.2, seed=3)
+    assert np.bincount(labels[held]).tolist() == [20, 10, 2]
+    assert sorted([*kept, *held]) == list(range(160))
+    again = hold_out(labels, 0.2, seed=3)
+    assert (again[1] == held).all()
+    assert (hold_out(labels, 0.2, seed=4)[1] != held).any()
+
+
+def test_hold_out_leaves_every_class_in_train() -> None:
+    labels = np.array([0, 1, 1, 2, 2, 2])
+    for share in (0.01, 0.5, 0.99):
+        kept, held = hold_out(labels, share)
+        assert set(labels[kept]) == {0, 1, 2}
+        assert set(labels[held]) == {1, 2}
+
+
+@pytest.mark.parametrize("labels", [np.array([0, 1]), np.array([0]), np.empty(0, int)])
+def test_nothing_to_hold_out_is_refused(labels: np.ndarray) -> None:
+    with pytest.raises(UserError, match="at least two images"):
+        hold_out(labels, 0.1)
+
+
+def test_a_set_without_test_gets_one_and_says_so(pictures: Pictures) -> None:
+    made = complete(Splits("mine", pictures(30, 0), notes=("first",)))
+    assert made.test is not None
+    assert (len(made.train), len(made.test)) == (24, 6)
+    assert made.notes[0] == "first"
+    assert "no test split" in made.notes[1]
+    assert "6 images" in made.notes[1]
+
+
+def test_splits_that_exist_are_kept_and_unlabelled_ones_named(pictures: Pictures) -> None:
+    whole = Splits("mine", pictures(30, 0), pictures(9, 1), pictures(12, 2))
+    assert complete(whole) == whole
+    unlabelled = ImageSet(pictures(9, 1).images)
+    made = complete(Splits("mine", pictures(30, 0), unlabelled, unlabelled))
+    assert made.val is None
+    assert made.test is not None
+    assert made.test.labels is not None
+    assert any("val split has no labels" in note for note in made.notes)
+    with pytest.raises(UserError, match="must have labels"):
+        complete(Splits("mine", unlabelled))
+
+
+def test_duplicates_across_splits_are_counted_and_named(pictures: Pictures) -> None:
+    train, test = pictures(20, 0), pictures(10, 1)
+    images = test.images.copy()
+    images[[3, 7]] = train.images[[5, 5]]
+    names = tuple(f"{n}.png" for n in range(10))
+    found = duplicates(train, ImageSet(images, test.labels, names=names))
+    assert found == {
+        "count": 2,
+        "pairs": [{"train": "#5", "held_out": "3.png"}, {"train": "#5", "held_out": "7.png"}],
+    }
+    assert duplicates(train, test)["count"] == 0

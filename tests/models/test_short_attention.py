@@ -1,0 +1,250 @@
+"""The short-sequence kernels against float64 attention, run on the CPU by Triton's interpreter in a process of its own.
+
+Run as a script this file is that process: it prints the largest relative error of every case as JSON.
+"""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from timm.layers import RmsNorm
+from timm.models.vision_transformer import Attention, VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pmae.models import short_attention as layers
+
+TOKENS = (2, 5, 17, 32)
+SHAPES = [(n, h, d) for n in TOKENS for h in (1, 3) for d in (16, 32, 64)]
+SHAPES += [(n, h, d) for n in TOKENS for h, d in ((12, 16), (16, 32))] + [(26, 6, 16), (32, 2, 8), (17, 1, 24)]
+HALF_SHAPES = [(2, 3, 64), (5, 12, 16), (17, 12, 16), (17, 2, 32), (32, 3, 32), (26, 6, 16)]
+CASES = [("float32", *shape) for shape in SHAPES]
+CASES += [(dtype, *shape) for dtype in ("bfloat16", "float16") for shape in HALF_SHAPES]
+GROUPS = (1, 2, 4)
+BOUND = {"float32": 3e-6, "bfloat16": 2**-7, "float16": 2**-10}  # in units of the largest element: an ulp or two
+
+
+def reference(qkv: Tensor, heads: int, scale: float) -> Tensor:
+    """Attention by torch, in the precision of qkv."""
+    q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return functional.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
+
+
+def distance(got: Tensor, expected: Tensor) -> float:
+    """The largest error in units of the largest element; infinite where anything is not a number."""
+    error = ((got.double() - expected).abs().max() / expected.abs().max()).item()
+    return error if error == error else float("inf")
+
+
+def errors(qkv: Tensor, heads: int, scale: float) -> list[float]:
+    """Errors of the output and of the gradient."""
+    from pmae.models.short_attention_kernels import short_attention
+
+    qkv = qkv.detach().requires_grad_()
+    exact = qkv.detach().double().requires_grad_()
+    out, expected = short_attention(qkv, heads, scale), reference(exact, heads, scale)
+    grad = torch.randn(out.shape).to(out.dtype)
+    out.backward(grad)
+    expected.backward(grad.double())
+    assert qkv.grad is not None
+    assert exact.grad is not None
+    assert (out.dtype, qkv.grad.dtype) == (qkv.dtype, qkv.dtype)
+    return [distance(out, expected), distance(qkv.grad, exact.grad)]
+
+
+def layer_errors() -> list[float]:
+    """Errors of a whole layer that takes the kernel, output and qkv weight's gradient, against timm's in float64."""
+    plain = Attention(48, num_heads=3, qkv_bias=True)
+    fast, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
+    layers.install(fast)
+    x = torch.randn(2, 17, 48)
+    fast(x).square().sum().backward()
+    exact(x.double()).square().sum().backward()
+    return [distance(fast(x), exact(x.double())), distance(fast.qkv.weight.grad, exact.qkv.weight.grad)]
+
+
+def interpret() -> dict[str, list[float]]:
+    """Every case's errors; only in a process where Triton interprets."""
+    from pmae.models import short_attention_kernels as kernels
+
+    repair_interpreter()
+    kernels.wrap_triton = lambda kernel: kernel  # an interpreted kernel cannot be traced, nor need it be
+    layers.available = lambda device, tokens, head_dim: True
+    torch.manual_seed(0)
+    found = {}
+    for name, tokens, heads, width in CASES:
+        qkv = torch.randn(1 + (heads == 1), tokens, 3 * heads * width).to(getattr(torch, name))
+        found[case_key((name, tokens, heads, width))] = errors(qkv, heads, width**-0.5)
+    found["sharp"] = errors(torch.randn(1, 17, 96) * 30, 2, 1.0)
+    found["strided"] = errors(torch.randn(1, 96, 17).transpose(1, 2), 2, 0.3)
+    found["layer"] = layer_errors()
+    for group in GROUPS:
+        kernels.plan = lambda heads, width, group=group: group
+        found[f"group {group}"] = errors(torch.randn(2, 17, 3 * 64), 4, 0.25)
+    return found
+
+
+def repair_interpreter() -> None:
+    """The interpreter multiplies bfloat16 numbers by their bits and truncates to them; a GPU multiplies and rounds."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    product, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounded(data: Any, old: Any, new: Any, mode: Any) -> Any:
+        if (old, new) != (tl.float32, tl.bfloat16):
+            return convert(data, old, new, mode)
+        return torch.from_numpy(data.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: product(self, widened(a), widened(b), *rest)
+    interpreter._convert_float = rounded
+
+
+def case_key(case: tuple[str, int, int, int]) -> str:
+    """A case as text, for JSON and for the test's name."""
+    return "-".join(map(str, case))
+
+
+def run_python(*arguments: str, **environment: str) -> str:
+    """The output of a fresh interpreter that imports what this one does."""
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    done = subprocess.run([sys.executable, *arguments], env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[float]]:
+    pytest.importorskip("triton")
+    return json.loads(run_python(__file__, TRITON_INTERPRET="1"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_key)
+def test_output_and_gradient_match_float64(found: dict[str, list[float]], case: tuple[str, int, int, int]) -> None:
+    assert max(found[case_key(case)]) < BOUND[case[0]]
+
+
+@pytest.mark.parametrize("name", ["sharp", "strided", "layer", *(f"group {group}" for group in GROUPS)])
+def test_special_cases_match_float64(found: dict[str, list[float]], name: str) -> None:
+    # "sharp" has scores of several thousand, whose float32 rounding alone is near 3e-4 in the exponent.
+    assert max(found[name]) < (2e-3 if name == "sharp" else BOUND["float32"])
+
+
+def small_vit(**options: Any) -> VisionTransformer:
+    return VisionTransformer(img_size=16, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=0, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True, "norm_layer": RmsNorm}, {"attn_drop_rate": 0.5}], ids=str)
+def test_install_keeps_weights_and_outputs(options: dict[str, Any]) -> None:
+    plain = small_vit(**options)
+    fast = copy.deepcopy(plain)
+    assert layers.install(fast) == 3
+    fast.load_state_dict(plain.state_dict())
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    x = torch.randn(2, 3, 16, 16)
+    for net in (plain, fast):
+        torch.manual_seed(1)  # dropout must draw the same
+        net.output = net(x)
+    torch.testing.assert_close(fast.output, plain.output)
+
+
+def test_masks_reach_timm() -> None:
+    plain = Attention(32, num_heads=2)
+    fast = copy.deepcopy(plain)
+    layers.install(fast)
+    x, mask = torch.randn(2, 6, 32), torch.ones(6, 6, dtype=torch.bool).tril()
+    torch.testing.assert_close(fast(x, attn_mask=mask), plain(x, attn_mask=mask))
+    assert not torch.allclose(fast(x, attn_mask=mask), fast(x))
+
+
+def test_only_plain_layers_do_without_timm() -> None:
+    """What must stay with timm: normalized queries, dropped weights while training, masks; and not: their absence."""
+    normed, dropping = Attention(32, 2, qk_norm=True, norm_layer=nn.LayerNorm), Attention(32, 2, attn_drop=0.1)
+    module = nn.ModuleList([Attention(32, 2), normed, dropping])
+    assert layers.install(module) == 3
+    assert [layer._altered() for layer in module] == [False, True, True]
+    assert [layer._altered() for layer in module.eval()] == [False, True, False]
+
+
+def test_each_call_decides_by_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer, as on a GPU: the kernel up to 32 tokens, timm's own forward above."""
+    seen = []
+
+    def kernel(qkv: Tensor, heads: int, scale: float) -> Tensor:
+        seen.append(qkv.shape[1])
+        return reference(qkv, heads, scale)
+
+    monkeypatch.setattr(layers, "short_attention", kernel)
+    monkeypatch.setattr(layers, "on_recent_gpu", lambda device: True)
+    plain = Attention(32, num_heads=2)
+    fast = copy.deepcopy(plain)
+    layers.install(fast)
+    for tokens in (2, 5, 17, 32, 33, 65):
+        x = torch.randn(2, tokens, 32)
+        torch.testing.assert_close(fast(x), plain(x))
+    assert seen == [2, 5, 17, 32]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 12, 16])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 32, 64])
+def test_plan_divides_the_heads(heads: int, head_dim: int) -> None:
+    kernels = pytest.importorskip("pmae.models.short_attention_kernels")
+    group = kernels.plan(heads, head_dim)
+    assert heads % group == 0
+    assert group & (group - 1) == 0  # Triton's tiles and warps come in powers of two
+
+
+def test_compiles_in_one_graph() -> None:
+    layer = Attention(32, num_heads=2)
+    expected = layer(x := torch.randn(2, 5, 32))
+    layers.install(layer)
+    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), expected)
+
+
+def test_works_without_triton() -> None:
+    script = """
+import sys
+sys.modules["triton"] = None
+import torch
+from timm.models.vision_transformer import Attention
+from pmae.models.short_attention import available, install
+layer = Attention(32, num_heads=2)
+x = torch.randn(1, 5, 32)
+before = layer(x)
+print(available(torch.device("cuda"), 5, 16), install(layer), torch.equal(layer(x), before))
+"""
+    assert run_python("-c", script).split() == ["False", "1", "True"]
+
+
+def test_cpu_has_no_kernel() -> None:
+    assert not layers.available(torch.device("cpu"), 5, 16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gpu_layer_under_autocast(compiled: bool) -> None:
+    exact = Attention(192, num_heads=12, qkv_bias=True).cuda()
+    fast = copy.deepcopy(exact)
+    layers.install(fast)
+    x = torch.randn(8, 17, 192, device="cuda")
+    call = torch.compile(fast, fullgraph=True) if compiled else fast
+    with torch.autocast("cuda", torch.bfloat16):
+        call(x).float().square().sum().backward()
+        assert distance(call(x).detach(), exact.double()(x.double()).detach()) < 2**-5
+    exact(x.double()).square().sum().backward()
+    assert distance(fast.qkv.weight.grad, exact.qkv.weight.grad) < 2**-5
+
+
+if __name__ == "__main__":
+    print(json.dumps(interpret()))

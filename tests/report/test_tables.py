@@ -1,0 +1,50 @@
+"""Tables against hand-made values, in all three formats."""
+
+import csv
+import io
+
+from pmae.report.scores import Interval
+from pmae.report.tables import Table, shown, to_csv, to_html, to_markdown
+
+TABLE = Table(
+    "results",
+    "Results <on> test",
+    ("name", "accuracy", "images"),
+    [["a|b", Interval(71.234, 70.1, 72.36), 1000], ["<script>alert(1)</script>", None, -5]],
+    "A note & more.",
+)
+
+
+def test_csv_has_full_numbers_and_one_column_a_bound() -> None:
+    rows = list(csv.reader(io.StringIO(to_csv(TABLE))))
+    assert rows == [
+        ["name", "accuracy", "accuracy low", "accuracy high", "images"],
+        ["a|b", "71.234", "70.1", "72.36", "1000"],
+        ["<script>alert(1)</script>", "", "", "", "-5"],
+    ]
+
+
+def test_markdown_keeps_cells_apart_and_tags_harmless() -> None:
+    lines = to_markdown(TABLE).splitlines()
+    assert lines[0] == "### Results &lt;on&gt; test"
+    assert lines[2:6] == [
+        "| name | accuracy | images |",
+        "|---|---:|---:|",
+        "| a\\|b | 71.2 (70.1–72.4) | 1,000 |",
+        "| &lt;script&gt;alert(1)&lt;/script&gt; | – | −5 |",
+    ]
+    assert lines[-1] == "A note &amp; more."
+
+
+def test_html_escapes_every_text_and_sets_numbers_flush_right() -> None:
+    text = str(to_html(TABLE))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert '<td class="number">71.2 <small>(70.1–72.4)</small></td>' in text
+    assert text.count("<tr>") == 3
+    assert 'aria-label="Results &lt;on&gt; test"' in text
+
+
+def test_shown_values() -> None:
+    cells = [None, "", float("nan"), 12345, 0.25, "text", Interval(50.0), Interval(None), True]
+    assert [shown(cell) for cell in cells] == ["–", "–", "–", "12,345", "0.2", "text", "50.0", "–", "yes"]

@@ -1,0 +1,243 @@
+"""The command line: what it writes, how it repeats and resumes, and what a mistake gets."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pmae.cli import SHORT, main
+from pmae.runs import Run
+
+SMALL = [
+    *("--encoder.width", "16", "--encoder.depth", "1", "--encoder.heads", "2"),
+    *("--decoder.width", "16", "--decoder.depth", "1", "--decoder.heads", "2"),
+    *("--device", "cpu", "--train.precision", "float32"),
+]
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> Path:
+    images = np.random.default_rng(0).integers(0, 255, (60, 16, 16, 3), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    return tmp_path / "images.npy"
+
+
+def pretrain(*arguments: object) -> int:
+    return main(["pretrain", *map(str, arguments), *SMALL])
+
+
+def test_pretrain_prints_its_settings_and_says_what_it_derived(
+    array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 2) == 0
+    printed = capsys.readouterr().out
+    assert "60 train images of 16x16, 3 channels, uint8" in printed
+    assert "train.batch_size            16   <- about 64 steps an epoch of 60 images" in printed
+    assert "held_out_r2" in printed
+    run = Run(tmp_path / "run")
+    assert run.config.train.epochs == 2
+    assert {p.name for p in (run.path / "figures").glob("*.png")} >= {"reconstructions.png", "spectrum.png"}
+
+
+def test_a_saved_config_repeats_the_run(array: Path, tmp_path: Path) -> None:
+    assert (
+        pretrain("--data", array, "--out", tmp_path / "a", "--epochs", 1, "--masked-variance", 0.35, "--seed", 3) == 0
+    )
+    assert main(["pretrain", "--config", str(tmp_path / "a/config.json"), "--out", str(tmp_path / "b")]) == 0
+    first, second = (Run(tmp_path / name) for name in ("a", "b"))
+    assert first.config == second.config
+    assert first.config.masking.masked_variance == 0.35
+    losses = [[line.get("loss") for line in run.metrics()] for run in (first, second)]
+    assert losses[0] == losses[1]
+
+
+def test_resume_after_a_real_interrupt_ends_where_an_uninterrupted_run_does(array: Path, tmp_path: Path) -> None:
+    common = ["--data", str(array), "--epochs", "40", "--train.checkpoint-every", "40", "--probe.every", "40", *SMALL]
+    command = [sys.executable, "-m", "pmae", "pretrain"]
+    process = subprocess.Popen([*command, *common, "--out", str(tmp_path / "a")], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "a/metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, message
+    assert "continue with: pmae pretrain --out" in message
+    assert main(["pretrain", "--out", str(tmp_path / "a"), "--resume"]) == 0
+    assert main(["pretrain", *common, "--out", str(tmp_path / "b")]) == 0
+    ends = [(Run(tmp_path / name).checkpoint() / "encoder.safetensors").read_bytes() for name in ("a", "b")]
+    assert ends[0] == ends[1]
+
+
+def folder_of(path: Path, sizes: list[tuple[int, int]]) -> Path:
+    path.mkdir()
+    for number, size in enumerate(sizes):
+        Image.fromarray(np.full((*size, 3), number, np.uint8)).save(path / f"{number}.png")
+    return path
+
+
+def missing(tmp: Path) -> list[object]:
+    return ["--data", tmp / "nowhere.npy"]
+
+
+def empty(tmp: Path) -> list[object]:
+    (tmp / "void").mkdir()
+    return ["--data", tmp / "void"]
+
+
+def mixed_sizes(tmp: Path) -> list[object]:
+    return ["--data", folder_of(tmp / "mixed", [(16, 16)] * 20 + [(16, 20)])]
+
+
+def too_small(tmp: Path) -> list[object]:
+    return ["--data", folder_of(tmp / "small", [(8, 8)] * 20), "--patch-size", 16]
+
+
+def not_divisible(tmp: Path) -> list[object]:
+    return ["--data", folder_of(tmp / "odd", [(16, 16)] * 20), "--patch-size", 5]
+
+
+def prime_sides(tmp: Path) -> list[object]:
+    return ["--data", folder_of(tmp / "prime", [(31, 37)] * 20)]
+
+
+def too_few(tmp: Path) -> list[object]:
+    return ["--data", folder_of(tmp / "few", [(16, 16)] * 20), "--batch-size", 64]
+
+
+def pickled(tmp: Path) -> list[object]:
+    np.savez(tmp / "p.npz", images=np.array([object()] * 3, dtype=object))
+    return ["--data", tmp / "p.npz"]
+
+
+def truncated(tmp: Path) -> list[object]:
+    folder = folder_of(tmp / "cut", [(16, 16)] * 3)
+    for file in folder.iterdir():
+        file.write_bytes(file.read_bytes()[:40])
+    return ["--data", folder]
+
+
+def bad_config(tmp: Path) -> list[object]:
+    (tmp / "c.json").write_text(json.dumps({"train": {"epoch": 3}}))
+    return ["--config", tmp / "c.json"]
+
+
+def config_not_json(tmp: Path) -> list[object]:
+    (tmp / "c.json").write_text("{")
+    return ["--config", tmp / "c.json"]
+
+
+def out_is_a_file(tmp: Path) -> list[object]:
+    (tmp / "run").write_text("mine")
+    return ["--data", "digits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (missing, "nowhere.npy"),
+        (empty, "void"),
+        (mixed_sizes, "data.resize"),
+        (too_small, "encoder.patch_size"),
+        (not_divisible, "encoder.patch_size must be a divisor"),
+        (prime_sides, "31x37"),
+        (too_few, "train.batch_size must be at most the number of images (20), got 64"),
+        (pickled, "p.npz"),
+        (truncated, "at least one readable image, got none: '0.png'"),
+        (bad_config, "did you mean 'epochs'"),
+        (config_not_json, "readable JSON"),
+        (out_is_a_file, "out must be a folder"),
+        (lambda tmp: ["--data", "digit"], "did you mean 'digits'"),
+        (lambda tmp: ["--data", "digits", "--space", "pac"], "did you mean 'pca'"),
+        (lambda tmp: ["--data", "digits", "--recipe", "papers"], "did you mean 'paper'"),
+        (lambda tmp: ["--data", "digits", "--masked-variance", "1.5"], "masking.masked_variance must be"),
+        (lambda tmp: ["--data", "digits", "--masked-variance", "nan"], "masking.masked_variance must be"),
+        (lambda tmp: ["--data", "digits", "--space", "pixels", "--masked-variance", "0.2"], "belongs to a space"),
+        (lambda tmp: ["--data", "digits", "--epochs", "three"], "three"),
+        (lambda tmp: ["--data", "digits", "--epoch", "3"], "--epoch"),
+        (lambda tmp: ["--data", "digits", "--train.engine", "graph"], "must run on CUDA"),
+        (lambda tmp: ["--data", "digits", "--device", "tpu"], "train.device must be"),
+        (lambda tmp: ["--data", "cifar10", "--root", str(tmp)], "pmae data cifar10 --root"),
+        (lambda tmp: ["--resume"], "run must be a folder that pretraining wrote"),
+        (lambda tmp: ["--resume", "--recipe", "paper"], "must not be combined"),
+        (lambda tmp: ["--data", "digits", "--probe-data", "photos"], "probe.data must have images of the shape"),
+    ],
+)
+def test_a_mistake_is_one_clear_error_and_leaves_nothing(
+    arguments: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(tmp_path)  # type: ignore[operator]
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    try:
+        code = pretrain(*given, "--out", tmp_path / "run")
+    except SystemExit as exit:
+        code = exit.code  # type: ignore[assignment]
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    # tyro frames and wraps its messages; compare without frame and line breaks.
+    said = " ".join(captured.err.replace("│", " ").split())
+    assert message in said
+    assert "Traceback" not in said
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_is_never_overwritten(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
+    assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 2
+    assert "continue it with --resume" in capsys.readouterr().err
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pretrian"]) == 2
+    assert "did you mean 'pretrain'" in capsys.readouterr().err
+
+
+def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("pretrain", "evaluate", "report", "data", "demo"))
+    with pytest.raises(SystemExit) as exit:
+        main(["pretrain", "--help"])
+    assert exit.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(flag in printed for flag in SHORT)
+
+
+def test_evaluate_and_report_on_labelled_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pretrain("--data", "digits", "--out", tmp_path / "run", "--epochs", 2, "--batch-size", 128) == 0
+    common = [
+        "evaluate",
+        str(tmp_path / "run"),
+        "--protocols",
+        "linear",
+        "knn",
+        "--device",
+        "cpu",
+        "--epochs",
+        "1",
+        "2",
+    ]
+    assert main(common) == 0
+    printed = capsys.readouterr().out
+    assert all(
+        name in printed for name in ("pmae epoch 1", "pmae epoch 2", "random weights", "raw pixels", "pca features")
+    )
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")]) == 0
+    assert "<html" in (tmp_path / "report.html").read_text()
+
+
+def test_evaluating_without_labels_is_refused(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
+    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    assert "must have labels" in capsys.readouterr().err
+
+
+def test_python_m_pmae_answers() -> None:
+    done = subprocess.run([sys.executable, "-m", "pmae", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("pmae ")

@@ -1,0 +1,65 @@
+"""Who may import whom: the rooms have one way up."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pmae
+
+SOURCE = Path(pmae.__file__).parent
+LEAVES = {"errors", "config"}
+ALLOWED = {
+    "errors": set(),
+    "config": {"errors"},
+    "derive": LEAVES,
+    "masking": LEAVES,
+    "objectives": LEAVES,
+    "spaces": LEAVES,
+    "models": LEAVES,
+    "data": LEAVES,
+    "method": LEAVES | {"masking", "objectives", "spaces", "models"},
+    "runs": LEAVES,
+    "train": LEAVES | {"masking", "spaces", "models", "data", "method", "runs"},
+    "evaluate": LEAVES | {"models", "data", "spaces", "runs", "train.schedule"},
+    "experiments": LEAVES,
+    "report": LEAVES | {"runs"},
+}
+
+
+def rooms_imported(file: Path) -> set[str]:
+    """Rooms of this package that a file imports anywhere, as dotted names below `pmae`."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "pmae":
+            inner = node.module.split(".")[1:]
+            found |= {".".join(inner)} if inner else {alias.name for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("pmae.") for alias in node.names if alias.name.startswith("pmae.")}
+    return found
+
+
+def test_rooms_import_only_what_lies_below_them() -> None:
+    wrong = []
+    for file in SOURCE.rglob("*.py"):
+        room = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for name in rooms_imported(file):
+            outside = name.split(".")[0] != room
+            allowed = ALLOWED.get(room, {name, name.split(".")[0]})
+            if room in ALLOWED and outside and name.split(".")[0] not in allowed and name not in allowed:
+                wrong.append(f"{file.relative_to(SOURCE)} imports pmae.{name}")
+    assert not wrong
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "[m for m in ('torch', 'timm', 'tyro', 'numpy') if m in sys.modules]"
+    code = f"import sys; from pmae.cli import main; main(['--help']); print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("[]")
+
+
+def test_the_package_imports_without_any_extra() -> None:
+    extras = ("transformers", "onnx", "onnxruntime", "gradio", "ray", "wandb", "tensorboard", "datasets", "tifffile")
+    code = f"import sys\nfor m in {extras}: sys.modules[m] = None\nimport pmae, pmae.api, pmae.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

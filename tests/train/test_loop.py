@@ -1,0 +1,216 @@
+"""Training: it learns, it repeats itself, it resumes bit for bit, and it loses nothing when it is stopped."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pmae.config import Config, replace
+from pmae.data.images import ImageSet, Splits
+from pmae.derive import resolve
+from pmae.errors import Interrupted, UserError
+from pmae.runs import Run
+from pmae.train import checkpoint
+from pmae.train.loop import Trainer, pretrain, stream
+
+
+def settled(config: Config, splits: Splits, **changes: object) -> Config:
+    return resolve(replace(config, **changes), len(splits.train), splits.train.shape)[0]
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    last = run.checkpoint()
+    return {f"{f.name}/{k}": v.clone() for f in sorted(last.glob("*.safetensors")) for k, v in load_file(f).items()}
+
+
+def lines(run: Run) -> list[dict[str, float]]:
+    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in run.metrics()]
+
+
+@pytest.mark.parametrize("space", ["pca", "pixels"])
+def test_a_run_learns_and_leaves_a_whole_folder(tiny: Config, toy: Splits, tmp_path: Path, space: str) -> None:
+    config = settled(tiny, toy, space__name=space, train__epochs=12)
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    logged = [line for line in run.metrics() if "loss" in line]
+    assert logged[-1]["loss"] < logged[0]["loss"]
+    assert {"loss", "r2", "masked_share", "images_per_second", "lr", "epoch", "step"} <= logged[0].keys()
+    assert logged[-1]["step"] == 12 * 4
+    assert logged[-1]["masked_share"] == pytest.approx(0.2 if space == "pca" else 0.75, abs=0.06)
+    assert run.config == config
+    assert run.environment["data"]["counts"] == {"train": 128, "test": 32}
+    assert -1 < run.results["pretrain"]["held_out_r2"] < 1
+    assert {p.name for p in run.checkpoint().iterdir()} == {
+        "encoder.safetensors", "decoder.safetensors", "optimizer.safetensors", "state.json",
+    }  # fmt: skip
+    # Older checkpoints keep the encoder alone.
+    assert {p.name for p in run.checkpoint(3).iterdir()} == {"encoder.safetensors", "state.json"}
+    samples = load_file(run.path / "samples.safetensors")
+    assert samples["visible"].shape == (8, 3, 16, 16)
+
+
+def test_the_same_seed_repeats_the_run_and_another_does_not(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config = settled(tiny, toy)
+    first, again = (pretrain(config, toy, tmp_path / name, quiet=True) for name in ("a", "b"))
+    other = pretrain(replace(config, train__seed=1), toy, tmp_path / "c", quiet=True)
+    assert all(torch.equal(v, weights(again)[k]) for k, v in weights(first).items())
+    assert lines(first) == lines(again)
+    assert lines(first) != lines(other)
+
+
+@pytest.mark.parametrize("after", [1, 4, 7])
+def test_a_stopped_run_resumes_bit_for_bit(tiny: Config, toy: Splits, tmp_path: Path, after: int) -> None:
+    config = settled(tiny, toy, masking__ratio="uniform", optim__clip_norm=1.0)
+    whole = pretrain(config, toy, tmp_path / "whole", quiet=True)
+    _stop_after(config, toy, tmp_path / "halves", after, signal.SIGTERM)
+    stopped = Run(tmp_path / "halves")
+    assert json.loads((stopped.checkpoint() / "state.json").read_text())["step"] == after
+    resumed = pretrain(config, toy, tmp_path / "halves", resume=True, quiet=True)
+    assert weights(resumed).keys() == weights(whole).keys()
+    assert all(torch.equal(v, weights(resumed)[k]) for k, v in weights(whole).items())
+    # A stop inside a logging interval splits that interval's line in two; all others are the same.
+    later = [[line for line in lines(run) if line["step"] > after + 1] for run in (whole, resumed)]
+    assert later[0] == later[1]
+
+
+def _stop_after(config: Config, splits: Splits, out: Path, steps: int, number: signal.Signals) -> None:
+    """Send a real signal to this process while step number `steps` is taken."""
+    original = Trainer.inputs
+
+    def inputs(self: Trainer, *arguments: object) -> object:
+        if self.step == steps - 1:
+            os.kill(os.getpid(), number)
+        return original(self, *arguments)  # type: ignore[arg-type]
+
+    Trainer.inputs = inputs  # type: ignore[method-assign, assignment]
+    try:
+        with pytest.raises(Interrupted, match=r"continue with: pmae pretrain --out .* --resume") as stop:
+            pretrain(config, splits, out, quiet=True)
+    finally:
+        Trainer.inputs = original  # type: ignore[method-assign]
+    assert stop.value.code == 128 + number
+
+
+def test_ctrl_c_saves_and_the_old_handler_returns(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    _stop_after(settled(tiny, toy), toy, tmp_path / "run", 2, signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_training_works_off_the_main_thread(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    found: list[Run] = []
+    config = settled(tiny, toy, train__epochs=1)
+    thread = threading.Thread(target=lambda: found.append(pretrain(config, toy, tmp_path / "run", quiet=True)))
+    thread.start()
+    thread.join()
+    assert found[0].results["pretrain"]["epoch"] == 1
+
+
+def test_resuming_a_finished_run_changes_nothing(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config = settled(tiny, toy)
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    before = (run.path / "metrics.jsonl").read_bytes()
+    pretrain(config, toy, tmp_path / "run", resume=True, quiet=True)
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_folder_with_a_run_is_refused_and_untouched(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config = settled(tiny, toy, train__epochs=1)
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*")}
+    with pytest.raises(UserError, match="must be a folder without a run"):
+        pretrain(config, toy, tmp_path / "run", quiet=True)
+    assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*")} == before
+
+
+def test_resuming_with_other_settings_or_data_is_refused(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config = settled(tiny, toy, train__epochs=1)
+    pretrain(config, toy, tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match=r"encoder\.depth must stay 2 when a run is resumed, got 3"):
+        pretrain(replace(config, encoder__depth=3), toy, tmp_path / "run", resume=True, quiet=True)
+    fewer = Splits("toy", toy.train.take(np.arange(64)), None, toy.test)
+    with pytest.raises(UserError, match="data must be what the run began with"):
+        pretrain(config, fewer, tmp_path / "run", resume=True, quiet=True)
+
+
+def test_a_checkpoint_of_another_model_names_the_tensor(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = pretrain(settled(tiny, toy, train__epochs=1), toy, tmp_path / "run", quiet=True)
+    path = run.path / "config.json"
+    values = json.loads(path.read_text())
+    values["encoder"]["width"] = 64
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"does not fit the settings: .* must be \(.*64.*\), got"):
+        checkpoint.load_encoder(Run(run.path))
+
+
+def test_a_broken_last_checkpoint_falls_back_to_the_one_before(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config = settled(tiny, toy)
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    expected = weights(run)
+    broken = run.checkpoint() / "optimizer.safetensors"
+    broken.write_bytes(broken.read_bytes()[:100])
+    resumed = pretrain(config, toy, tmp_path / "run", resume=True, quiet=True)
+    assert all(torch.equal(v, expected[k]) for k, v in weights(resumed).items())
+
+
+def test_not_a_number_stops_the_run_and_saves_the_batch(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config = settled(tiny, toy, optim__base_lr=1e30, optim__warmup_epochs=0.0)
+    with pytest.raises(UserError, match=r"loss must be finite, got NaN or infinity at step (\d+)") as stop:
+        pretrain(config, toy, tmp_path / "run", quiet=True)
+    saved = next((tmp_path / "run").glob("failure_step_*.safetensors"))
+    assert saved.name in str(stop.value)
+    tensors = load_file(saved)
+    index, images = tensors["index"].numpy(), tensors["images"].numpy()
+    np.testing.assert_array_equal(images, toy.train.images[index])
+    assert tensors["hidden"].dtype == torch.bool
+    assert tensors["hidden"].shape == (32, 768)
+    assert not Run(tmp_path / "run").checkpoints()
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_the_last_checkpoint(
+    tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, calls, original = settled(tiny, toy), [0], checkpoint.save_file
+
+    def full(*arguments: object) -> None:
+        calls[0] += 1
+        if calls[0] > 4:
+            raise OSError(28, "No space left on device")
+        original(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        pretrain(config, toy, tmp_path / "run", quiet=True)
+    run = Run(tmp_path / "run")
+    assert [p.name for p in run.checkpoints()] == ["epoch_0001"]
+    assert not list(run.path.rglob("*.part"))
+    monkeypatch.setattr(checkpoint, "save_file", original)
+    assert pretrain(config, toy, run.path, resume=True, quiet=True).results["pretrain"]["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.random.default_rng(0).integers(0, 65_535, (40, 1, 8, 12), dtype=np.uint16),
+        np.random.default_rng(0).random((40, 5, 8, 8), dtype=np.float32),
+        np.random.default_rng(0).integers(-900, 900, (40, 2, 12, 8)).astype(np.int16),
+    ],
+    ids=["16-bit grey, not square", "float, five channels", "signed, two channels"],
+)
+def test_any_channels_sizes_and_dtypes_train(tiny: Config, tmp_path: Path, images: np.ndarray) -> None:
+    splits = Splits("odd", ImageSet(images))
+    config = settled(tiny, splits, train__batch_size=20, train__epochs=2, optim__warmup_epochs=0.5)
+    run = pretrain(config, splits, tmp_path / "run", quiet=True)
+    assert np.isfinite(run.results["pretrain"]["held_out_r2"])
+    _, encoder, standardize = checkpoint.load_encoder(run)
+    assert encoder.features(standardize(torch.from_numpy(images[:2].astype(np.float32))))["cls"].shape == (2, 32)
+
+
+def test_random_streams_do_not_repeat() -> None:
+    drawn = {stream(seed, epoch, position) for seed in range(5) for epoch in range(20) for position in range(-1, 50)}
+    assert len(drawn) == 5 * 20 * 51

@@ -1,0 +1,28 @@
+"""Schedules against closed forms."""
+
+import math
+
+import pytest
+
+from pmae.train.schedule import rate
+
+
+def test_cosine_rises_linearly_then_falls_to_zero() -> None:
+    assert rate("cosine", 0, 100, 10) == 0
+    assert rate("cosine", 5, 100, 10) == pytest.approx(0.5)
+    assert rate("cosine", 10, 100, 10) == 1
+    assert rate("cosine", 55, 100, 10) == pytest.approx(0.5)
+    assert rate("cosine", 40, 100, 10) == pytest.approx((1 + math.cos(math.pi / 3)) / 2)
+    assert rate("cosine", 100, 100, 10) == pytest.approx(0, abs=1e-12)
+
+
+def test_released_is_near_zero_for_most_of_its_warm_up() -> None:
+    assert rate("released", 0, 800, 40) == pytest.approx(1e-40)
+    assert rate("released", 39.9, 800, 40) == pytest.approx(0.1)
+    assert rate("released", 40, 800, 40) == 1
+
+
+def test_constant_stays_and_no_warm_up_starts_at_the_peak() -> None:
+    assert rate("constant", 99, 100, 10) == 1
+    assert rate("cosine", 0, 100, 0) == 1
+    assert rate("cosine", 1, 1, 1) == 1
