@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pmae.api import evaluate, pretrain
+    from pmae.api import pretrain
     from pmae.config import Config
     from pmae.experiments.recipes import recipe
     from pmae.runs import Run
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "Config": "pmae.config",
     "Run": "pmae.runs",
-    "evaluate": "pmae.api",
     "load_encoder": "pmae.train.checkpoint",
     "pretrain": "pmae.api",
     "recipe": "pmae.experiments.recipes",
 }
-__all__ = ["Config", "Run", "evaluate", "load_encoder", "pretrain", "recipe"]
+__all__ = ["Config", "Run", "load_encoder", "pretrain", "recipe"]
 
 
 def __getattr__(name: str) -> Any:

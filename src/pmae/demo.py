@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pmae import api
-from pmae.config import Config, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig
+from pmae.config import Config, DecoderConfig, EncoderConfig, OptimConfig, ProbeConfig, TrainConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
@@ -19,10 +19,12 @@ from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import Representation, extract
 from pmae.evaluate.quick import quick_scores
 from pmae.models import Encoder, build_encoder
+from pmae.report.page import write_report
 from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 
 CPU = torch.device("cpu")
+EPOCHS = 10
 
 
 def demo_config(epochs: int | None = None) -> Config:
@@ -30,8 +32,9 @@ def demo_config(epochs: int | None = None) -> Config:
     return Config(
         encoder=EncoderConfig(patch_size=4, width=96, depth=4, heads=6),
         decoder=DecoderConfig("small", width=96, depth=1, heads=6),
-        optim=OptimConfig(base_lr=2e-3, warmup_epochs=min(2.0, (epochs or 20) / 2)),
-        train=TrainConfig(epochs=epochs or 20, batch_size=128, device="cpu"),
+        optim=OptimConfig(base_lr=2e-3, warmup_epochs=min(2.0, (epochs or EPOCHS) / 2)),
+        train=TrainConfig(epochs=epochs or EPOCHS, batch_size=128, device="cpu"),
+        probe=ProbeConfig(every=max(1, (epochs or EPOCHS) // 3)),
     )
 
 
@@ -43,6 +46,7 @@ def demo(out: Path | str, epochs: int | None = None) -> Run:
     run = api.pretrain(demo_config(epochs), splits, out)
     scores = compare(run, splits)
     run.add_results(demo=scores)
+    write_report([run.path], out / "report.html")
     _print(run, scores, time.monotonic() - began)
     return run
 
@@ -95,5 +99,5 @@ def _print(run: Run, scores: dict[str, dict[str, float]], seconds: float) -> Non
         f"R2 of the hidden variance on test images {pretrained['held_out_r2']:.3f} (0 is predicting the mean); "
         f"{last['images_per_second']:,.0f} images/s; {seconds:.0f} s in all"
     )
-    for figure in sorted((run.path / "figures").glob("*.png")):
-        print(f"  {figure}")
+    for path in (*sorted((run.path / "figures").glob("*.png")), run.path / "report.html"):
+        print(f"  {path}")

@@ -40,11 +40,13 @@ def test_variance_is_that_of_the_coefficients_and_shares_sum_to_one(fitted: tupl
 
 
 def test_streamed_fit_equals_full_fit(fitted: tuple[Space, torch.Tensor]) -> None:
-    space, x = fitted
-    whole = type(space)(space.shape)
+    # In float64, so that two orders of summation cannot turn eigenvectors of nearly equal variance into each other.
+    space, x = fitted[0], fitted[1].double()
+    streamed, whole = type(space)(space.shape), type(space)(space.shape)
+    streamed.fit(x.split(64))
     whole.fit([x])
     for name, value in whole.state_dict().items():
-        torch.testing.assert_close(space.state_dict()[name], value, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(streamed.state_dict()[name], value, rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_flow_through_both_ways(fitted: tuple[Space, torch.Tensor]) -> None:

@@ -64,10 +64,11 @@ def test_each_head_of_a_stack_is_what_it_would_be_alone() -> None:
                 )
 
 
+@pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_training_equals_torch_layers_with_torch_sgd(kind: Literal["linear", "mlp"]) -> None:
+def test_training_equals_torch_layers_with_torch_sgd(kind: Literal["linear", "mlp"], clip: float | None) -> None:
     x, labels = features(96, 1)
-    config = dataclasses.replace(FAST, kinds=(kind,), base_lrs=(0.2,), weight_decays=(0.01,))
+    config = dataclasses.replace(FAST, kinds=(kind,), base_lrs=(0.2,), weight_decays=(0.01,), clip_norm=clip)
     batch = batch_of(96, 32)
     stack = Heads(kind, ("cls",), [10, 4] if kind == "linear" else [10, 10, 10, 4], [[(1.0, 0.0)]], seed=5)
     linears = []
@@ -87,6 +88,8 @@ def test_training_equals_torch_layers_with_torch_sgd(kind: Literal["linear", "ml
                 group["lr"] = 0.2 * 32 / 256 * rate("cosine", epoch + step / len(positions), 4, 1)
             optimizer.zero_grad()
             F.cross_entropy(model(x[0, index]), labels[index]).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
     probes = train_probes(always(x[:1]), Task(labels, 4, ("cls",), 10), config, {(kind, "cls"): config.grid}, 5)
     with torch.no_grad():

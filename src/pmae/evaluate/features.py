@@ -109,7 +109,8 @@ def effective_rank(features: Tensor) -> float:
     """exp(entropy of the singular values' shares): how many dimensions the features really use (RankMe)."""
     z = features.double()
     gram = z.T @ z if len(z) > z.shape[1] else z @ z.T
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    # On the host: the CUDA solver gives up on the nearly singular products that untrained features have.
+    values = torch.linalg.eigvalsh(gram.cpu()).clamp(min=0).sqrt()
     if float(values.sum()) == 0:
         return 0.0
     share = values / values.sum()

@@ -51,13 +51,16 @@ class Heads:
             out = torch.relu(out) @ layer[:, :, :-1] + layer[:, :, -1:]
         return out
 
-    def update(self, x: Tensor, labels: Tensor, fraction: Tensor, momentum: float) -> None:
-        """One step of every head at this fraction of its peak rate."""
+    def update(self, x: Tensor, labels: Tensor, fraction: Tensor, momentum: float, clip: float | None = None) -> None:
+        """One step of every head at this fraction of its peak rate, its gradient cut to a norm of at most `clip`."""
         logits = self.logits(x)
         target = labels.expand(*logits.shape[:2], -1)
         # A sum over heads of means over images: no head's gradient knows of another's.
         loss = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="sum") / len(labels)
         gradients = torch.autograd.grad(loss, self.layers)
+        if clip is not None:
+            norm = sum((gradient.square().sum((2, 3), keepdim=True) for gradient in gradients), x.new_zeros(())).sqrt()
+            gradients = tuple(gradient * (clip / (norm + 1e-12)).clamp(max=1) for gradient in gradients)
         rate, decay = (self.rates * fraction)[..., None, None], self.decays[..., None, None]
         with torch.no_grad():
             for layer, gradient, moment in zip(self.layers, gradients, self.moments, strict=True):
@@ -69,9 +72,17 @@ class Heads:
 class Trainer:
     """Runs epochs of steps over features that lie on the device; on CUDA a step is one replay of a graph."""
 
-    def __init__(self, stacks: Sequence[Heads], features: Tensor, labels: Tensor, batch: int, momentum: float) -> None:
+    def __init__(
+        self,
+        stacks: Sequence[Heads],
+        features: Tensor,
+        labels: Tensor,
+        batch: int,
+        momentum: float,
+        clip: float | None = None,
+    ) -> None:
         device, steps = features.device, features.shape[1] // batch
-        self.stacks, self.labels, self.momentum = stacks, labels, momentum
+        self.stacks, self.labels, self.momentum, self.clip = stacks, labels, momentum, clip
         self.features = features.clone()
         self.order = torch.zeros(steps, batch, dtype=torch.long, device=device)
         self.fractions = torch.zeros(steps, device=device)
@@ -93,7 +104,7 @@ class Trainer:
         x, labels = self.features.index_select(1, index), self.labels.index_select(0, index)
         fraction = self.fractions.index_select(0, self.position)
         for stack in self.stacks:
-            stack.update(x, labels, fraction, self.momentum)
+            stack.update(x, labels, fraction, self.momentum, self.clip)
         self.position.add_(1).remainder_(len(self.order))
 
 

@@ -58,7 +58,7 @@ def train_probes(source: Source, task: Task, config: ProbeConfig, grid: Grid, se
     stacks = tuple(_stack(kind, features.shape[2], task, grid, config.batch_size / 256, seed) for kind in config.kinds)
     for stack in stacks:
         stack.to(features.device)
-    trainer = Trainer(stacks, features, task.labels, batch, config.momentum)
+    trainer = Trainer(stacks, features, task.labels, batch, config.momentum, config.clip_norm)
     for epoch in range(config.epochs):
         features = features if epoch == 0 else source(epoch)
         positions = order(count, batch, seed, epoch, features.device)

@@ -35,6 +35,8 @@ class ProbeConfig:
     """L2 penalties on the weight matrices. Several are a grid."""
     momentum: float = 0.9
     """Momentum of SGD."""
+    clip_norm: float | None = None
+    """Largest norm of each head's gradient; without it a ReLU head at a high rate can die for good."""
     warmup_epochs: float = 10
     """Length of the warm-up."""
     augment: AugmentConfig | None = field(default_factory=AugmentConfig)
@@ -52,6 +54,7 @@ class ProbeConfig:
         decays = self.weight_decays
         require(bool(decays) and min(decays) >= 0, "probe.weight_decays", "numbers of at least 0", decays)
         require(0 <= self.momentum < 1, "probe.momentum", "in [0, 1)", self.momentum)
+        require(self.clip_norm is None or self.clip_norm > 0, "probe.clip_norm", "above 0", self.clip_norm)
 
     @property
     def grid(self) -> tuple[tuple[float, float], ...]:
@@ -143,6 +146,7 @@ def strong() -> Protocols:
         warmup_epochs=5,
         base_lrs=(0.01, 0.03, 0.1, 0.3, 1.0),
         weight_decays=(0.0, 1e-4, 1e-3),
+        clip_norm=1.0,
         augment=None,
         standardize=True,
     )

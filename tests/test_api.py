@@ -1,0 +1,89 @@
+"""The front door in Python: arrays in, a run out, evidence merged into it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pmae
+from pmae import api
+from pmae.config import Config, replace
+from pmae.data.images import ImageSet, Splits
+from pmae.errors import UserError
+from pmae.evaluate.protocols import only, preset
+from pmae.evaluate.watch import watch_with
+from pmae.train.checkpoint import load_encoder
+
+
+def test_arrays_in_features_out(tiny: Config, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (64, 16, 16), dtype=np.uint8)
+    run = pmae.pretrain(replace(tiny, train__epochs=1), images, tmp_path / "run", quiet=True)
+    _, encoder, standardize = pmae.load_encoder(run)
+    x = torch.from_numpy(images[:4, None])
+    first, again = (encoder.features(standardize(x))["mean"] for _ in range(2))
+    assert first.shape == (4, 32)
+    assert torch.equal(first, again)
+
+
+def test_evaluations_of_different_protocols_add_up(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__epochs=2), toy, tmp_path / "run", quiet=True)
+    for kinds in (["linear"], ["knn"]):
+        api.evaluate(run.path, only(preset("strong"), kinds), toy, epochs=(1, None), device="cpu")
+    found = run.results["evaluation"]
+    assert set(found) == {
+        f"{label} [strong]"
+        for label in ("pmae epoch 1", "pmae epoch 2", "random weights", "raw pixels", "pca features")
+    }
+    assert all({entry["protocol"] for entry in suite["results"]} == {"linear", "knn"} for suite in found.values())
+    assert "pmae epoch 2" in api.score_table(run)
+    assert (run.path / "features.safetensors").exists()
+
+
+def test_the_twin_differs_in_what_is_hidden_alone(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
+    twin = api.pretrain_twin(run.path, toy)
+    assert twin.path == tmp_path / "run-mae"
+    assert twin.config.space.name == "pixels"
+    same = ("data", "augment", "encoder", "decoder", "optim", "train")
+    assert all(getattr(twin.config, part) == getattr(run.config, part) for part in same)
+    # Asked for again, the finished twin is found, not trained anew.
+    before = (twin.path / "metrics.jsonl").read_bytes()
+    assert (api.pretrain_twin(run.path, toy).path / "metrics.jsonl").read_bytes() == before
+
+
+def test_other_shapes_are_refused(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
+    grey = Splits("grey", ImageSet(toy.train.images[:, :1], toy.train.labels))
+    with pytest.raises(UserError, match=r"data must have images of the shape .*\(3, 16, 16\), got \(1, 16, 16\)"):
+        api.evaluate(run.path, None, grey, device="cpu")
+
+
+def test_watching_never_looks_at_the_test_split(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
+    _, encoder, standardize = load_encoder(run)
+    assert toy.test is not None
+    nonsense = Splits("toy", toy.train, None, ImageSet(toy.test.images[::-1], toy.test.labels))
+    device = torch.device("cpu")
+    scores = [watch_with(splits)(encoder, standardize, device) for splits in (toy, nonsense)]
+    assert scores[0] == scores[1]
+    assert {"knn", "linear", "effective_rank"} == scores[0].keys()
+    unlabelled = Splits("toy", ImageSet(toy.train.images))
+    assert watch_with(unlabelled)(encoder, standardize, device).keys() == {"effective_rank"}
+
+
+def test_a_labelled_set_can_watch_over_an_unlabelled_one(tiny: Config, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "probe.npz", images=rng.integers(0, 255, (40, 16, 16, 3), np.uint8), labels=np.arange(40) % 2)
+    images = rng.integers(0, 255, (64, 16, 16, 3), dtype=np.uint8)
+    config = replace(tiny, train__epochs=2, probe__data=str(tmp_path / "probe.npz"), probe__every=1)
+    run = api.pretrain(config, images, tmp_path / "run", quiet=True)
+    watched = [line for line in run.metrics() if "knn" in line]
+    assert [line["epoch"] for line in watched] == [1.0, 2.0]
+    assert {"held_out_r2", "effective_rank", "linear", "r2_band_0_50"} <= watched[0].keys()
+
+
+def test_public_names_are_there() -> None:
+    assert all(callable(getattr(pmae, name)) for name in pmae.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pmae.nothing

@@ -1,0 +1,28 @@
+"""The demo, one epoch of it, and that it replaces nothing but itself."""
+
+from pathlib import Path
+
+import pytest
+
+from pmae.config import Config, replace
+from pmae.data.images import Splits
+from pmae.demo import demo
+from pmae.derive import resolve
+from pmae.errors import UserError
+from pmae.train.loop import pretrain
+
+
+def test_the_demo_shows_its_table_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = demo(tmp_path / "demo", epochs=1)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("raw pixels", "PCA features", "random weights", "PMAE", "report.html"))
+    assert set(run.results["demo"]) == {"raw pixels", "PCA features", "random weights", "PMAE"}
+    assert (run.path / "report.html").is_file()
+
+
+def test_the_demo_does_not_replace_another_run(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config, _ = resolve(replace(tiny, train__epochs=1), len(toy.train), toy.train.shape)
+    run = pretrain(config, toy, tmp_path / "mine", quiet=True)
+    with pytest.raises(UserError, match="must be a new folder or an earlier demo"):
+        demo(run.path, epochs=1)
+    assert run.checkpoint().exists()
