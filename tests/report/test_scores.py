@@ -72,6 +72,15 @@ def test_a_baseline_that_two_runs_share_is_listed_once(make_run: Callable[..., R
     assert [(name, [s.epoch for s in scores]) for name, scores in curves.items()] == [("pmae (CLS)", [1, 3])]
 
 
+def test_two_presets_of_one_encoder_stand_side_by_side(make_run: Callable[..., Run], suite: Suite) -> None:
+    strong, paper = suite({LINEAR: 0.7}), {**suite({LINEAR: 0.6}), "preset": "paper"}
+    evaluation = {"pmae epoch 3 [strong]": {**strong, "preset": "strong"}, "pmae epoch 3 [paper]": paper}
+    run = load(make_run("a", evaluation=evaluation).path)
+    found = {entrant.name: entrant.score.accuracy.value for entrant in lineup([run], "test")}
+    assert found == {"pmae epoch 3 (CLS), strong": 70.0, "pmae epoch 3 (CLS), paper": 60.0}
+    assert set(epochs_of(run, "linear", "test")) == {"pmae (CLS), strong", "pmae (CLS), paper"}
+
+
 def test_names_that_differ_and_names_for_files() -> None:
     assert distinct_names(["x/a", "y/a"]) == ["x/a", "y/a"]
     assert distinct_names(["x/a", "x/b"]) == ["a", "b"]

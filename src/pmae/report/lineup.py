@@ -24,18 +24,25 @@ def lineup(runs: Sequence[Contents], split: str) -> list[Entrant]:
     for run in runs:
         for score in run.scores:
             if score.is_baseline and score.split == split:
-                kept.setdefault((score.protocol, score.representation, score.data, score.accuracy), (run, score))
+                key = (score.protocol, score.preset, score.representation, score.data, score.accuracy)
+                kept.setdefault(key, (run, score))
     found = [*ours, *kept.values()]
-    names = Counter((score.protocol, score.representation) for _, score in found)
-    return [Entrant(run, score, _name(run, score, names, len(runs) > 1)) for run, score in found]
+    names = Counter((score.protocol, score.preset, score.representation) for _, score in found)
+    presets = len({score.preset for _, score in found})
+    return [
+        Entrant(run, score, _name(run, score, names, len(runs) > 1) + (f", {score.preset}" if presets > 1 else ""))
+        for run, score in found
+    ]
 
 
 def epochs_of(run: Contents, protocol: str, split: str) -> dict[str, list[Score]]:
     """Scores of one run by the name of what was pretrained, each over its epochs in order."""
     found: dict[str, list[Score]] = {}
+    presets = len({score.preset for score in run.scores})
     for score in run.scores:
         if not score.is_baseline and (score.protocol, score.split) == (protocol, split):
-            found.setdefault(score.representation.replace(f" epoch {score.epoch}", ""), []).append(score)
+            name = score.representation.replace(f" epoch {score.epoch}", "")
+            found.setdefault(f"{name}, {score.preset}" if presets > 1 else name, []).append(score)
     return {name: sorted(scores, key=lambda score: score.epoch) for name, scores in found.items()}
 
 
@@ -49,7 +56,7 @@ def has_epochs(run: Contents) -> bool:
     return len({score.epoch for score in run.scores if not score.is_baseline}) > 1
 
 
-def _name(run: Contents, score: Score, names: Counter[tuple[str, str]], several: bool) -> str:
+def _name(run: Contents, score: Score, names: Counter[tuple[str, str, str]], several: bool) -> str:
     """Runs are named where there are several, except for baselines that they share."""
-    shared = score.is_baseline and names[score.protocol, score.representation] == 1
+    shared = score.is_baseline and names[score.protocol, score.preset, score.representation] == 1
     return f"{run.name}: {score.representation}" if several and not shared else score.representation
