@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pmae.runs import disk_errors, write_whole
 
@@ -43,7 +44,7 @@ class Journal:
 
     def show(self, values: dict[str, float], step: int) -> None:
         """Move the live line, or print a plain one if the last is a while ago or an epoch ends."""
-        text = _line(values)
+        text = f"epoch {values['epoch']:.1f}/{self._epochs}  {_line(values)}"
         if self._live and self._task is not None:
             self._live.update(self._task, completed=step, description=text)
             return
@@ -51,7 +52,7 @@ class Journal:
         if not self._quiet and (ends or now - self._last_line >= PLAIN_SECONDS):
             self._last_line = now
             left = (now - self._began) / max(step - self._began_at, 1) * (self._epochs * self._steps_an_epoch - step)
-            print(f"epoch {values['epoch']:.4g}/{self._epochs}  {text}  {_clock(left)} left", flush=True)
+            print(f"{text}  {_clock(left)} left", flush=True)
 
 
 def forget_after(path: Path, step: int) -> None:
@@ -64,9 +65,7 @@ def forget_after(path: Path, step: int) -> None:
 
 
 def _live_progress() -> Progress:
-    from rich.console import Console
-
-    columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    columns = (BarColumn(24), TextColumn("{task.description}"), TimeRemainingColumn(), TextColumn("left"))
     return Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
 
 
