@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmae.config import Config, MaskingConfig, OptimConfig, SpaceConfig, TrainConfig, from_dict, replace, to_dict
+from pmae.config import Config, MaskingConfig, OptimConfig, SpaceConfig, TrainConfig, replace
+from pmae.config_file import from_dict, to_dict
 from pmae.errors import UserError
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "config"}
+LEAVES = {"errors", "config", "config_file"}
 ALLOWED = {
     "errors": set(),
     "config": {"errors"},
+    "config_file": {"errors", "config"},
     "derive": LEAVES,
     "masking": LEAVES,
     "objectives": LEAVES,

@@ -174,7 +174,8 @@ def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
 
     import tyro
 
-    from pmae.config import Config, from_dict
+    from pmae.config import Config
+    from pmae.config_file import from_dict
     from pmae.experiments.recipes import recipe
     from pmae.runs import Run, read_json
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pmae.config import Config, from_dict, to_dict
+from pmae.config import Config
+from pmae.config_file import from_dict, to_dict
 from pmae.errors import UserError
 
 

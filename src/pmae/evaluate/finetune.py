@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pmae.config import to_dict
+from pmae.config_file import to_dict
 from pmae.data.augment import Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
 from pmae.errors import unknown_name

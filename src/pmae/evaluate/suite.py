@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pmae.config import to_dict
+from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.images import Splits
 from pmae.errors import require

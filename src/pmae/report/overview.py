@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from pmae.config import to_dict
+from pmae.config_file import to_dict
 from pmae.report.contents import Contents
 from pmae.report.figures import headline
 from pmae.report.lineup import lineup

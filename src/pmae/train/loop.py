@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pmae import masking
-from pmae.config import Config, to_dict
+from pmae.config import Config
+from pmae.config_file import to_dict
 from pmae.data.augment import Standardize, draw_boxes
 from pmae.data.batches import Batches, fit_standardize
 from pmae.data.images import Splits

@@ -1,0 +1,50 @@
+"""Settings to and from JSON: what is written can be read back; a misspelt key or a wrong type is refused by name."""
+
+import dataclasses
+import types
+import typing
+from typing import Any, Literal
+
+from pmae.config import Config
+from pmae.errors import UserError, unknown_name
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested dictionary, ready for JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: Any, kind: type[Any] = Config, where: str = "") -> Any:
+    """The inverse of `to_dict`: unknown keys and wrong types are refused by name."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where or 'config'} must be an object of settings, got {values!r}")
+    hints = typing.get_type_hints(kind)
+    names = {f.name for f in dataclasses.fields(kind)}
+    for key in values:
+        if key not in names:
+            raise unknown_name(f"{where}{'.' if where else ''}key", key, names)
+    return kind(**{key: _read(value, hints[key], f"{where}.{key}".lstrip(".")) for key, value in values.items()})
+
+
+def _read(value: Any, kind: Any, where: str) -> Any:
+    """One JSON value as the declared type, or an error that names both."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return from_dict(value, typing.cast(type[Any], kind), where)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        return _read(value, next(a for a in arguments if a is not type(None)), where)
+    if origin is Literal:
+        if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
+            raise unknown_name(where, value, map(str, arguments))
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple) or len(value) != len(arguments):
+            raise UserError(f"{where} must be a list of {len(arguments)} values, got {value!r}")
+        return tuple(_read(v, a, where) for v, a in zip(value, arguments, strict=True))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise UserError(f"{where} must be {kind.__name__}, got {value!r}")
+    return value
