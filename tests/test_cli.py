@@ -184,6 +184,18 @@ def test_a_mistake_is_one_clear_error_and_leaves_nothing(
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
+def test_an_unreadable_file_is_named_in_one_line_and_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path / "images", [(16, 16)] * 20)
+    (folder / "broken.png").write_bytes((folder / "0.png").read_bytes()[:40])
+    assert pretrain("--data", folder, "--out", tmp_path / "run", "--epochs", 1) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "broken.png" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("pmae: warning: skipped 1 unreadable")
+    assert any("broken.png" in note for note in Run(tmp_path / "run").environment["data"]["notes"])
+
+
 def test_a_run_is_never_overwritten(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}

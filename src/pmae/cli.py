@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -140,7 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given[0] not in COMMANDS:
             raise unknown_name("command", given[0], COMMANDS)
-        COMMANDS[given[0]](given[1:])
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn  # type: ignore[assignment]
+            COMMANDS[given[0]](given[1:])
     except UserError as error:
         print(f"pmae: error: {error}", file=sys.stderr)
         return 2
@@ -160,6 +163,12 @@ def _labelled(options: argparse.Namespace) -> "DataConfig":
 
     given = {"source": options.data, "root": options.root, "labels": options.labels}
     return dataclasses.replace(Run(options.run).config.data, **{k: v for k, v in given.items() if v is not None})
+
+
+def _warn(message: Warning | str, category: type[Warning], *where: object) -> None:
+    """Our own warnings as one plain line; other people's are for developers."""
+    if category is UserWarning:
+        print(f"pmae: warning: {message}", file=sys.stderr)
 
 
 def _overview() -> str:

@@ -88,7 +88,8 @@ def _clear(out: Path) -> None:
 def _print(run: Run, scores: dict[str, dict[str, float]], seconds: float) -> None:
     console = Console()
     pretrained, last = run.results["pretrain"], [m for m in run.metrics() if "images_per_second" in m][-1]
-    table = Table(title="photos: which photograph is this 32x32 crop from? (test accuracy, %)")
+    console.print("\nWhich photograph is this 32x32 crop from? Test accuracy, %:")
+    table = Table()
     for column in ("representation", "k-NN", "linear"):
         table.add_column(column, justify="left" if column == "representation" else "right")
     for name, score in scores.items():
