@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pmae.errors import UserError
 from pmae.evaluate.draws import batch_of, order
 from pmae.evaluate.heads import Heads
-from pmae.evaluate.probes import Source, Task, choose, train_probes
+from pmae.evaluate.probes import Source, Task, choose, train_probes, train_together
 from pmae.evaluate.protocols import PRESETS, ProbeConfig, only, paper, preset, released, strong
 from pmae.evaluate.quick import logistic_regression, quick_scores
 from pmae.evaluate.splits import hold_out
@@ -62,6 +62,22 @@ def test_each_head_of_a_stack_is_what_it_would_be_alone() -> None:
                 assert torch.allclose(
                     alone.scores(x[p : p + 1])[kind, pooling][0], together[kind, pooling][r], atol=1e-4
                 )
+
+
+def test_seeds_trained_together_equal_those_trained_alone_and_share_the_passes() -> None:
+    x, labels = features(96, 1)
+    passes = []
+
+    def source(epoch: int) -> torch.Tensor:
+        passes.append(epoch)
+        return x + 0.1 * epoch
+
+    together = train_together(source, task(labels), FAST, {seed: every(FAST) for seed in (0, 1)})
+    assert passes == list(range(FAST.epochs))
+    for seed, probes in together.items():
+        alone = train_probes(source, task(labels), FAST, every(FAST), seed)
+        for head, scores in alone.scores(x).items():
+            assert torch.allclose(probes.scores(x)[head], scores, atol=1e-5)
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])

@@ -19,7 +19,9 @@ class Batches:
         self.device = device
         self.resident = device.type == "cpu" or _belongs_on_device(images.nbytes, device, keep_on)
         self._array = images
-        self._images = as_tensor(images).to(device) if self.resident and not isinstance(images, np.memmap) else None
+        # A file mapped into memory stays on the disk for the CPU, and goes to another device whole.
+        mapped = device.type == "cpu" and isinstance(images, np.memmap)
+        self._images = as_tensor(images).to(device) if self.resident and not mapped else None
 
     def __len__(self) -> int:
         return len(self._array)

@@ -83,16 +83,15 @@ class Trainer:
     ) -> None:
         device, steps = features.device, features.shape[1] // batch
         self.stacks, self.labels, self.momentum, self.clip = stacks, labels, momentum, clip
-        self.features = features.clone()
+        self.features = features
         self.order = torch.zeros(steps, batch, dtype=torch.long, device=device)
         self.fractions = torch.zeros(steps, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         state = [self.position, *(t for stack in stacks for t in (*stack.layers, *stack.moments))]
         self._advance = captured(self._step, state) if device.type == "cuda" else self._step
 
-    def epoch(self, features: Tensor, order: Tensor, fractions: Sequence[float]) -> None:
-        """One epoch in this order, each step at its fraction of the peak rate; the host never waits."""
-        self.features.copy_(features)
+    def epoch(self, order: Tensor, fractions: Sequence[float]) -> None:
+        """One epoch over what `features` holds now, in this order, each step at its fraction of the peak rate."""
         self.order.copy_(order)
         self.fractions.copy_(torch.tensor(fractions))
         for _ in range(len(order)):

@@ -52,20 +52,31 @@ class Probes:
 
 def train_probes(source: Source, task: Task, config: ProbeConfig, grid: Grid, seed: int) -> Probes:
     """Train all the heads of a grid for `config.epochs`."""
+    return train_together(source, task, config, {seed: grid})[seed]
+
+
+def train_together(source: Source, task: Task, config: ProbeConfig, grids: Mapping[int, Grid]) -> dict[int, Probes]:
+    """The same for several seeds on the same passes of features: they differ in first weights and in order.
+
+    An augmented pass of the encoder costs far more than the heads, so all seeds share it.
+    """
     features, count = source(0), len(task.labels)
     mean, std = _statistics(features, config.standardize)
-    batch = batch_of(count, config.batch_size)
-    stacks = tuple(_stack(kind, features.shape[2], task, grid, config.batch_size / 256, seed) for kind in config.kinds)
-    for stack in stacks:
-        stack.to(features.device)
-    trainer = Trainer(stacks, features, task.labels, batch, config.momentum, config.clip_norm)
+    batch, shown = batch_of(count, config.batch_size), torch.empty_like(features)
+    stacks = {seed: _stacks(task, config, grid, seed, features) for seed, grid in grids.items()}
+    trainers = {
+        seed: Trainer(stack, shown, task.labels, batch, config.momentum, config.clip_norm)
+        for seed, stack in stacks.items()
+    }
     for epoch in range(config.epochs):
         features = features if epoch == 0 else source(epoch)
-        positions = order(count, batch, seed, epoch, features.device)
-        moments = [epoch + step / len(positions) for step in range(len(positions))]
-        fractions = [rate("cosine", moment, config.epochs, config.warmup_epochs) for moment in moments]
-        trainer.epoch((features - mean) / std, positions, fractions)
-    return Probes(task.poolings, stacks, mean, std)
+        shown.copy_((features - mean) / std)
+        for seed, trainer in trainers.items():
+            positions = order(count, batch, seed, epoch, features.device)
+            moments = [epoch + step / len(positions) for step in range(len(positions))]
+            fractions = [rate("cosine", moment, config.epochs, config.warmup_epochs) for moment in moments]
+            trainer.epoch(positions, fractions)
+    return {seed: Probes(task.poolings, stack, mean, std) for seed, stack in stacks.items()}
 
 
 def choose(
@@ -88,6 +99,12 @@ def choose(
         right = right.where(scores.isfinite().flatten(1).all(1), -1.0)
         best[head] = (config.grid[int(right.argmax())],)
     return best
+
+
+def _stacks(task: Task, config: ProbeConfig, grid: Grid, seed: int, features: Tensor) -> tuple[Heads, ...]:
+    """Untrained heads of every kind on the features' device."""
+    width, scale = features.shape[2], config.batch_size / 256
+    return tuple(_stack(kind, width, task, grid, scale, seed).to(features.device) for kind in config.kinds)
 
 
 def _stack(kind: str, width: int, task: Task, grid: Grid, scale: float, seed: int) -> Heads:

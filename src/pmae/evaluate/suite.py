@@ -39,7 +39,7 @@ from pmae.evaluate.bench import Bench, describe, set_up, shape_of
 from pmae.evaluate.features import Representation, stacked
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.neighbours import nearest, votes
-from pmae.evaluate.probes import Task, choose, train_probes
+from pmae.evaluate.probes import Task, choose, train_together
 from pmae.evaluate.protocols import FinetuneConfig, KnnConfig, ProbeConfig, Protocols
 from pmae.evaluate.results import Measured, Run, entry
 from pmae.evaluate.splits import complete
@@ -103,19 +103,18 @@ def _probes(bench: Bench, config: ProbeConfig, seeds: Sequence[int]) -> list[Mea
         task = Task(bench.target(), len(bench.classes), poolings, bench.represent.width)
         plain = {name: stacked(found, poolings) for name, found in bench.features.items()}
         runs: dict[tuple[str, str, str], list[Run]] = {}
-        for seed in seeds:
 
-            def source(epoch: int, seed: int = seed) -> Tensor:
-                if config.augment is None:
-                    return plain["train"]
-                return stacked(bench.extractor(bench.parts["train"], config.augment, (seed, epoch)), poolings)
+        def source(epoch: int) -> Tensor:
+            if config.augment is None:
+                return plain["train"]
+            return stacked(bench.extractor(bench.parts["train"], config.augment, (seeds[0], epoch)), poolings)
 
-            parts = bench.validation() if len(config.grid) > 1 else (task.labels, task.labels)
-            grid = choose(source, plain["train"], task, parts, config, seed)
-            probes = train_probes(source, task, config, grid, seed)
+        parts = bench.validation() if len(config.grid) > 1 else (task.labels, task.labels)
+        grids = {seed: choose(source, plain["train"], task, parts, config, seed) for seed in seeds}
+        for seed, probes in train_together(source, task, config, grids).items():
             for split in bench.held_out:
                 for (kind, pooling), scores in probes.scores(plain[split]).items():
-                    lr, decay = grid[kind, pooling][0]
+                    lr, decay = grids[seed][kind, pooling][0]
                     run = Run(seed, bench.seen(scores[0]), {"base_lr": lr, "weight_decay": decay})
                     runs.setdefault((kind, pooling, split), []).append(run)
     chosen_on = _chosen_on(bench) if len(config.grid) > 1 else FIXED
