@@ -215,6 +215,21 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert "did you mean 'pretrain'" in capsys.readouterr().err
 
 
+def test_ctrl_c_before_training_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pmae.train.loop.fit_standardize", stop)
+    common = ["--data", "digits", "--out", str(tmp_path / "run"), "--epochs", "1"]
+    assert main(["pretrain", *common, *SMALL]) == 130
+    assert capsys.readouterr().err == "pmae: stopped\n"
+    # Nothing was trained yet, and what is there can be continued.
+    monkeypatch.undo()
+    assert main(["pretrain", "--out", str(tmp_path / "run"), "--resume"]) == 0
+
+
 def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out

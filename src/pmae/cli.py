@@ -147,6 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"pmae: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("pmae: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         return 1
     except Interrupted as stop:

@@ -63,7 +63,7 @@ def test_the_same_seed_repeats_the_run_and_another_does_not(tiny: Config, toy: S
     assert lines(first) != lines(other)
 
 
-@pytest.mark.parametrize("after", [1, 4, 7])
+@pytest.mark.parametrize("after", [1, 4, 7, 12])
 def test_a_stopped_run_resumes_bit_for_bit(tiny: Config, toy: Splits, tmp_path: Path, after: int) -> None:
     config = settled(tiny, toy, masking__ratio="uniform", optim__clip_norm=1.0)
     whole = pretrain(config, toy, tmp_path / "whole", quiet=True)
@@ -74,8 +74,11 @@ def test_a_stopped_run_resumes_bit_for_bit(tiny: Config, toy: Splits, tmp_path: 
     assert weights(resumed).keys() == weights(whole).keys()
     assert all(torch.equal(v, weights(resumed)[k]) for k, v in weights(whole).items())
     # A stop inside a logging interval splits that interval's line in two; all others are the same.
+    if after % 2 == 0:
+        assert lines(resumed) == lines(whole)
     later = [[line for line in lines(run) if line["step"] > after + 1] for run in (whole, resumed)]
     assert later[0] == later[1]
+    assert resumed.results == whole.results
 
 
 def _stop_after(config: Config, splits: Splits, out: Path, steps: int, number: signal.Signals) -> None:

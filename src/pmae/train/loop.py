@@ -45,6 +45,8 @@ def pretrain(
     """Train a resolved configuration on a data set into a run folder; `watch` scores the encoder now and then."""
     device = pick_device(config.train.device)
     pick_engine(config.train.engine, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     with torch.device("meta"):
         # A dry build without memory: what does not fit the data is refused before anything is written.
         build_method(config, splits.train.shape)
@@ -83,11 +85,11 @@ class Trainer:
         )
         try:
             with Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet) as journal:
+                # A run that was stopped right after an epoch owes its signals: they come first.
+                self._signals(journal, watch)
                 while self.step < self.epochs * self.steps:
                     self._epoch(journal)
-                    epoch = self.step // self.steps
-                    if epoch == self.epochs or epoch % self.probe_every == 0:
-                        self._signals(journal, epoch, watch)
+                    self._signals(journal, watch)
             self._finish()
         finally:
             for number, handler in handlers.items():
@@ -156,8 +158,12 @@ class Trainer:
         state = {"epoch": epoch, "step": self.step}
         checkpoint.save(self.run, self.model, self.optimizer, name, state, self.config.train.keep)
 
-    def _signals(self, journal: Journal, epoch: int, watch: Watch | None) -> None:
-        """Label-free signals on held-out images, and whatever `watch` measures."""
+    def _signals(self, journal: Journal, watch: Watch | None) -> None:
+        """Label-free signals on held-out images, and whatever `watch` measures, if due and not there yet."""
+        epoch, position = divmod(self.step, self.steps)
+        due = position == 0 and epoch > 0 and (epoch == self.epochs or epoch % self.probe_every == 0)
+        if not due or any(line["step"] == self.step and "held_out_r2" in line for line in self.run.metrics()):
+            return
         self.model.eval()
         values = hidden_r2(self.model, self.standardize, self._held_out_batches(), self.config.train.seed)
         if watch:
