@@ -15,8 +15,10 @@ from pmae.train.loop import pretrain
 def test_the_demo_shows_its_table_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = demo(tmp_path / "demo", epochs=1)
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("raw pixels", "PCA features", "random weights", "PMAE", "report.html"))
-    assert set(run.results["demo"]) == {"raw pixels", "PCA features", "random weights", "PMAE"}
+    assert all(name in printed for name in ("raw pixels", "pca features", "random weights", "PMAE", "report.html"))
+    labels = ("pmae epoch 1", "raw pixels", "pca features", "random weights")
+    assert set(run.results["evaluation"]) == {f"{label} [demo]" for label in labels}
+    assert "Did pretraining help" in (run.path / "report.html").read_text()
     assert (run.path / "report.html").is_file()
 
 
