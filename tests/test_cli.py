@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pmae.cli import SHORT, main
+from pmae.cli import main
+from pmae.cli.pretrain import SHORT
 from pmae.runs import Run
 
 SMALL = [

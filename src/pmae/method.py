@@ -60,6 +60,10 @@ class MaskedAutoencoder(nn.Module, ABC):
         """How many things can be hidden: components or patches."""
 
     @abstractmethod
+    def hidden(self, draw: Draw) -> Tensor:
+        """Booleans (B, K) or (B, N): what a draw hides."""
+
+    @abstractmethod
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
         """Hide, predict and compare a batch of standardized images."""
 
@@ -85,13 +89,17 @@ class PMAE(MaskedAutoencoder):
 
     @property
     def units(self) -> int:
-        return int(self.space.variance.shape[0])
+        return self.space.units
+
+    def hidden(self, draw: Draw) -> Tensor:
+        share, prefix = self.space.unit_share, self.config.masking.prefix
+        return self.space.spread(masking.hide_components(draw.noise, share, draw.ratio, prefix))
 
     def hide(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients (B, K), which of them are hidden (B, K), and the image of the visible ones."""
-        z = self.space.project(x)
-        hidden = masking.hide_components(draw.noise, self.space.share, draw.ratio, self.config.masking.prefix)
-        return z, hidden, self.space.reconstruct(z.masked_fill(hidden, 0.0))
+        z, hidden = self.space.project(x), self.hidden(draw)
+        visible = self.space.reconstruct(z.masked_fill(hidden, 0.0))
+        return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
         z, hidden, visible = self.hide(x, draw)
@@ -134,6 +142,9 @@ class MAE(MaskedAutoencoder):
     def units(self) -> int:
         return self.patches
 
+    def hidden(self, draw: Draw) -> Tensor:
+        return masking.hide_patches(draw.noise, draw.visible).hidden
+
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
         mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
         patches = patchify(x, self.patch)
@@ -153,7 +164,7 @@ class MAE(MaskedAutoencoder):
 
 def build_method(config: Config, shape: tuple[int, int, int], space: Space | None = None) -> MaskedAutoencoder:
     """The method that a resolved configuration describes, for images (C, H, W)."""
-    space = space or build_space(config.space.name, shape)
+    space = space or build_space(config.space, shape)
     kind = MAE if config.space.name == "pixels" else PMAE
     return kind(config, space, build_encoder(config.encoder, shape))
 

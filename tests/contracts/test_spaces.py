@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import SPACES, Space, build_space
 
@@ -21,7 +22,7 @@ def images(shape: tuple[int, int, int], count: int = 300) -> torch.Tensor:
 @pytest.fixture(params=[(name, shape) for name in sorted(SPACES) for shape in SHAPES], ids=str)
 def fitted(request: pytest.FixtureRequest) -> tuple[Space, torch.Tensor]:
     name, shape = request.param
-    space, x = build_space(name, shape), images(shape)
+    space, x = build_space(SpaceConfig(name), shape), images(shape)
     space.fit(x.split(64))
     return space, x
 
@@ -42,7 +43,7 @@ def test_variance_is_that_of_the_coefficients_and_shares_sum_to_one(fitted: tupl
 def test_streamed_fit_equals_full_fit(fitted: tuple[Space, torch.Tensor]) -> None:
     # In float64, so that two orders of summation cannot turn eigenvectors of nearly equal variance into each other.
     space, x = fitted[0], fitted[1].double()
-    streamed, whole = type(space)(space.shape), type(space)(space.shape)
+    streamed, whole = build_space(space.config, space.shape), build_space(space.config, space.shape)
     streamed.fit(x.split(64))
     whole.fit([x])
     for name, value in whole.state_dict().items():
@@ -64,7 +65,7 @@ def test_gradients_flow_through_both_ways(fitted: tuple[Space, torch.Tensor]) ->
 def test_save_and_load_keep_every_bit(fitted: tuple[Space, torch.Tensor], tmp_path: object) -> None:
     space, x = fitted
     save_file(space.state_dict(), f"{tmp_path}/space.safetensors")
-    loaded = type(space)(space.shape)
+    loaded = build_space(space.config, space.shape)
     loaded.load_state_dict(load_file(f"{tmp_path}/space.safetensors"))
     assert torch.equal(loaded.project(x), space.project(x))
 
@@ -78,9 +79,9 @@ def test_a_space_can_be_exported_to_one_graph(fitted: tuple[Space, torch.Tensor]
 @pytest.mark.parametrize("name", sorted(SPACES))
 def test_one_image_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="at least 2 images"):
-        build_space(name, (1, 4, 4)).fit([torch.zeros(1, 1, 4, 4)])
+        build_space(SpaceConfig(name), (1, 4, 4)).fit([torch.zeros(1, 1, 4, 4)])
 
 
 def test_an_unknown_space_names_the_choices() -> None:
     with pytest.raises(UserError, match=r"space\.name: unknown name 'pac'; did you mean 'pca'"):
-        build_space("pac", (1, 4, 4))
+        build_space(SpaceConfig("pac"), (1, 4, 4))

@@ -1,5 +1,6 @@
 """Masking spaces, by name."""
 
+from pmae.config import SpaceConfig
 from pmae.errors import unknown_name
 from pmae.spaces.base import Space
 from pmae.spaces.pca import PCA
@@ -8,11 +9,11 @@ from pmae.spaces.pixels import Pixels
 SPACES: dict[str, type[Space]] = {"pca": PCA, "pixels": Pixels}
 
 
-def build_space(name: str, shape: tuple[int, int, int]) -> Space:
-    """An unfitted space of this name for images (C, H, W)."""
-    if name not in SPACES:
-        raise unknown_name("space.name", name, SPACES)
-    return SPACES[name](shape)
+def build_space(config: SpaceConfig, shape: tuple[int, int, int]) -> Space:
+    """The unfitted space that the settings name, for images (C, H, W)."""
+    if config.name not in SPACES:
+        raise unknown_name("space.name", config.name, SPACES)
+    return SPACES[config.name](shape, config)
 
 
 __all__ = ["PCA", "SPACES", "Pixels", "Space", "build_space"]

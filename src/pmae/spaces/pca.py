@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces.base import Space
 
@@ -21,8 +22,8 @@ class PCA(Space):
     components: Tensor
     tolerance = 1e-4
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        super().__init__(shape)
+    def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
+        super().__init__(shape, config)
         size = shape[0] * shape[1] * shape[2]
         _refuse_if_too_large(size)
         self.register_buffer("mean", torch.zeros(size))

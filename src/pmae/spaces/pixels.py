@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces.base import Space
 
@@ -14,8 +15,8 @@ class Pixels(Space):
 
     tolerance = 0.0
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        super().__init__(shape)
+    def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
+        super().__init__(shape, config)
         channels, height, width = shape
         self.register_buffer("variance", torch.ones(channels * height * width))
 

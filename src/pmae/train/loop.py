@@ -187,7 +187,7 @@ class Trainer:
         images = self.standardize(inputs.images)
         finite = images.flatten(1).isfinite().all(1)
         tensors = {"images": inputs.images, "index": index, "noise": inputs.draw.noise, "ratio": inputs.draw.ratio}
-        tensors |= {"hidden": _hidden(self.model, inputs), "finite_images": finite}
+        tensors |= {"hidden": self.model.hidden(inputs.draw), "finite_images": finite}
         path = self.run.path / f"failure_step_{step:08d}.safetensors"
         write_whole(path, lambda temporary: save_file({k: v.contiguous().cpu() for k, v in tensors.items()}, temporary))
         cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"
@@ -227,7 +227,7 @@ def _fitted(
 ) -> tuple[Standardize, Space]:
     """Statistics and space, from the run folder if they are there, else fitted and saved."""
     path = run.path / "fitted.safetensors"
-    space = build_space(config.space.name, shape).to(device)
+    space = build_space(config.space, shape).to(device)
     if path.exists():
         checkpoint.load_into(space, path, prefix="space.")
         return checkpoint.load_standardize(run).to(device), space
@@ -244,12 +244,6 @@ def _seeded_model(config: Config, shape: tuple[int, int, int], space: Space) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         return build_method(config, shape, space)
-
-
-def _hidden(model: MaskedAutoencoder, inputs: Inputs) -> Tensor:
-    if model.config.space.name == "pixels":
-        return masking.hide_patches(inputs.draw.noise, inputs.draw.visible).hidden
-    return masking.hide_components(inputs.draw.noise, model.space.share, inputs.draw.ratio, model.config.masking.prefix)
 
 
 def _main_thread() -> bool:

@@ -1,0 +1,60 @@
+"""The command line, one module a command: parse, call, print. A module is imported when its command is asked for."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+
+from pmae.errors import Interrupted, UserError, unknown_name
+
+COMMANDS = {
+    "pretrain": "Pretrain an encoder without labels on a named set, a folder or an array file.",
+    "evaluate": "Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining.",
+    "report": "Write one self-contained HTML page about one or several runs.",
+    "data": "Fetch and verify a named data set; the only command that uses the network.",
+    "demo": "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned.",
+}
+"""What `pmae --help` says; command `x` is `run` in module `pmae.cli.x`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one line and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if given[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"pmae {version('pmae')}")
+        return 0
+    try:
+        if given[0] not in COMMANDS:
+            raise unknown_name("command", given[0], COMMANDS)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn  # type: ignore[assignment]
+            import_module(f"pmae.cli.{given[0]}").run(given[1:])
+    except UserError as error:
+        print(f"pmae: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("pmae: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Interrupted as stop:
+        print(f"pmae: {stop}", file=sys.stderr)
+        return stop.code
+    return 0
+
+
+def _warn(message: Warning | str, category: type[Warning], *where: object) -> None:
+    """Our own warnings as one plain line; other people's are for developers."""
+    if category is UserWarning:
+        print(f"pmae: warning: {message}", file=sys.stderr)
+
+
+def _overview() -> str:
+    lines = [f"  {name:<10} {sentence}" for name, sentence in COMMANDS.items()]
+    title = "pmae: learn image representations without labels by masking components instead of pixels"
+    return "\n".join([title, "", "commands:", *lines, "", "pmae COMMAND --help tells the rest; pmae --version"])

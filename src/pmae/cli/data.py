@@ -1,0 +1,16 @@
+"""Fetch and verify a named data set; the only command that uses the network."""
+
+import argparse
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, call, print."""
+    from pathlib import Path
+
+    from pmae.data.fetch import FETCHABLE, fetch
+
+    parser = argparse.ArgumentParser("pmae data", description=__doc__, allow_abbrev=False)
+    parser.add_argument("name", help=f"one of {', '.join(FETCHABLE)}")
+    parser.add_argument("--root", default="data", help="folder that holds named sets")
+    options = parser.parse_args(arguments)
+    print("\n".join(fetch(options.name, Path(options.root))))

@@ -1,0 +1,14 @@
+"""Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned."""
+
+import argparse
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, call, print."""
+    from pmae.demo import demo as run_demo
+
+    parser = argparse.ArgumentParser("pmae demo", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--out", default="runs/demo", help="run folder; an old demo there is replaced")
+    parser.add_argument("--epochs", type=int, default=None, help="passes over the crops")
+    options = parser.parse_args(arguments)
+    run_demo(options.out, options.epochs)

@@ -1,0 +1,17 @@
+"""Write one self-contained HTML page about one or several runs."""
+
+import argparse
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, call, print."""
+    from pmae.report.page import write_report
+
+    parser = argparse.ArgumentParser("pmae report", description=__doc__, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", help="run folders")
+    parser.add_argument(
+        "-o", "--out", default="report.html", help="the page to write; its tables and figures go beside"
+    )
+    options = parser.parse_args(arguments)
+    write_report(options.runs, options.out)
+    print(f"report: {options.out}")
