@@ -19,7 +19,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/pca.py
-	$(BIN)/python -W ignore benchmarks/step.py
+	$(BIN)/pmae bench
 
 $(STAMP): pyproject.toml
 	$(shell command -v $(PYTHON) || command -v python3) -m venv $(VENV)

@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pmae.api import pretrain
     from pmae.config import Config
+    from pmae.estimator import PMAE
     from pmae.experiments.recipes import recipe
     from pmae.runs import Run
     from pmae.train.checkpoint import load_encoder
+    from pmae.views import ComponentMask
 
 _HOMES = {
+    "ComponentMask": "pmae.views",
+    "PMAE": "pmae.estimator",
     "Config": "pmae.config",
     "Run": "pmae.runs",
     "load_encoder": "pmae.train.checkpoint",
     "pretrain": "pmae.api",
     "recipe": "pmae.experiments.recipes",
 }
-__all__ = ["Config", "Run", "load_encoder", "pretrain", "recipe"]
+__all__ = ["PMAE", "ComponentMask", "Config", "Run", "load_encoder", "pretrain", "recipe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
 """The front door in Python: from a name, a path or an array to a finished run folder, and from there to evidence."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from pmae.config import Config, DataConfig, replace
+from pmae.config import Config, DataConfig, SpaceConfig, replace
 from pmae.data.batches import Batches
 from pmae.data.datasets import load
 from pmae.data.images import ImageSet, Splits
@@ -17,7 +18,7 @@ from pmae.errors import UserError
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import Representation, extract
-from pmae.evaluate.protocols import Protocols, only, preset
+from pmae.evaluate.protocols import Protocols, only, preset, without_augmentation
 from pmae.evaluate.splits import complete
 from pmae.evaluate.watch import watch_with
 from pmae.models import build_encoder
@@ -40,8 +41,8 @@ def pretrain(
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`."""
     config = config or Config()
     splits = load(config.data) if images is None else in_memory(images, config.data)
-    config, reasons = resolve(config, len(splits.train), splits.train.shape)
-    probe = load(DataConfig(source=config.probe.data, root=config.data.root)) if config.probe.data else splits
+    config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors)
+    probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
     _same_shape("probe.data", splits.train.shape, probe.train)
     if not quiet:
         print(f"{splits.name}: {_counts(splits)}\n{describe(config, reasons)}", flush=True)
@@ -65,6 +66,7 @@ def evaluate(
     config, encoder, standardize = load_encoder(run)
     splits = complete(splits or load(config.data))
     _same_shape("data", encoder.shape, splits.train)
+    protocols = without_augmentation(protocols) if splits.train.vectors else protocols
     standardize = standardize.to(where)
     for epoch in epochs:
         _, encoder, _ = load_encoder(run, epoch)
@@ -87,9 +89,10 @@ def pretrain_twin(path: Path | str, splits: Splits | None = None) -> Run:
 
 def mae_twin(config: Config) -> Config:
     """The same budget, model and data, with patches hidden instead of components."""
+    pixels = {f"space__{key}": value for key, value in dataclasses.asdict(SpaceConfig("pixels")).items()}
     return replace(
         config,
-        space__name="pixels",
+        **pixels,
         masking__masked_variance=None,
         masking__masked_patches=0.75,
         objective__target="patches",
@@ -189,6 +192,12 @@ def _last_epoch(run: Run) -> int:
     return int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
 
 
+def _probe_data(config: Config, train: ImageSet) -> DataConfig:
+    """Where the labelled images are; signals and vectors are laid out as those that are trained on."""
+    layout = config.data.layout if train.shape[1] == 1 else "auto"
+    return DataConfig(source=config.probe.data or "", root=config.data.root, layout=layout)
+
+
 def _same_shape(parameter: str, shape: tuple[int, int, int], part: ImageSet) -> None:
     if part.shape != shape:
         raise UserError(f"{parameter} must have images of the shape that is trained on, {shape}, got {part.shape}")
@@ -198,4 +207,6 @@ def _counts(splits: Splits) -> str:
     channels, height, width = splits.train.shape
     parts = [(name, getattr(splits, name)) for name in ("train", "val", "test")]
     counts = ", ".join(f"{len(part):,} {name}" for name, part in parts if part is not None)
-    return f"{counts} images of {height}x{width}, {channels} channel{'s' * (channels > 1)}, {splits.train.images.dtype}"
+    kind = "vectors" if splits.train.vectors else "signals" if height == 1 else "images"
+    size = f"{width} numbers" if height == 1 else f"{height}x{width}"
+    return f"{counts} {kind} of {size}, {channels} channel{'s' * (channels > 1)}, {splits.train.images.dtype}"

@@ -26,8 +26,9 @@ class DataConfig:
     """A named set, or the path of a folder, .npy or .npz file."""
     root: str = "data"
     """Folder that holds the files of named sets."""
-    layout: Literal["auto", "NHWC", "NCHW"] = "auto"
-    """Axis order of arrays; auto takes the smaller of the outer candidates as channels and refuses a tie."""
+    layout: Literal["auto", "NHWC", "NCHW", "NCL", "ND"] = "auto"
+    """Axis order of arrays: images, signals (NCL) or vectors (ND). auto takes two axes of floats as vectors, three as
+    grey images, and of four the smaller of the outer candidates as channels; it refuses a tie."""
     labels: Literal["none", "folders"] = "none"
     """For a folder of images: whether its subfolders are classes."""
     resize: int | None = None
@@ -49,16 +50,16 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Random resized crop and flip, one box per image, in whole batches on the device."""
+    """Random resized crop and flip, one box per image, in whole batches on the device; vectors are left as they are."""
 
     crop: bool = True
     """Whether to crop at all."""
     crop_scale: tuple[float, float] = (0.2, 1.0)
-    """Smallest and largest share of the image's area that a crop keeps."""
+    """Smallest and largest share of the image's area, or of a signal's length, that a crop keeps."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """How a crop is resized back to the full size."""
     flip: bool = True
-    """Mirror half of the images left to right."""
+    """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
 
     def __post_init__(self) -> None:
         low, high = self.crop_scale
@@ -70,7 +71,41 @@ class SpaceConfig:
     """Where masking happens."""
 
     name: str = "pca"
-    """The masking space: pca (PMAE) or pixels (MAE)."""
+    """The masking space: pca (PMAE), ica, learned, patch_pca, kernel_pca (KMAE), diffusion, cosine, fourier,
+    wavelet, or pixels (MAE)."""
+    grouped: bool = False
+    """Hide whole bands as one: rings of frequencies, wavelet subbands, or a component of patch_pca everywhere."""
+    components: int | None = None
+    """For pca: keep only so many leading components and the orthogonal rest as one more; all if not given.
+    For ica and learned: how many leading components are recombined; at most 128 if not given.
+    For kernel_pca and diffusion: how many leading coefficients there are; as many as landmarks if not given."""
+    gamma: float | None = None
+    """For kernel_pca and diffusion: of the kernel exp(-gamma |x - y|^2); 1 / median |x - y|^2 if not given."""
+    landmarks: int | None = None
+    """For kernel_pca and diffusion: images that carry the kernel; 2,048, or all where there are fewer, if not given."""
+    landmark_choice: Literal["random", "kmeans++"] = "random"
+    """For kernel_pca and diffusion: landmarks are drawn evenly, or far from each other."""
+    keep_rest: bool = True
+    """For kernel_pca and diffusion: keep the part of an image visible that the coefficients cannot express."""
+    patch: int | None = None
+    """For patch_pca: side of a patch; the largest divisor of both sides up to 16 if not given."""
+    wavelet: str = "db2"
+    """For wavelet: haar or db2 to db8."""
+    levels: int | None = None
+    """For wavelet: how often the image is halved; as often as both sides are even if not given."""
+    rotate_towards: Literal["hard", "easy"] = "hard"
+    """For learned: whether the basis turns to components that are hard or easy to predict from the others."""
+
+    def __post_init__(self) -> None:
+        kernels = ("kernel_pca", "diffusion")
+        owners = {"components": ("pca", "ica", "learned", *kernels), "patch": ("patch_pca",), "levels": ("wavelet",)}
+        owners |= {"gamma": kernels, "landmarks": kernels}
+        for key, names in owners.items():
+            value = getattr(self, key)
+            require(key != "gamma" or value is None or value > 0, "space.gamma", "above 0", value)
+            _at_least(f"space.{key}", 0 if key == "gamma" else 1, value)
+            rule = f"left unset unless space.name is {' or '.join(map(repr, names))} (it is {self.name!r})"
+            require(value is None or self.name in names, f"space.{key}", rule, value)
 
 
 @dataclass(frozen=True)
@@ -116,13 +151,15 @@ class EncoderConfig:
     name: str = "vit_tiny"
     """vit_tiny (192 wide, 12 blocks, 12 heads, as in the paper) or any timm image model."""
     patch_size: int | None = None
-    """Side of a patch in pixels; derived from the image size if not given."""
+    """Side of a patch in pixels, or length in samples; derived from the data's size if not given."""
     width: int | None = None
     """Width of vit_tiny's tokens; 192 if not given."""
     depth: int | None = None
     """Number of vit_tiny's blocks; 12 if not given."""
     heads: int | None = None
     """Number of vit_tiny's attention heads; 12 if not given."""
+    weights: str | None = None
+    """Start from a run folder, or from a local safetensors file or folder that timm or Hugging Face wrote."""
 
     def __post_init__(self) -> None:
         for key in ("patch_size", "width", "depth", "heads"):
@@ -206,6 +243,8 @@ class TrainConfig:
     """Epochs between checkpoints; a tenth of the epochs if not given."""
     keep: int = 2
     """How many checkpoints keep decoder and optimizer for resuming; older ones keep the encoder alone."""
+    track: Literal["none", "tensorboard", "wandb"] = "none"
+    """Draw the metrics in TensorBoard or Weights & Biases (offline) too, in the run folder."""
 
     def __post_init__(self) -> None:
         for key in ("epochs", "batch_size", "log_every", "checkpoint_every", "keep"):
@@ -258,6 +297,9 @@ class Config:
                 f"objective.target {target!r} does not fit space.name {self.space.name!r}; "
                 + ("choices there: patches" if pixels else "choices there: components, pixels")
             )
+        constant = self.space.name != "learned" or self.objective.scale == "constant"
+        rule = "'constant' where space.name is 'learned', whose loss is relative to the hidden energy"
+        require(constant, "objective.scale", rule, self.objective.scale)
 
 
 def replace(config: Config, **dotted: Any) -> Config:

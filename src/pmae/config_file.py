@@ -1,8 +1,10 @@
 """Settings to and from JSON: what is written can be read back; a misspelt key or a wrong type is refused by name."""
 
 import dataclasses
+import json
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pmae.config import Config
@@ -24,6 +26,28 @@ def from_dict(values: Any, kind: type[Any] = Config, where: str = "") -> Any:
         if key not in names:
             raise unknown_name(f"{where}{'.' if where else ''}key", key, names)
     return kind(**{key: _read(value, hints[key], f"{where}.{key}".lstrip(".")) for key, value in values.items()})
+
+
+def with_settings(config: Config, given: Mapping[str, str]) -> Config:
+    """A copy with settings changed by dotted name, their values as text: `with_settings(c, {"train.epochs": "3"})`."""
+    values = to_dict(config)
+    for name, text in given.items():
+        section, _, key = name.partition(".")
+        if key not in values.get(section, {}):
+            raise unknown_name("setting", name, [f"{room}.{known}" for room, part in values.items() for known in part])
+        values[section][key] = text if isinstance(values[section][key], str) else _from_text(text)
+    changed: Config = from_dict(values)
+    return changed
+
+
+def _from_text(text: str) -> Any:
+    """A number, truth value, list or `none` as what it means, anything else as the text it is."""
+    if text.lower() == "none":
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _read(value: Any, kind: Any, where: str) -> Any:

@@ -8,9 +8,15 @@ from pmae.errors import UserError, require
 
 IMAGES_SEEN = 5_000_000
 TOKENS_A_SIDE = 8
+TOKENS_A_ROW = 12
+FEWEST, MOST = 4, 64
+"""Tokens of a signal that a derived patch may leave."""
+UNORDERED = "columns of vectors have neither an order nor a unit in common"
 
 
-def resolve(config: Config, count: int, shape: tuple[int, int, int]) -> tuple[Config, dict[str, str]]:
+def resolve(
+    config: Config, count: int, shape: tuple[int, int, int], vectors: bool = False
+) -> tuple[Config, dict[str, str]]:
     """The configuration with nothing left open for `count` images (C, H, W), and a reason per derived setting."""
     require(count >= 2, "data", "at least 2 images", count)
     reasons: dict[str, str] = {}
@@ -28,9 +34,13 @@ def resolve(config: Config, count: int, shape: tuple[int, int, int]) -> tuple[Co
         settle("masking.masked_patches", 0.75, "the usual share for patches")
     elif config.masking.ratio == "fixed":
         settle("masking.masked_variance", 0.2, "best or near best on every data set of the paper")
+    if config.space.name in ("kernel_pca", "diffusion"):
+        settle("space.landmarks", min(2048, count), f"2,048, or all of {count:,} images")
     if config.encoder.patch_size is None:
         patch = patch_for(*shape[1:])
-        settle("encoder.patch_size", patch, f"{shape[1] // patch}x{shape[2] // patch} tokens of {shape[1]}x{shape[2]}")
+        rows = max(1, shape[1] // patch)
+        settle("encoder.patch_size", patch, f"{rows}x{shape[2] // patch} tokens of {shape[1]}x{shape[2]}")
+    config = _overrule(config, shape, vectors, reasons)
     settle("train.batch_size", batch_for(count), f"about 64 steps an epoch of {count:,} images")
     settle("train.epochs", epochs_for(count), f"about {IMAGES_SEEN:,} images seen, 10 to 800 epochs")
     if config.optim.warmup_steps is None:
@@ -44,7 +54,12 @@ def resolve(config: Config, count: int, shape: tuple[int, int, int]) -> tuple[Co
 
 
 def patch_for(height: int, width: int) -> int:
-    """The divisor of both sides, 2 to 16, that comes closest to eight tokens along the shorter side."""
+    """The divisor of both sides, 2 to 16, that comes closest to eight tokens along the shorter side.
+
+    Where the image is one row, the divisor of its length that comes closest to twelve tokens, within 4 and 64.
+    """
+    if height == 1:
+        return _patch_of_row(width)
     common = math.gcd(height, width)
     divisors = [p for p in range(2, 17) if common % p == 0 and p < min(height, width)]
     if not divisors:
@@ -53,6 +68,17 @@ def patch_for(height: int, width: int) -> int:
             f"set data.resize (say {max(8, round(min(height, width) / 8) * 8)}) or encoder.patch_size"
         )
     return min(divisors, key=lambda p: abs(math.log(min(height, width) / p / TOKENS_A_SIDE)))
+
+
+def _patch_of_row(length: int) -> int:
+    divisors = [p for p in range(1, length) if length % p == 0 and min(FEWEST, length) <= length // p <= MOST]
+    if not divisors:
+        below = length - length % FEWEST or FEWEST
+        raise UserError(
+            f"encoder.patch_size must divide the signal's length; no divisor of {length} leaves {FEWEST} to {MOST} "
+            f"tokens: cut or pad the signals (to {below} or {below + FEWEST}, say) or set encoder.patch_size"
+        )
+    return min(divisors, key=lambda p: abs(math.log(length / p / TOKENS_A_ROW)))
 
 
 def batch_for(count: int) -> int:
@@ -64,6 +90,22 @@ def batch_for(count: int) -> int:
 def epochs_for(count: int) -> int:
     """Enough epochs to see a fixed number of images."""
     return min(800, max(10, round(IMAGES_SEEN / count)))
+
+
+def _overrule(config: Config, shape: tuple[int, int, int], vectors: bool, reasons: dict[str, str]) -> Config:
+    """Defaults meant for images that mean nothing for data of one row; each change adds its reason."""
+    rules: dict[str, tuple[object, str]] = {}
+    if shape[1] == 1:
+        rules["augment.flip"] = (False, "signals are rarely natural backwards")
+    if vectors:
+        rules |= {"augment.crop": (False, UNORDERED), "data.standardize": ("pixel", UNORDERED)}
+    if shape[:2] == (1, 1) and config.encoder.patch_size == 1:
+        rules["objective.normalize_patches"] = (False, "a patch of one number has no deviation")
+    for name, (value, reason) in rules.items():
+        section, key = name.split(".")
+        if getattr(getattr(config, section), key) != value:
+            config, reasons[name] = replace(config, **{f"{section}__{key}": value}), reason
+    return config
 
 
 def _check(config: Config, count: int) -> None:

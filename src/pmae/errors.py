@@ -23,6 +23,11 @@ def require(holds: bool, parameter: str, rule: str, value: object) -> None:
         raise UserError(f"{parameter} must be {rule}, got {value!r}")
 
 
+def missing_extra(what: str, extra: str, error: ImportError) -> UserError:
+    """The error for a feature whose optional package is not installed."""
+    return UserError(f"{what} needs {error.name}, which is not installed: pip install 'pmae[{extra}]'")
+
+
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM: everything is saved; `code` is the exit code that the signal calls for."""
 

@@ -12,6 +12,11 @@ from torch import Tensor
 
 from pmae.config import MaskingConfig
 
+try:
+    from pmae import masking_kernels
+except ImportError:  # no Triton: a machine without a GPU, or not Linux
+    masking_kernels = None  # type: ignore[assignment]
+
 
 class PatchMask(NamedTuple):
     """Which patches stay (`keep`, positions), which are hidden, and how to put tokens back in order (`restore`)."""
@@ -41,12 +46,19 @@ def hide_components(
 
     "shorter" stops one component earlier, as the released code does. At least one is hidden and one visible.
     """
+    if _on_kernel(noise_BK, ratio) and prefix == "closest":
+        return masking_kernels.hide_components(noise_BK, share_K.detach(), ratio)
     order = noise_BK.argsort(dim=1)
     distance = (share_K[order].cumsum(1) - ratio).abs()
     count = distance.argmin(1, keepdim=True) + (1 if prefix == "closest" else 0)
     count = count.clamp(1, share_K.shape[0] - 1)
     first = torch.arange(share_K.shape[0], device=noise_BK.device) < count
     return torch.zeros_like(first).scatter(1, order, first)
+
+
+def _on_kernel(noise_BK: Tensor, ratio: Tensor | float) -> bool:
+    fits = noise_BK.is_cuda and noise_BK.dtype == torch.float32 and isinstance(ratio, Tensor) and ratio.ndim == 0
+    return masking_kernels is not None and fits and noise_BK.shape[1] <= masking_kernels.WIDEST
 
 
 def hide_patches(noise_BN: Tensor, visible: int) -> PatchMask:

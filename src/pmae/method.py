@@ -4,6 +4,7 @@ Both methods share encoder, decoder and the meaning of a ratio; they differ in w
 Shapes: B images (C, H, W), K components, N patches of P numbers.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -87,13 +88,28 @@ class MaskedAutoencoder(nn.Module, ABC):
 class PMAE(MaskedAutoencoder):
     """Hide components; predict them from the image that the others make."""
 
+    def __init__(self, config: Config, space: Space, encoder: Encoder) -> None:
+        super().__init__(config, space, encoder)
+        self.on_pixels = config.objective.target == "pixels"
+        missed = space.measured().get("preimage_error")
+        if self.on_pixels and missed is not None and not space.keeps_rest:
+            raise UserError(
+                "objective.target 'pixels' must have a space with an exact inverse, or space.keep_rest; space.name "
+                f"{config.space.name!r} has none, its pre-images have a relative error of {missed:.4f}; "
+                "choices without the rest: components"
+            )
+
     @property
     def units(self) -> int:
         return self.space.units
 
+    def hidden_units(self, draw: Draw) -> Tensor:
+        """Booleans (B, units): which components, or groups of them, a draw hides."""
+        prefix = self.config.masking.prefix
+        return masking.hide_components(draw.noise, self.space.unit_share, draw.ratio, prefix)
+
     def hidden(self, draw: Draw) -> Tensor:
-        share, prefix = self.space.unit_share, self.config.masking.prefix
-        return self.space.spread(masking.hide_components(draw.noise, share, draw.ratio, prefix))
+        return self.space.spread(self.hidden_units(draw))
 
     def hide(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients (B, K), which of them are hidden (B, K), and the image of the visible ones."""
@@ -104,27 +120,39 @@ class PMAE(MaskedAutoencoder):
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
         z, hidden, visible = self.hide(x, draw)
         y = unpatchify(self.predict(visible), self.patch, self.encoder.shape)
-        if self.config.objective.target == "pixels":
+        if self.on_pixels:
             comparison = objectives.on_pixels(y, x - visible)
         else:
             comparison = objectives.on_components(self.space.project(y), z, hidden)
         share = (self.space.share * hidden).sum(1).expand(len(x))
-        return Outcome(self.loss(comparison, self.space.variance.sum()), comparison.error, comparison.energy, share)
+        learns = self.space.learns
+        loss = objectives.unexplained(comparison) if learns else self.loss(comparison, self._energy(x))
+        return Outcome(loss, comparison.error, comparison.energy, share)
 
     def component_errors(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-        """(K,) squared error and energy of each component, summed over the images in which it was hidden."""
+        """(units,) squared error and energy of each thing that is hidden, summed over the images in which it was."""
         z, hidden, visible = self.hide(x, draw)
-        predicted = self.space.project(self.pictures(x, draw).prediction + visible)
-        return ((predicted - z).square() * hidden).sum(0), (z.square() * hidden).sum(0)
+        y = unpatchify(self.predict(visible), self.patch, self.encoder.shape)
+        predicted = self.space.project(y + visible if self.on_pixels else y)
+        error, energy = ((predicted - z).square() * hidden).sum(0), (z.square() * hidden).sum(0)
+        return self.space.by_unit(error), self.space.by_unit(energy)
 
     def pictures(self, x: Tensor, draw: Draw) -> Pictures:
         """The hidden part of the prediction beside the hidden part of the image."""
-        _, hidden, visible = self.hide(x, draw)
+        z, hidden, visible = self.hide(x, draw)
         y = unpatchify(self.predict(visible), self.patch, self.encoder.shape)
-        if self.config.objective.target == "components":
-            z = self.space.project(y)
-            y = self.space.reconstruct(z) - self.space.reconstruct(z.masked_fill(hidden, 0.0))
-        return Pictures(visible, y, x - visible)
+        if not self.on_pixels:
+            y = self._image_of(hidden, self.space.project(y))
+        return Pictures(visible, y, self._image_of(hidden, z))
+
+    def _energy(self, x: Tensor) -> Tensor | float:
+        """Of a whole image in the units of the comparison; standardized pixels have a variance of 1 each."""
+        differ = self.on_pixels and math.isinf(self.space.tolerance)
+        return float(x[0].numel()) if differ else self.space.variance.sum()
+
+    def _image_of(self, hidden: Tensor, z: Tensor) -> Tensor:
+        """What the hidden coefficients add to the image of the others."""
+        return self.space.reconstruct(z) - self.space.reconstruct(z.masked_fill(hidden, 0.0))
 
 
 class MAE(MaskedAutoencoder):

@@ -39,6 +39,11 @@ def on_patches(predicted_BNP: Tensor, patches_BNP: Tensor, hidden_BN: Tensor, no
     return Comparison(error, (patches_BNP.square().sum(2) * hidden_BN).sum(1), size)
 
 
+def unexplained(comparison: Comparison) -> Tensor:
+    """1 - R2 of the batch: a space that learns cannot raise or lower it by hiding more or less energy."""
+    return comparison.error.sum() / comparison.energy.sum()
+
+
 def scaled(comparison: Comparison, scale: Literal["constant", "sum", "mean"], constant: Tensor | float) -> Tensor:
     """The loss: the batch's mean error over a constant, over nothing, or over the batch's count of hidden numbers.
 

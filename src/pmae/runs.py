@@ -3,7 +3,7 @@
 config.json        resolved settings          metrics.jsonl   one line per logging interval
 environment.json   versions, device, commit   results.json    what evaluation found, merged section by section
 fitted.safetensors standardization and space  samples.safetensors  a few pictures and the spectrum
-checkpoints/epoch_0010/  encoder, decoder, optimizer (safetensors) and state.json
+checkpoints/epoch_0010/  encoder, decoder, optimizer, a space that learns (safetensors) and state.json
 """
 
 import contextlib
@@ -86,6 +86,14 @@ def create_run(path: Path | str, config: Config, environment: dict[str, Any]) ->
     return Run(path)
 
 
+def discard(run: Run) -> None:
+    """Take back a run that was refused before its first step; anything else in its folder stays."""
+    for name in ("fitted.safetensors", "environment.json", "config.json"):
+        (run.path / name).unlink(missing_ok=True)
+    if not any(run.path.iterdir()):
+        run.path.rmdir()
+
+
 def read_json(path: Path) -> Any:
     """A JSON file, or an error that names it."""
     try:
@@ -107,6 +115,12 @@ def read_object(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of one."""
     write_whole(path, lambda temporary: temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8"))
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text file whole or not at all."""
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return path
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

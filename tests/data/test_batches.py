@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pmae.data.batches import Batches, fit_standardize
+from pmae.data import batches as module
+from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import DTYPES, ImageSet, as_tensor
 from pmae.errors import UserError
 
@@ -46,6 +47,22 @@ def test_a_memory_map_is_read_in_pieces(tmp_path: object) -> None:
     np.save(f"{tmp_path}/x.npy", images)
     batches = Batches(np.load(f"{tmp_path}/x.npy", mmap_mode="r"), CPU)
     np.testing.assert_array_equal(torch.cat(list(batches.passes(16))).numpy(), images)
+
+
+def test_large_images_come_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUMBERS", 100)
+    images = np.arange(7 * 48).reshape(7, 3, 4, 4).astype(np.float32)
+    assert [len(batch) for batch in Batches(images, CPU).passes()] == [2, 2, 2, 1]
+    assert [len(batch) for batch in Batches(images.repeat(4, axis=3), CPU).passes()] == [1] * 7
+
+
+def test_standardized_images_can_be_passed_over_again() -> None:
+    images = np.random.default_rng(0).random((40, 2, 4, 4)).astype(np.float32)
+    batches = Batches(images, CPU)
+    standardized = Standardized(batches, fit_standardize(batches, "channel"))
+    first, again = (torch.cat(list(standardized)) for _ in range(2))
+    assert torch.equal(first, again)
+    torch.testing.assert_close(first.mean((0, 2, 3)), torch.zeros(2), atol=1e-6, rtol=0)
 
 
 def test_not_a_number_is_refused() -> None:

@@ -38,11 +38,11 @@ def test_tiny_imagenet_tree(tmp_path: Path, by_name: bool) -> None:
     assert splits.train.shape == (3, 64, 64)
     assert splits.train.labels is not None
     assert splits.train.labels.tolist() == [0, 0, 1, 1]
-    assert splits.val is not None
-    assert splits.val.labels is not None
-    assert splits.val.labels.tolist() == [1, 0]
-    assert splits.val.names == ("val/images/val_0.JPEG", "val/images/val_1.JPEG")
-    assert splits.test is None
+    assert splits.val is None
+    assert splits.test is not None
+    assert splits.test.labels is not None
+    assert splits.test.labels.tolist() == [1, 0]
+    assert splits.test.names == ("val/images/val_0.JPEG", "val/images/val_1.JPEG")
     assert any("no labels" in note for note in splits.notes)
 
 

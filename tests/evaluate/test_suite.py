@@ -14,6 +14,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.baselines import RawPixels, fit_pca
+from pmae.evaluate.bench import shape_of
 from pmae.evaluate.protocols import FinetuneConfig, KnnConfig, ProbeConfig, Protocols, only
 from pmae.evaluate.results import Measured, Run, entry
 from pmae.evaluate.suite import evaluate
@@ -205,3 +206,8 @@ def test_a_head_that_died_to_a_constant_is_named() -> None:
     made = entry(Measured("mlp", "cls", "test", "x", [dead]), np.array([0, 1, 0]), ("a", "b"), 20)
     assert "its training died" in made["notes"][0]
     assert made["metrics"]["macro_auc"]["value"] == 0.5
+
+
+def test_features_that_are_not_finite_are_refused_before_any_head_is_trained() -> None:
+    with pytest.raises(UserError, match=r"features must be finite for each of 4 training images, got .*for 1"):
+        shape_of(torch.tensor([[0.0, 1.0], [1.0, float("nan")], [2.0, 3.0], [1.0, 1.0]]))

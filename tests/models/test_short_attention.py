@@ -19,10 +19,11 @@ from torch.nn import functional
 
 from pmae.models import short_attention as layers
 
-TOKENS = (2, 5, 17, 32)
+TOKENS = (2, 5, 17, 32, 65)
 SHAPES = [(n, h, d) for n in TOKENS for h in (1, 3) for d in (16, 32, 64)]
-SHAPES += [(n, h, d) for n in TOKENS for h, d in ((12, 16), (16, 32))] + [(26, 6, 16), (32, 2, 8), (17, 1, 24)]
-HALF_SHAPES = [(2, 3, 64), (5, 12, 16), (17, 12, 16), (17, 2, 32), (32, 3, 32), (26, 6, 16)]
+SHAPES += [(n, h, d) for n in TOKENS for h, d in ((12, 16), (16, 32))]
+SHAPES += [(26, 6, 16), (32, 2, 8), (17, 1, 24), (33, 1, 16), (64, 2, 16), (128, 1, 32)]
+HALF_SHAPES = [(2, 3, 64), (5, 12, 16), (17, 12, 16), (17, 2, 32), (32, 3, 32), (26, 6, 16), (65, 2, 16)]
 CASES = [("float32", *shape) for shape in SHAPES]
 CASES += [(dtype, *shape) for dtype in ("bfloat16", "float16") for shape in HALF_SHAPES]
 GROUPS = (1, 2, 4)
@@ -190,10 +191,10 @@ def test_each_call_decides_by_its_own_tokens(monkeypatch: pytest.MonkeyPatch) ->
     plain = Attention(32, num_heads=2)
     fast = copy.deepcopy(plain)
     layers.install(fast)
-    for tokens in (2, 5, 17, 32, 33, 65):
+    for tokens in (2, 17, 32, 33, 128, 129):
         x = torch.randn(2, tokens, 32)
         torch.testing.assert_close(fast(x), plain(x))
-    assert seen == [2, 5, 17, 32]
+    assert seen == [2, 17, 32, 33, 128]
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 12, 16])

@@ -14,7 +14,7 @@ from pmae.errors import UserError
 from pmae.report import charts, comparisons, galleries
 from pmae.report.contents import load
 from pmae.report.figures import save_figures
-from pmae.report.galleries import _hidden_components, _hidden_pixels
+from pmae.report.galleries import _hidden_components, hidden_pixels
 from pmae.report.pictures import sheet, view_of
 from pmae.report.style import as_inline_svg
 from pmae.runs import Run
@@ -106,7 +106,7 @@ def test_hidden_components_are_found_again_from_the_target(make_run: MakeRun) ->
 def test_hidden_patches_are_found_again_from_the_target(make_run: MakeRun) -> None:
     run = load(make_run(space="pixels").path)
     changed = np.abs(run.samples["original"] - run.samples["visible"]).max(1) > 1e-3
-    np.testing.assert_array_equal(_hidden_pixels(run.samples["target"])[..., 0], changed)
+    np.testing.assert_array_equal(hidden_pixels(run.samples["target"])[..., 0], changed)
 
 
 def test_spectrum_counts_components(make_run: MakeRun) -> None:

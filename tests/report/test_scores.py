@@ -39,6 +39,8 @@ def test_the_latest_epoch_and_the_class_token_stand_for_an_encoder(suite: Suite)
         ("bloodmnist_64", "pmae epoch 1", "mlp/cls/test", {"objective__target": "pixels"}, 91.0),
         ("dermamnist", "mae epoch 1", "finetune/cls/test", {"space__name": "pixels"}, 80.4),
         ("dermamnist", "mae epoch 1", LINEAR, {"space__name": "pixels", "masking__masked_patches": 0.5}, 73.7),
+        ("cifar10", "pmae epoch 800", LINEAR, {"space__name": "kernel_pca"}, 64.1),
+        ("cifar10", "pmae epoch 800", LINEAR, {"space__name": "wavelet"}, None),
         ("cifar100", "pmae epoch 800", LINEAR, {}, None),
         ("photos", "pmae epoch 800", LINEAR, {}, None),
         ("cifar10", "raw pixels", "linear/pixels/test", {}, None),

@@ -10,8 +10,14 @@ from pmae.errors import Interrupted, UserError, unknown_name
 COMMANDS = {
     "pretrain": "Pretrain an encoder without labels on a named set, a folder or an array file.",
     "evaluate": "Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining.",
+    "embed": "Write the features of any number of images to a .npz, .csv or .parquet file.",
+    "paper": "Reproduce a table or figure of the paper, beside the published numbers.",
+    "sweep": "Pretrain over a grid of settings and find the best by validation.",
     "report": "Write one self-contained HTML page about one or several runs.",
+    "export": "Write a run's encoder for timm, Hugging Face, ONNX or torch; re-loaded there and compared first.",
     "data": "Fetch and verify a named data set; the only command that uses the network.",
+    "doctor": "Examine this machine: versions, devices, compiler, all-reduce, and memory and disk for a data set.",
+    "bench": "Time a training step: ours and the peers', how its cost grows, or where its time goes.",
     "demo": "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned.",
 }
 """What `pmae --help` says; command `x` is `run` in module `pmae.cli.x`."""

@@ -11,7 +11,7 @@ def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     parser = argparse.ArgumentParser("pmae evaluate", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", help="run folder")
-    parser.add_argument("--preset", default="strong", help="paper, released or strong (the default)")
+    parser.add_argument("--preset", default="strong", help="paper, released, plain or strong (the default)")
     parser.add_argument("--protocols", nargs="+", default=["linear", "mlp", "knn"], help="linear mlp knn finetune")
     parser.add_argument("--epochs", nargs="+", type=int, default=[], help="checkpoints to score; the last if not given")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of the heads")

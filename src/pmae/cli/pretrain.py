@@ -66,7 +66,7 @@ def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
         out: str | None = None
         """Run folder to write; runs/DATA-SPACE if not given."""
         recipe: str | None = None
-        """Start from a named recipe: paper, released, mae, mae_released or ours."""
+        """Start from a named recipe: paper, released, mae, mae_released, kmae, ours or mae_ours."""
         config: str | None = None
         """Start from a config.json; with a run's own file this repeats the run."""
         resume: tyro.conf.FlagCreatePairsOff[bool] = False

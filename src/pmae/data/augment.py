@@ -5,6 +5,7 @@ box alone, so one batched product replaces a loop over images and works the same
 All randomness arrives as a `Boxes` argument.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,21 +30,32 @@ class Boxes(NamedTuple):
 def draw_boxes(
     count: int, height: int, width: int, config: AugmentConfig, generator: torch.Generator, device: torch.device
 ) -> Boxes:
-    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits."""
+    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits.
+
+    Of a signal, one row, the length is uniform, and it is never mirrored: backwards it is rarely natural.
+    """
     noise = torch.rand(count, 2 * ATTEMPTS + 3, generator=generator, device=device)
-    flip = (noise[:, -1] < 0.5) if config.flip else torch.zeros(count, dtype=torch.bool, device=device)
+    mirrored = config.flip and height > 1
+    flip = (noise[:, -1] < 0.5) if mirrored else torch.zeros(count, dtype=torch.bool, device=device)
     if not config.crop:
         zero = torch.zeros(count, device=device)
         return Boxes(zero, zero, zero + height, zero + width, flip)
     low, high = config.crop_scale
     area = height * width * (low + (high - low) * noise[:, :ATTEMPTS])
-    bounds = torch.tensor(ASPECT, device=device).log()
-    aspect = (bounds[0] + (bounds[1] - bounds[0]) * noise[:, ATTEMPTS : 2 * ATTEMPTS]).exp()
-    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
-    w, h = _first_that_fits(w, h, height, width)
+    if height == 1:
+        w, h = area[:, 0].round().clamp(min=1), torch.ones(count, device=device)
+    else:
+        w, h = _shapes(area, noise[:, ATTEMPTS : 2 * ATTEMPTS], height, width)
     top = (noise[:, -3] * (height - h + 1)).floor().clamp(max=height - 1)
     left = (noise[:, -2] * (width - w + 1)).floor().clamp(max=width - 1)
     return Boxes(top, left, h, w, flip)
+
+
+def _shapes(area: Tensor, noise: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Widths and heights (B,) of boxes of random aspect, the first of each image's attempts that fits."""
+    narrow, wide = map(math.log, ASPECT)  # on the host: a tensor made there would wait for the device at every step
+    aspect = (narrow + (wide - narrow) * noise).exp()
+    return _first_that_fits((area * aspect).sqrt().round(), (area / aspect).sqrt().round(), height, width)
 
 
 def _first_that_fits(w: Tensor, h: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:

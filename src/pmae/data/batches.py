@@ -1,5 +1,6 @@
 """Images held on the device when they fit, else on the host; statistics and passes over them in fixed order."""
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -10,6 +11,9 @@ from torch import Tensor
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError
+
+NUMBERS = 2**26
+"""How many numbers a batch of a pass may have: a quarter of a gigabyte in float32."""
 
 
 class Batches:
@@ -36,9 +40,20 @@ class Batches:
         return rows.pin_memory().to(self.device, non_blocking=True)
 
     def passes(self, size: int = 1024) -> Iterator[Tensor]:
-        """All images once, in order."""
+        """All images once, in order, at most `size` at a time and fewer where they are large."""
+        size = max(1, min(size, NUMBERS // math.prod(self._array.shape[1:])))
         for start in range(0, len(self), size):
             yield self.take(torch.arange(start, min(start + size, len(self)), device=self.device))
+
+
+class Standardized:
+    """Standardized batches of all images in order, a new pass at every iteration: what a space is fitted on."""
+
+    def __init__(self, batches: Batches, standardize: Standardize) -> None:
+        self.batches, self.standardize = batches, standardize
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.standardize(batch) for batch in self.batches.passes(2048))
 
 
 def _belongs_on_device(need: int, device: torch.device, keep_on: str) -> bool:

@@ -23,6 +23,8 @@ class ImageSet:
     """Name of each class number."""
     names: tuple[str, ...] = ()
     """File name of each image, where it had one."""
+    vectors: bool = False
+    """Whether images are rows of a table: one line of numbers without an order or a unit in common."""
 
     def __post_init__(self) -> None:
         require(self.images.ndim == 4, "images", "an array of shape (N, C, H, W)", self.images.shape)
@@ -46,6 +48,7 @@ class ImageSet:
             None if self.labels is None else self.labels[index],
             self.classes,
             tuple(self.names[i] for i in index) if self.names else (),
+            self.vectors,
         )
 
 

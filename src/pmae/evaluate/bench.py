@@ -109,7 +109,9 @@ def _labels(part: ImageSet, name: str) -> np.ndarray:
 
 def shape_of(features: Tensor) -> dict[str, Any]:
     """Width and effective rank of features."""
-    width = features.shape[1]
+    count, width = features.shape
+    bad = int((~features.isfinite()).any(1).sum())
+    require(bad == 0, "features", f"finite for each of {count:,} training images", f"NaN or infinity for {bad:,}")
     return {"width": width, "effective_rank": effective_rank(features) if width <= WIDEST else None}
 
 

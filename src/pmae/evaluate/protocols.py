@@ -1,4 +1,4 @@
-"""The settings of every evaluation protocol, and the presets `paper`, `released` and `strong` as whole settings."""
+"""The settings of every evaluation protocol, and whole presets by name: paper, released, plain and strong."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -139,6 +139,11 @@ def released() -> Protocols:
     return Protocols("released", finetune=FinetuneConfig(betas=(0.9, 0.999), weight_decay=0.05))
 
 
+def plain() -> Protocols:
+    """The paper's ablation: its text, but no augmentation while probes train."""
+    return Protocols("plain", probe=ProbeConfig(augment=None))
+
+
 def strong() -> Protocols:
     """No augmentation for probes, standardized features, rates and decays chosen on a part of the training set."""
     probe = ProbeConfig(
@@ -154,7 +159,7 @@ def strong() -> Protocols:
     return Protocols("strong", probe, KnnConfig(), finetune)
 
 
-PRESETS = {"paper": paper, "released": released, "strong": strong}
+PRESETS = {"paper": paper, "released": released, "plain": plain, "strong": strong}
 
 
 def preset(name: str) -> Protocols:
@@ -162,6 +167,16 @@ def preset(name: str) -> Protocols:
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]()
+
+
+def without_augmentation(protocols: Protocols) -> Protocols:
+    """The same settings for data that cannot be cropped."""
+    probe, finetune = protocols.probe, protocols.finetune
+    return dataclasses.replace(
+        protocols,
+        probe=dataclasses.replace(probe, augment=None) if probe else None,
+        finetune=dataclasses.replace(finetune, augment=None) if finetune else None,
+    )
 
 
 def only(protocols: Protocols, names: Iterable[str]) -> Protocols:

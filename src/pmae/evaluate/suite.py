@@ -70,6 +70,7 @@ def evaluate(
     say("features")
     with bench.timed("features"):
         bench.features = {name: bench.extractor(part) for name, part in bench.parts.items()}
+    shapes = {name: shape_of(value) for name, value in bench.features["train"].items()}
     measured: list[Measured] = []
     if protocols.probe:
         say("probes")
@@ -89,7 +90,7 @@ def evaluate(
         "preset": protocols.name,
         "settings": to_dict(protocols),
         "seeds": list(seeds),
-        "features": {name: shape_of(value) for name, value in bench.features["train"].items()},
+        "features": shapes,
         "results": entries,
         "seconds": {what: round(spent, 3) for what, spent in bench.seconds.items()},
         "notes": [*getattr(represent, "notes", ()), *bench.notes],

@@ -1,6 +1,7 @@
 """Encoders from timm, and the decoder."""
 
-from pmae.models.decoder import Decoder, patchify, unpatchify
+from pmae.models.decoder import Decoder
 from pmae.models.encoder import Encoder, build_encoder, is_vit_name
+from pmae.models.patches import patch_sides, patchify, unpatchify
 
-__all__ = ["Decoder", "Encoder", "build_encoder", "is_vit_name", "patchify", "unpatchify"]
+__all__ = ["Decoder", "Encoder", "build_encoder", "is_vit_name", "patch_sides", "patchify", "unpatchify"]

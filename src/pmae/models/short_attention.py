@@ -11,7 +11,7 @@ try:
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     short_attention = None
 
-LIMIT = 32
+LIMIT = 128
 """The most tokens the kernel takes: a head's whole score matrix stays in the registers of one warp.
 
 Microseconds on an H200, forward and backward of a batch of 512 in bfloat16, by the first kernel (a warp for one or two

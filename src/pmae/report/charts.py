@@ -26,7 +26,7 @@ def spectrum(run: Contents) -> Drawing:
     figure, (each, summed) = panels((2.3, 2.5))
     shown = share > 1e-10
     each.loglog(number[shown], share[shown], color=PALETTE[0])
-    each.set(title="Share of the variance, each component", ylabel="share", xlim=(0.9, len(share) * 1.1))
+    each.set(title=f"Share of the variance, each of the {run.units}", ylabel="share", xlim=(0.9, len(share) * 1.1))
     summed.semilogx(number, 100 * cumulated, color=PALETTE[0])
     for mark in MARKS:
         count = int(np.searchsorted(cumulated, mark)) + 1
@@ -37,12 +37,14 @@ def spectrum(run: Contents) -> Drawing:
         place: dict[str, Any] = {"ha": "right", "va": "bottom"} if left else {"ha": "left", "va": "top"}
         place |= {"xytext": (-5, 2) if left else (6, -3), "textcoords": "offset points"}
         summed.annotate(f"{mark:.0%}: {count:,}", (count, 100 * mark), **place)
-    summed.set(title="Cumulated share (%)", xlabel="component, largest first", ylabel="%", ylim=(0, 106))
+    summed.set(title="Cumulated share (%)", xlabel=f"{run.units}, largest first", ylabel="%", ylim=(0, 106))
     summed.set_xlim(0.9, len(share) * 1.1)
     _plain_log_ticks(each, summed)
-    first = f"The first of {len(share):,} components holds {share[0]:.1%} of the variance of the training images"
+    first = f"The first of {len(share):,} {run.units} holds {share[0]:.1%} of the variance of the training images"
     counts = ", ".join(f"{int(np.searchsorted(cumulated, m)) + 1:,} hold {m:.0%}" for m in MARKS)
-    return Drawing("spectrum", "Spectrum of the data", f"{first}; {counts}.", figure)
+    leading = run.config.space.name == "pca" and run.config.space.components is not None
+    rest = " One of them is all that the leading ones leave of an image." if leading else ""
+    return Drawing("spectrum", "Spectrum of the data", f"{first}; {counts}.{rest}", figure)
 
 
 @styled
@@ -86,8 +88,8 @@ def band_curves(run: Contents) -> Drawing:
     axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
     axes.set(xlabel="epoch", title="R² by band of the spectrum, held-out images")
     _cut_r2(axes)
-    figure.legend(loc="outside lower center", ncols=2, title="components by cumulated variance, last R²")
-    caption = "How much of the hidden variance is predicted in each band: the first holds the largest components."
+    figure.legend(loc="outside lower center", ncols=2, title=f"{run.units} by cumulated variance, last R²")
+    caption = f"How much of the hidden variance is predicted in each band: the first holds the largest {run.units}."
     return Drawing("r2-by-band", "R² by band of the spectrum", caption, figure)
 
 

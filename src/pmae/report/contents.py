@@ -48,6 +48,11 @@ class Contents:
         return "MAE" if self.config.space.name == "pixels" else "PMAE"
 
     @property
+    def units(self) -> str:
+        """What a mask of components hides as one, in words."""
+        return "groups" if self.config.space.grouped else "components"
+
+    @property
     def training(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl that training steps wrote."""
         return [line for line in self.metrics if "loss" in line]

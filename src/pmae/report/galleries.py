@@ -31,11 +31,11 @@ def reconstructions(run: Contents) -> Drawing:
     target, prediction, std = samples["target"], samples["prediction"], run.fitted.get("standardize.std")
     view = view_of(run.samples["original"], str(run.data.get("dtype", "")))
     image, scale = view.pictures(samples["original"]), view.scale(target)
-    columns = {"image": image, "visible": _visible(run, view.pictures(samples["visible"]), target)}
+    columns = {"image": image, "visible": visible_part(run, view.pictures(samples["visible"]), target)}
     restored = None if std is None else view.pictures(samples["visible"] + prediction * std)
     said = ["What was hidden and what the model predicted for it, on held-out images."]
     if run.method == "MAE" and restored is not None:
-        gaps = _hidden_pixels(target)
+        gaps = hidden_pixels(target)
         columns |= {"hidden": np.where(gaps, image, 0.5), "predicted": np.where(gaps, restored, 0.5)}
     else:
         columns |= {"hidden": view.differences(target, scale), "predicted": view.differences(prediction, scale)}
@@ -45,7 +45,7 @@ def reconstructions(run: Contents) -> Drawing:
         said.append("Restored is visible plus predicted.")
     borrowed = run.method == "MAE" and run.config.objective.normalize_patches
     labels = None if borrowed else [f"R² {value:.2f}".replace("-", "−") for value in _r2(prediction, target)]
-    figure, _ = _gallery(columns, labels)
+    figure, _ = gallery(columns, labels)
     caption = " ".join([*said, BORROWED if borrowed else EXPLAINED, view.note])
     return Drawing("reconstructions", "Reconstructions", caption.strip(), figure)
 
@@ -61,11 +61,12 @@ def spectrum_parts(run: Contents) -> Drawing:
     for name, (low, high) in PARTS.items():
         scale = view.scale(samples[name])
         count = int(((before >= low) & ((before < high) | (high == 1))).sum())
-        columns[f"{name}\n{low:.0%} to {high:.0%}\n{count:,} comp."] = view.differences(samples[name], scale)
+        title = f"{name}\n{low:.0%} to {high:.0%}\n{count:,} {run.units.replace('components', 'comp.')}"
+        columns[title] = view.differences(samples[name], scale)
         said.append(f"{name} ±{scale:.2g}")
-    figure, _ = _gallery(columns, None)
+    figure, _ = gallery(columns, None)
     caption = (
-        "The same images made of the largest components alone, of those in the middle and of the smallest, cut by "
+        f"The same images made of the largest {run.units} alone, of those in the middle and of the smallest, cut by "
         "cumulated share of the variance. Mid-grey is 0; black and white, in standard deviations, are: "
         f"{', '.join(said)}. {view.note}"
     )
@@ -78,26 +79,29 @@ def masks(run: Contents) -> Drawing:
     samples = {key: value[:4] for key, value in run.samples.items()}
     original, target = samples["original"], samples["target"]
     view = view_of(run.samples["original"], str(run.data.get("dtype", "")))
-    visible = _visible(run, view.pictures(samples["visible"]), target)
+    visible = visible_part(run, view.pictures(samples["visible"]), target)
     columns = {"image": view.pictures(original), "visible": visible}
     if run.method == "MAE":
-        columns["hidden"] = np.where(_hidden_pixels(target), view.pictures(original), 0.5)
-        figure, _ = _gallery(columns, None)
+        columns["hidden"] = np.where(hidden_pixels(target), view.pictures(original), 0.5)
+        figure, _ = gallery(columns, None)
         caption = f"Four masks: the encoder gets the visible patches alone; hidden ones are grey. {view.note}"
         return Drawing("masks", "Examples of masks", caption.strip(), figure)
     scale = view.scale(target)
     columns["hidden"] = view.differences(target, scale)
-    hidden = _hidden_components(run, target)
-    figure, strip = _gallery(columns, None, strip=hidden is not None)
+    hidden = samples.get("hidden")
+    if hidden is None:
+        # Runs from before masks were kept: the basis tells what they hid.
+        hidden = _hidden_components(run, target)
+    figure, strip = gallery(columns, None, strip=hidden is not None)
     if hidden is not None and strip is not None:
         _draw_strips(strip, hidden, run.samples["variance"])
-    caption = f"Four masks: an image is the sum of its visible and its hidden components. {view.note}".strip()
+    caption = f"Four masks: an image is the sum of its visible and its hidden {run.units}. {view.note}".strip()
     if hidden is not None:
-        caption += " A bar is the whole variance, largest component first, each as wide as its share; blue is hidden."
+        caption += " A bar is the whole variance, the largest first, each as wide as its share; blue is hidden."
     return Drawing("masks", "Examples of masks", caption.strip(), figure)
 
 
-def _gallery(
+def gallery(
     columns: dict[str, Array], labels: Sequence[str] | None, strip: bool = False
 ) -> "tuple[Figure, Axes | None]":
     """A sheet of pictures with titles over its columns, labels beside its rows, and axes on the right if asked."""
@@ -157,12 +161,12 @@ def _r2(prediction: Array, target: Array) -> Array:
     return np.asarray(1 - error / np.maximum(energy, 1e-12))
 
 
-def _visible(run: Contents, pictures: Array, target: Array) -> Array:
+def visible_part(run: Contents, pictures: Array, target: Array) -> Array:
     """The visible part as pictures; where patches are hidden, grey in their place."""
-    return np.where(_hidden_pixels(target), 0.5, pictures) if run.method == "MAE" else pictures
+    return np.where(hidden_pixels(target), 0.5, pictures) if run.method == "MAE" else pictures
 
 
-def _hidden_pixels(target: Array) -> Array:
+def hidden_pixels(target: Array) -> Array:
     """(N, H, W, 1) of an MAE's target, which is exactly 0 where a patch is visible."""
     return np.asarray((target != 0).any(1)[..., None])
 

@@ -8,7 +8,8 @@ from pmae.config_file import to_dict
 from pmae.report.contents import Contents
 from pmae.report.figures import headline
 from pmae.report.lineup import lineup
-from pmae.report.scores import METRICS, POOLINGS, PROTOCOLS, Score, published, published_source
+from pmae.report.published import source
+from pmae.report.scores import METRICS, POOLINGS, PROTOCOLS, Score, published
 from pmae.report.tables import Cell, Table
 
 
@@ -136,7 +137,7 @@ def _accuracy_note(found: Sequence[tuple[Contents, Score]], split: str, with_pap
     levels = sorted({score.chance for _, score in found if score.chance is not None})
     if levels:
         note += f" Always answering the commonest class: {' or '.join(f'{level:.1f}' for level in levels)}."
-    return f"{note} {published_source()}" if with_paper else note
+    return f"{note} {source()}" if with_paper else note
 
 
 def _protocol(score: Score) -> str:

@@ -1,14 +1,12 @@
 """The accuracies in results.json as flat records, and the published ones to set beside them."""
 
-import functools
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 from pmae.config import Config
+from pmae.report import published as paper
 
 BASELINES = ("random weights", "raw pixels", "pca features", "from scratch")
 PROTOCOLS = {"linear": "linear probe", "mlp": "MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
@@ -114,14 +112,8 @@ def published(score: Score, config: Config) -> tuple[float, str] | None:
     if score.is_baseline or score.pooling != "cls":
         return None
     kind = _published_kind(score, config)
-    table, data = _published()["accuracy"].get(score.protocol, {}), _published_data(score.data)
-    value = table.get(kind, {}).get(data)
-    return None if value is None else (float(value), str(_published()["methods"][kind]))
-
-
-def published_source() -> str:
-    """Where the published numbers come from, and how they were measured."""
-    return f"{_published()['source']} {_published()['setting']}"
+    value = paper.accuracy(score.protocol, kind, paper.data_name(score.data))
+    return None if value is None else (value, str(paper.paper()["methods"][kind]))
 
 
 def _score(label: str, suite: dict[str, Any], entry: dict[str, Any]) -> Score:
@@ -158,22 +150,6 @@ def _family(score: Score) -> str:
     return re.sub(r"\s*(epoch)?\s*\d+$", "", score.label)
 
 
-@functools.cache
-def _published() -> dict[str, Any]:
-    text = files("pmae.report").joinpath("published.json").read_text(encoding="utf-8")
-    return dict(json.loads(text))
-
-
-def _published_data(name: str) -> str | None:
-    """The paper's name of a data set, whatever follows it (`bloodmnist_64`) but another number (`cifar100`)."""
-    plain = re.sub(r"[-_ ]", "", name.lower())
-    for known in _published()["data"]:
-        following = plain.removeprefix(known)
-        if plain.startswith(known) and not (known[-1].isdigit() and following[:1].isdigit()):
-            return str(known)
-    return None
-
-
 def _published_kind(score: Score, config: Config) -> str:
     """Which published row is the nearest: the method from the label, the kind of ratio and loss from the settings."""
     is_mae = score.label.startswith("mae")
@@ -183,4 +159,7 @@ def _published_kind(score: Score, config: Config) -> str:
         kind = "std" if is_mae and config.masking.masked_patches in (None, 0.75) else "oracle"
     if is_mae:
         return f"mae_{kind}"
+    if config.space.name != "pca":
+        # The paper has kernel PCA beside PCA; its numbers say nothing about other spaces.
+        return f"kmae_{kind}" if config.space.name == "kernel_pca" else "unpublished"
     return f"pmae_{kind}_{'pixels' if config.objective.target == 'pixels' else 'components'}"

@@ -1,19 +1,58 @@
 """Masking spaces, by name."""
 
 from pmae.config import SpaceConfig
-from pmae.errors import unknown_name
+from pmae.errors import UserError, unknown_name
 from pmae.spaces.base import Space
+from pmae.spaces.cosine import Cosine
+from pmae.spaces.diffusion import DiffusionMaps
+from pmae.spaces.fourier import Fourier
+from pmae.spaces.ica import ICA
+from pmae.spaces.kernel_pca import KernelPCA
+from pmae.spaces.learned import Learned
+from pmae.spaces.patch_pca import PatchPCA
 from pmae.spaces.pca import PCA
 from pmae.spaces.pixels import Pixels
+from pmae.spaces.wavelet import Wavelet
 
-SPACES: dict[str, type[Space]] = {"pca": PCA, "pixels": Pixels}
+SPACES: dict[str, type[Space]] = {
+    "cosine": Cosine,
+    "diffusion": DiffusionMaps,
+    "fourier": Fourier,
+    "ica": ICA,
+    "kernel_pca": KernelPCA,
+    "learned": Learned,
+    "patch_pca": PatchPCA,
+    "pca": PCA,
+    "pixels": Pixels,
+    "wavelet": Wavelet,
+}
 
 
 def build_space(config: SpaceConfig, shape: tuple[int, int, int]) -> Space:
     """The unfitted space that the settings name, for images (C, H, W)."""
     if config.name not in SPACES:
         raise unknown_name("space.name", config.name, SPACES)
+    if config.grouped and not SPACES[config.name].has_bands:
+        having = ", ".join(sorted(name for name, kind in SPACES.items() if kind.has_bands))
+        raise UserError(
+            f"space.grouped must be off for space.name {config.name!r}, whose coefficients form no bands, got True; "
+            f"spaces with bands: {having}"
+        )
     return SPACES[config.name](shape, config)
 
 
-__all__ = ["PCA", "SPACES", "Pixels", "Space", "build_space"]
+__all__ = [
+    "ICA",
+    "PCA",
+    "SPACES",
+    "Cosine",
+    "DiffusionMaps",
+    "Fourier",
+    "KernelPCA",
+    "Learned",
+    "PatchPCA",
+    "Pixels",
+    "Space",
+    "Wavelet",
+    "build_space",
+]

@@ -20,20 +20,29 @@ class Space(nn.Module, ABC):
     """(K,) variance of each coefficient over the training images."""
     tolerance: float
     """Largest relative error of `reconstruct(project(x))` that counts as exact; infinite where no inverse exists."""
-    groups: Tensor | None = None
+    groups: Tensor | None
     """(K,) which group each coefficient belongs to, 0 to G - 1, where whole groups are hidden; None: each alone."""
+    has_bands: bool = False
+    """Whether `space.grouped` has a meaning here."""
     group_count: int = 0
     """G, the number of groups, where there are any."""
     keeps_rest: bool = False
     """Whether the part of an image that the coefficients cannot express stays visible: it makes any space exact."""
+    learns: bool = False
+    """Whether the space has parameters that train with the model; they are saved with every checkpoint."""
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__()
         self.shape, self.config = shape, config or SpaceConfig()
+        # Follows from the settings, so it moves with the space but is not saved.
+        self.register_buffer("groups", None, persistent=False)
 
     @abstractmethod
     def fit(self, batches: Iterable[Tensor]) -> None:
-        """Learn from one pass over batches of standardized images, in memory bounded by a batch and the basis."""
+        """Learn from batches of standardized images, in memory bounded by a batch and the basis.
+
+        A space that needs several passes iterates several times, so an iterator that is spent after one will not do.
+        """
 
     @abstractmethod
     def project(self, x: Tensor) -> Tensor:
@@ -43,10 +52,15 @@ class Space(nn.Module, ABC):
     def reconstruct(self, z: Tensor) -> Tensor:
         """Images (B, C, H, W) of coefficients (B, K)."""
 
+    def measured(self) -> dict[str, float]:
+        """What the fit found out about itself that belongs into a run's results, by name."""
+        return {}
+
     @property
     def share(self) -> Tensor:
         """(K,) fraction of the total variance that each coefficient carries."""
-        return self.variance / self.variance.sum()
+        variance = self.variance
+        return variance / variance.sum()
 
     @property
     def units(self) -> int:
@@ -56,9 +70,22 @@ class Space(nn.Module, ABC):
     @property
     def unit_share(self) -> Tensor:
         """(units,) share of the variance of what is hidden as one."""
+        return self.by_unit(self.share)
+
+    @property
+    def before(self) -> Tensor:
+        """(units,) share of the variance in larger units: where each begins in a spectrum that is sorted."""
+        share = self.unit_share
+        order = share.argsort(descending=True, stable=True)
+        return torch.zeros_like(share).scatter(0, order, share[order].cumsum(0) - share[order])
+
+    def by_unit(self, values: Tensor) -> Tensor:
+        """Numbers (..., K) summed over what is hidden as one, (..., units)."""
         if self.groups is None:
-            return self.share
-        return torch.zeros(self.units, device=self.share.device).index_add(0, self.groups, self.share)
+            return values
+        # In float64, so that the order in which a GPU adds does not show: masks depend on every bit of these sums.
+        sums = values.new_zeros(*values.shape[:-1], self.units, dtype=torch.float64)
+        return sums.index_add(-1, self.groups, values.double()).to(values.dtype)
 
     def spread(self, hidden: Tensor) -> Tensor:
         """Booleans (B, units) as booleans (B, K)."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pmae.config import SpaceConfig
-from pmae.errors import UserError
 from pmae.spaces.base import Space
+from pmae.spaces.moments import mean_and_variance
 
 
 class Pixels(Space):
@@ -21,14 +21,7 @@ class Pixels(Space):
         self.register_buffer("variance", torch.ones(channels * height * width))
 
     def fit(self, batches: Iterable[Tensor]) -> None:
-        count, total, squares = 0, torch.zeros(()), torch.zeros(())
-        for batch in batches:
-            x = batch.flatten(1).double()
-            count += len(x)
-            total, squares = total.to(x.device) + x.sum(0), squares.to(x.device) + x.square().sum(0)
-        if count < 2:
-            raise UserError(f"data must be at least 2 images to measure a variance, got {count}")
-        self.variance.copy_(((squares - total.square() / count) / (count - 1)).clamp(min=0))
+        self.variance.copy_(mean_and_variance(batch.flatten(1) for batch in batches)[1])
 
     def project(self, x: Tensor) -> Tensor:
         return x.flatten(1)

@@ -1,5 +1,6 @@
-"""Checkpoints: safetensors and JSON, whole or absent; the older ones keep the encoder alone."""
+"""Checkpoints: safetensors and JSON, whole or absent; the older ones keep the encoder (and a space that learns)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from pmae.errors import UserError
 from pmae.method import MaskedAutoencoder
 from pmae.models import Encoder, build_encoder
 from pmae.runs import Run, read_object, write_json, write_whole
+from pmae.spaces import Space, build_space
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
 
@@ -29,6 +31,8 @@ def save(
             "decoder.safetensors": model.decoder.state_dict(),
             "optimizer.safetensors": _optimizer_tensors(model, optimizer),
         }
+        if model.space.learns:
+            parts["space.safetensors"] = {key: value.detach() for key, value in model.space.named_parameters()}
         for name, tensors in parts.items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
         sizes = {name: (folder / name).stat().st_size for name in parts}
@@ -51,6 +55,8 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
         if all(file.is_file() and file.stat().st_size == state["files"][name] for name, file in files.items()):
             load_into(model.encoder.net, path / "encoder.safetensors")
             load_into(model.decoder, path / "decoder.safetensors")
+            if model.space.learns:
+                _load_learned(model.space, path / "space.safetensors")
             _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
             return int(state["step"])
     return 0
@@ -65,6 +71,31 @@ def load_encoder(run: Run, epoch: int | None = None) -> tuple[Config, Encoder, S
     return config, encoder.eval(), fitted
 
 
+def save_fitted(run: Run, standardize: Standardize, space: Space) -> None:
+    """Write what was learned from the images before training: their statistics and the space."""
+    tensors = {f"standardize.{key}": value for key, value in standardize.state_dict().items()}
+    tensors |= {f"space.{key}": value for key, value in space.state_dict().items()}
+    whole = {key: value.contiguous() for key, value in tensors.items()}
+    write_whole(run.path / "fitted.safetensors", lambda temporary: save_file(whole, temporary))
+
+
+def load_space(run: Run, epoch: int | None = None) -> Space:
+    """The fitted space of a run; one that learns as it was at the last checkpoint or a given epoch."""
+    channels, height, width = run.environment["data"]["shape"]
+    space = build_space(run.config.space, (channels, height, width))
+    load_into(space, run.path / "fitted.safetensors", prefix="space.")
+    if space.learns:
+        _load_learned(space, run.checkpoint(epoch) / "space.safetensors")
+    return space
+
+
+def _load_learned(space: Space, path: Path) -> None:
+    """The parameters of a space that learns; the fitted rest of it does not change while training."""
+    tensors = read_tensors(path)
+    _require_fit(path, dict(space.named_parameters()), tensors)
+    space.load_state_dict({**space.state_dict(), **tensors})
+
+
 def load_standardize(run: Run) -> Standardize:
     """The statistics of the run's training images."""
     fitted = read_tensors(run.path / "fitted.safetensors", prefix="standardize.")
@@ -73,13 +104,17 @@ def load_standardize(run: Run) -> Standardize:
 
 def load_into(module: nn.Module, path: Path, prefix: str = "") -> None:
     """Load a state dict that must fit exactly, or say what does not."""
-    tensors, expected = read_tensors(path, prefix), module.state_dict()
+    tensors = read_tensors(path, prefix)
+    _require_fit(path, module.state_dict(), tensors)
+    module.load_state_dict(tensors)
+
+
+def _require_fit(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     for name in sorted(expected.keys() | tensors.keys()):
         want = tuple(expected[name].shape) if name in expected else "nothing"
         got = tuple(tensors[name].shape) if name in tensors else "nothing"
         if want != got:
             raise UserError(f"checkpoint {str(path)!r} does not fit the settings: {name} must be {want}, got {got}")
-    module.load_state_dict(tensors)
 
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:

@@ -11,14 +11,24 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pmae.runs import disk_errors, write_whole
+from pmae.train.tracking import Tracker
 
 PLAIN_SECONDS = 10.0
 
 
 class Journal:
-    """Appends whole lines to metrics.jsonl and shows progress; use as a context."""
+    """Appends whole lines to metrics.jsonl, passes them to a tracker and shows progress; use as a context."""
 
-    def __init__(self, path: Path, epochs: int, steps_an_epoch: int, done: int, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        epochs: int,
+        steps_an_epoch: int,
+        done: int,
+        quiet: bool = False,
+        tracker: Tracker | None = None,
+    ) -> None:
+        self._tracker = tracker
         self._path, self._epochs, self._steps_an_epoch = path, epochs, steps_an_epoch
         self._quiet, self._last_line, self._began = quiet, 0.0, time.monotonic()
         self._began_at = done
@@ -36,11 +46,15 @@ class Journal:
     ) -> None:
         if self._live:
             self._live.stop()
+        if self._tracker:
+            self._tracker.close()
 
     def write(self, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
         with disk_errors(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
+        if self._tracker:
+            self._tracker.write(values["step"], {name: value for name, value in values.items() if name != "step"})
 
     def show(self, values: dict[str, float], step: int) -> None:
         """Move the live line, or print a plain one if the last is a while ago or an epoch ends."""

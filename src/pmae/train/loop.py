@@ -16,12 +16,12 @@ from pmae import masking
 from pmae.config import Config
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize, draw_boxes
-from pmae.data.batches import Batches, fit_standardize
+from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.method import MaskedAutoencoder, build_method, draw_mask
 from pmae.models import Encoder
-from pmae.runs import Run, create_run, write_json, write_whole
+from pmae.runs import Run, create_run, discard, write_json, write_whole
 from pmae.spaces import Space, build_space
 from pmae.train import checkpoint
 from pmae.train.environment import describe_environment, pick_device, pick_engine, pick_precision
@@ -29,8 +29,12 @@ from pmae.train.journal import Journal
 from pmae.train.samples import save_samples
 from pmae.train.schedule import rate
 from pmae.train.signals import hidden_r2
+from pmae.train.start import Start, load_start
 from pmae.train.step import Graph, Inputs, Plain, build_optimizer
+from pmae.train.tracking import open_tracker, require_tracker
 
+FREE = ("train.log_every", "train.keep", "train.track", "train.device", "data.root")
+"""Settings that a resumed run may change."""
 Watch = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
 
 
@@ -45,13 +49,23 @@ def pretrain(
     """Train a resolved configuration on a data set into a run folder; `watch` scores the encoder now and then."""
     device = pick_device(config.train.device)
     pick_engine(config.train.engine, device)
+    require_tracker(config.train.track)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     with torch.device("meta"):
         # A dry build without memory: what does not fit the data is refused before anything is written.
-        build_method(config, splits.train.shape)
-    run = _open(config, splits, out, resume, device)
-    trainer = Trainer(config, splits, run, device)
+        model = build_method(config, splits.train.shape)
+    start = _start(config, model.encoder, out, resume)
+    if start and not quiet:
+        print(f"encoder.weights: {'; '.join(start.notes)}", flush=True)
+    run = _open(config, splits, out, resume, device, start)
+    try:
+        trainer = Trainer(config, splits, run, device, start)
+    except UserError:
+        # What only the fit could tell, such as a kernel that sees no difference between images.
+        if not resume:
+            discard(run)
+        raise
     trainer.fit(quiet, watch)
     return run
 
@@ -59,7 +73,9 @@ def pretrain(
 class Trainer:
     """A run in progress: the data on its device, the model, its optimizer and the step that joins them."""
 
-    def __init__(self, config: Config, splits: Splits, run: Run, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, splits: Splits, run: Run, device: torch.device, start: Start | None = None
+    ) -> None:
         self.config, self.run, self.device = config, run, device
         train = config.train
         settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
@@ -70,7 +86,7 @@ class Trainer:
         self.held_out = splits.test or splits.val
         self.shape, self.steps = splits.train.shape, len(splits.train) // self.batch_size
         self.standardize, space = _fitted(config, run, self.batches, self.shape, device)
-        self.model = _seeded_model(config, self.shape, space).to(device)
+        self.model = _seeded_model(config, self.shape, space, start).to(device)
         self.model.precision = pick_precision(train.precision, device)
         graph = pick_engine(train.engine, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
@@ -84,7 +100,9 @@ class Trainer:
             {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)} if _main_thread() else {}
         )
         try:
-            with Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet) as journal:
+            tracker = open_tracker(self.config, self.run.path, self.step)
+            path, total = self.run.path / "metrics.jsonl", (self.epochs, self.steps)
+            with Journal(path, *total, self.step, quiet, tracker) as journal:
                 # A run that was stopped right after an epoch owes its signals: they come first.
                 self._signals(journal, watch)
                 while self.step < self.epochs * self.steps:
@@ -169,7 +187,7 @@ class Trainer:
         if watch:
             values |= watch(self.model.encoder, self.standardize, self.device)
         journal.write(epoch=float(epoch), step=self.step, **values)
-        self.run.add_results(pretrain={"epoch": epoch, **values})
+        self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
 
     def _held_out_batches(self) -> Batches:
         return self.batches if self.held_out is None else Batches(self.held_out.images, self.device)
@@ -203,9 +221,17 @@ def stream(seed: int, epoch: int, position: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _open(config: Config, splits: Splits, out: Path | str, resume: bool, device: torch.device) -> Run:
+def _start(config: Config, encoder: Encoder, out: Path | str, resume: bool) -> Start | None:
+    """The weights to start from, unless there are none or a checkpoint replaces them."""
+    weights = config.encoder.weights
+    return None if weights is None or (resume and Run(out).checkpoints()) else load_start(weights, encoder)
+
+
+def _open(
+    config: Config, splits: Splits, out: Path | str, resume: bool, device: torch.device, start: Start | None
+) -> Run:
     """A new run folder, or the old one if resuming and its settings are the same."""
-    environment = describe_environment(splits, device)
+    environment = describe_environment(splits, device) | ({"start": start.notes} if start else {})
     if not resume:
         return create_run(out, config, environment)
     run = Run(out)
@@ -213,8 +239,7 @@ def _open(config: Config, splits: Splits, out: Path | str, resume: bool, device:
         saved, given = getattr(run.config, section.name), getattr(config, section.name)
         for key in dataclasses.fields(saved):
             old, new = getattr(saved, key.name), getattr(given, key.name)
-            free = f"{section.name}.{key.name}" in ("train.log_every", "train.keep", "train.device", "data.root")
-            if old != new and not free:
+            if old != new and f"{section.name}.{key.name}" not in FREE:
                 raise UserError(f"{section.name}.{key.name} must stay {old!r} when a run is resumed, got {new!r}")
     if run.environment["data"] != environment["data"]:
         raise UserError(f"data must be what the run began with, {run.environment['data']}, got {environment['data']}")
@@ -232,18 +257,19 @@ def _fitted(
         checkpoint.load_into(space, path, prefix="space.")
         return checkpoint.load_standardize(run).to(device), space
     standardize = fit_standardize(batches, config.data.standardize).to(device)
-    space.fit(standardize(batch) for batch in batches.passes(2048))
-    tensors = {f"standardize.{k}": v for k, v in standardize.state_dict().items()}
-    tensors |= {f"space.{k}": v for k, v in space.state_dict().items()}
-    write_whole(path, lambda temporary: save_file({k: v.contiguous() for k, v in tensors.items()}, temporary))
+    space.fit(Standardized(batches, standardize))
+    checkpoint.save_fitted(run, standardize, space)
     return standardize, space
 
 
-def _seeded_model(config: Config, shape: tuple[int, int, int], space: Space) -> MaskedAutoencoder:
-    """Initial weights that depend on the seed alone, leaving the caller's random state as it was."""
+def _seeded_model(config: Config, shape: tuple[int, int, int], space: Space, start: Start | None) -> MaskedAutoencoder:
+    """Initial weights that depend on the seed and the given ones alone, leaving the caller's random state as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        return build_method(config, shape, space)
+        model = build_method(config, shape, space)
+    if start:
+        model.encoder.net.load_state_dict(start.tensors)
+    return model
 
 
 def _main_thread() -> bool:

@@ -17,7 +17,8 @@ MOST_IMAGES = 2048
 def hidden_r2(model: MaskedAutoencoder, standardize: Standardize, batches: Batches, seed: int) -> dict[str, float]:
     """R2 on up to 2,048 plain images under masks that depend on the seed alone; `held_out_r2`, and one per band.
 
-    A band is named by the cumulated variance it spans: `r2_band_50_80` holds the components between 50% and 80%.
+    A band is named by the cumulated variance it spans: `r2_band_50_80` holds the components, or what is hidden as one,
+    between 50% and 80%, the largest first.
     """
     device = standardize.mean.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -33,13 +34,11 @@ def hidden_r2(model: MaskedAutoencoder, standardize: Standardize, batches: Batch
         if isinstance(model, PMAE):
             by_component += torch.stack(model.component_errors(x, draw))
     values = {"held_out_r2": float(1 - error / energy)}
-    return values | (_bands(model.space.share, *by_component) if isinstance(model, PMAE) else {})
+    return values | (_bands(model.space.before, *by_component) if isinstance(model, PMAE) else {})
 
 
-def _bands(share: torch.Tensor, error: torch.Tensor, energy: torch.Tensor) -> dict[str, float]:
+def _bands(before: torch.Tensor, error: torch.Tensor, energy: torch.Tensor) -> dict[str, float]:
     """R2 within each band of the spectrum; a band of which nothing was hidden is left out."""
-    order = share.argsort(descending=True)
-    before = torch.zeros_like(share).scatter(0, order, share[order].cumsum(0) - share[order])
     values = {}
     for low, high in pairwise(BANDS):
         inside = (before >= low) & (before < high)

@@ -14,29 +14,51 @@ from pmae.data.images import ImageSet, Splits
 from pmae.data.readers.memory import require_room
 from pmae.errors import UserError, require
 
-Layout = Literal["auto", "NHWC", "NCHW"]
+Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
+SHAPES = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), (N, C, L) for signals or (N, D) for vectors"
+AXES = {"NCL": 3, "ND": 2}
 
 
 def from_arrays(
     images: np.ndarray | Tensor, labels: np.ndarray | Tensor | Sequence[int] | None = None, layout: Layout = "auto"
 ) -> ImageSet:
-    """Images of shape (N, H, W), (N, H, W, C) or (N, C, H, W), with one class number each if there are labels."""
-    numbers, classes = number_classes([labels])
-    return ImageSet(channels_first(_as_numpy(images), layout), numbers[0], classes)
+    """Images (N, H, W), (N, H, W, C) or (N, C, H, W), signals (N, C, L) or vectors (N, D), with one class number each
+    if there are labels.
+    """
+    (numbers,), classes = number_classes([labels])
+    return _image_set(_as_numpy(images), numbers, classes, layout)
+
+
+def _image_set(images: np.ndarray, labels: np.ndarray | None, classes: tuple[str, ...], layout: Layout) -> ImageSet:
+    return ImageSet(channels_first(images, layout), labels, classes, vectors=images.ndim == 2)
 
 
 def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
-    """The same values as (N, C, H, W): contiguous in memory, or still a view of the file when memory-mapped."""
-    rule = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), with nothing empty"
-    require(images.ndim in (3, 4) and images.size > 0, "images", rule, images.shape)
-    if images.ndim == 3:
-        images = images[:, None]
+    """The same values as (N, C, H, W): contiguous in memory, or still a view of the file when memory-mapped.
+
+    Signals are images of one row, (N, C, 1, L), and vectors of one channel as well, (N, 1, 1, D).
+    """
+    _require_axes(images, layout)
+    if images.ndim == 2:
+        images = images[:, None, None]
+    elif images.ndim == 3:
+        images = images[:, :, None] if layout == "NCL" else images[:, None]
     elif _channels_last(images.shape, layout):
         images = images.transpose(0, 3, 1, 2)
     if not images.dtype.isnative:
         # Another byte order is the same number; torch takes only the machine's own.
         images = images.astype(images.dtype.newbyteorder("="))
     return images if isinstance(images, np.memmap) else np.ascontiguousarray(images)
+
+
+def _require_axes(images: np.ndarray, layout: Layout) -> None:
+    """Refuse what is no array of images, signals or vectors, or could be more than one of them."""
+    require(images.ndim in (2, 3, 4) and images.size > 0, "images", f"{SHAPES}, with nothing empty", images.shape)
+    if layout in AXES:
+        require(images.ndim == AXES[layout], "images", f"of {AXES[layout]} axes for data.layout {layout}", images.shape)
+    elif images.ndim == 2 and (layout != "auto" or images.dtype.kind != "f"):
+        # Rows of whole numbers are as likely one grey image.
+        raise UserError(f"data.layout must be ND for {images.dtype} vectors of shape {images.shape}, got {layout}")
 
 
 def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
@@ -102,8 +124,8 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
     sets = {}
     for (split, prefix), labels in zip(present.items(), numbers, strict=True):
         # Taken out one by one, so that at most one split is held in both axis orders.
-        images = channels_first(arrays.pop(f"{prefix}images"), layout)
-        sets[split] = ImageSet(images, labels, classes if labels is not None else ())
+        images = arrays.pop(f"{prefix}images")
+        sets[split] = _image_set(images, labels, classes if labels is not None else (), layout)
     _require_alike(sets, path)
     return Splits(path.stem, sets["train"], sets.get("val"), sets.get("test"))
 

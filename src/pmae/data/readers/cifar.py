@@ -28,6 +28,11 @@ def read_cifar10(folder: Path) -> Splits | None:
     return None
 
 
+def is_cifar10(folder: Path) -> bool:
+    """Whether the folder has the first batch of one of the forms."""
+    return any((folder / f"{BATCHES[0]}{suffix}").is_file() for suffix in FORMS)
+
+
 def _splits(folder: Path, suffix: str, read: Callable[[Path], Batch]) -> Splits:
     paths = [folder / f"{name}{suffix}" for name in BATCHES]
     missing = [path.name for path in paths if not path.is_file()]

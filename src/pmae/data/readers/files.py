@@ -1,8 +1,9 @@
-"""Many image files as the splits of one data set: all decoded once, in threads, broken ones listed and skipped."""
+"""Many image files as the splits of one data set, whole or in chunks: decoded in threads, broken ones skipped."""
 
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,51 @@ def read_files(
     if sets["train"] is None:
         raise UserError(f"data.source {name!r} must have at least one readable training image, got none")
     return Splits(name, sets["train"], sets["val"], sets["test"], notes)
+
+
+def stream_files(
+    files: Iterable[ImageFile], classes: tuple[str, ...], config: DataConfig, size: int
+) -> Iterator[tuple[str, ImageSet]]:
+    """The same images as `read_files`, in order of the files, in chunks of one split; at most three are in memory."""
+    failures: list[str] = []
+    first: tuple[str, np.ndarray] | None = None
+    chunk: list[tuple[ImageFile, np.ndarray]] = []
+    for file, pixels in _decoded_ahead(files, config, 2 * size):
+        if isinstance(pixels, str):
+            failures.append(pixels)
+            _refuse_too_many(failures, config)
+            continue
+        first = first or (file.name, pixels)
+        _require_alike(*first, file.name, pixels)
+        if chunk and (len(chunk) == size or chunk[-1][0].split != file.split):
+            yield _joined(chunk, classes)
+            chunk = []
+        chunk.append((file, pixels))
+    if not chunk:
+        raise UserError(f"data.source must have at least one readable image, got none: {_listed(failures)}")
+    yield _joined(chunk, classes)
+    if failures:
+        _warn_of(failures)
+
+
+def _decoded_ahead(
+    files: Iterable[ImageFile], config: DataConfig, ahead: int
+) -> Iterator[tuple[ImageFile, np.ndarray | str]]:
+    """Each file with its pixels or what is wrong with it, in order, so many being decoded before they are asked for."""
+    waiting: deque[tuple[ImageFile, Future[np.ndarray | str]]] = deque()
+    with ThreadPoolExecutor() as pool:
+        for file in files:
+            waiting.append((file, pool.submit(_try_decode, file, config)))
+            if len(waiting) > ahead:
+                done, pixels = waiting.popleft()
+                yield done, pixels.result()
+        yield from ((done, pixels.result()) for done, pixels in waiting)
+
+
+def _joined(chunk: list[tuple[ImageFile, np.ndarray]], classes: tuple[str, ...]) -> tuple[str, ImageSet]:
+    labels = [file.label for file, _ in chunk if file.label is not None]
+    images, names = np.stack([pixels for _, pixels in chunk]), tuple(file.name for file, _ in chunk)
+    return chunk[0][0].split, ImageSet(images, np.array(labels, np.int64) if labels else None, classes, names)
 
 
 def _part(split: str, files: Sequence[ImageFile], images: np.ndarray, classes: tuple[str, ...]) -> ImageSet | None:

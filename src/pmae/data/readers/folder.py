@@ -1,6 +1,7 @@
 """A folder of image files, flat or nested; subfolders are classes only when the settings say so."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pmae.config import DataConfig
@@ -13,18 +14,27 @@ from pmae.errors import UserError
 def read_folder(folder: Path, config: DataConfig) -> Splits:
     """All images under the folder; its train/ and val/ or test/ subfolders are honoured as splits."""
     roots = split_folders(folder)
-    paths = {split: list_images(root) for split, root in roots.items()}
-    files = [(split, path) for split, found in paths.items() for path in found]
+    classes = folder_classes(roots, config)
+    files = list(folder_files(folder, roots, classes))
     if not files:
         raise UserError(f"data.source: the folder {folder} holds no images ({', '.join(SUFFIXES)})")
-    owners = [_class_of(path, roots[split]) if config.labels == "folders" else "" for split, path in files]
-    classes = tuple(sorted(set(owners))) if config.labels == "folders" else ()
-    number = {owner: index for index, owner in enumerate(classes)}
-    entries = [
-        ImageFile(path, printable(path.relative_to(folder)), split, number.get(owner))
-        for (split, path), owner in zip(files, owners, strict=True)
-    ]
-    return read_files(folder.resolve().name, entries, classes, config, _notes(folder, roots, len(files)))
+    return read_files(folder.resolve().name, files, classes, config, _notes(folder, roots, len(files)))
+
+
+def folder_classes(roots: dict[str, Path], config: DataConfig) -> tuple[str, ...]:
+    """The subfolders that hold images, sorted, where the settings say that they are classes."""
+    if config.labels != "folders":
+        return ()
+    return tuple(sorted({_class_of(path, root) for root in roots.values() for path in walk_images(root)}))
+
+
+def folder_files(folder: Path, roots: dict[str, Path], classes: tuple[str, ...]) -> Iterator[ImageFile]:
+    """The images of each split in order, found while they are asked for."""
+    number = {name: index for index, name in enumerate(classes)}
+    for split, root in roots.items():
+        for path in walk_images(root):
+            label = number[_class_of(path, root)] if classes else None
+            yield ImageFile(path, printable(path.relative_to(folder)), split, label)
 
 
 def split_folders(folder: Path) -> dict[str, Path]:
@@ -34,12 +44,26 @@ def split_folders(folder: Path) -> dict[str, Path]:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Image files below a folder, sorted; hidden ones are skipped, links to folders (which may loop) not followed."""
-    found = []
-    for parent, folders, names in os.walk(folder, followlinks=False):
-        folders[:] = [name for name in folders if not name.startswith((".", "__MACOSX"))]
-        found += [os.path.join(parent, name) for name in names if _is_image_name(name)]
-    return sorted(Path(path) for path in found if os.path.isfile(path))
+    """All that `walk_images` finds."""
+    return list(walk_images(folder))
+
+
+def walk_images(folder: Path) -> Iterator[Path]:
+    """Image files below a folder in sorted order, with no more in memory than the names in one folder a level.
+
+    Hidden ones are skipped, links to folders (which may loop) not followed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            folders = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+        names = sorted(name for name in os.listdir(folder) if name in folders or _is_image_name(name))
+    except OSError as error:
+        raise UserError(f"data.source: the folder {folder} cannot be listed: {error.strerror}") from error
+    for name in names:
+        if name in folders and not name.startswith((".", "__MACOSX")):
+            yield from walk_images(folder / name)
+        elif name not in folders and os.path.isfile(folder / name):
+            yield folder / name
 
 
 def _is_image_name(name: str) -> bool:

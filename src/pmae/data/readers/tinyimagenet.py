@@ -1,4 +1,7 @@
-"""The tiny-imagenet-200 tree: labelled training folders, and validation images with their own table of labels."""
+"""The tiny-imagenet-200 tree: labelled training folders, and validation images with their own table of labels.
+
+The published test images carry no labels, so the validation images are what everybody tests on: they are `test` here.
+"""
 
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from pmae.data.readers.folder import list_images, printable
 from pmae.errors import UserError
 
 ANNOTATIONS = Path("val", "val_annotations.txt")
-NOTE = "the published test images carry no labels and are not read; val is the held-out split"
+NOTE = "the published test images carry no labels and are not read; the validation images are the test split"
 
 
 def is_tinyimagenet(folder: Path) -> bool:
@@ -42,7 +45,7 @@ def _val_files(folder: Path, number: dict[str, int]) -> list[ImageFile]:
         if identifier not in number:
             raise UserError(f"data.source: {folder / ANNOTATIONS} names the class {identifier!r}, which train/ lacks")
         path = folder / "val" / "images" / name
-        files.append(ImageFile(path, printable(path.relative_to(folder)), "val", number[identifier]))
+        files.append(ImageFile(path, printable(path.relative_to(folder)), "test", number[identifier]))
     return files
 
 

@@ -1,0 +1,156 @@
+"""What the explorer works with: the images of a data set, spaces fitted on some of them, and a trained run if any."""
+
+import threading
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmae import masking
+from pmae.config import SpaceConfig
+from pmae.data.batches import Batches, Standardized, fit_standardize
+from pmae.data.images import Splits, as_tensor
+from pmae.derive import patch_for
+from pmae.errors import UserError, require
+from pmae.evaluate.features import extract
+from pmae.evaluate.neighbours import nearest
+from pmae.fitted import Fitted, read_fitted
+from pmae.report.pictures import view_of
+from pmae.runs import Run
+from pmae.spaces import Space, build_space
+
+CPU = torch.device("cpu")
+LABELS = {
+    "pca": "principal components (PMAE)",
+    "pixels": "patches of pixels (MAE)",
+    "patch_pca": "principal components of patches",
+    "cosine": "cosine transform",
+    "fourier": "Fourier transform",
+    "wavelet": "wavelets",
+    "kernel_pca": "kernel principal components (KMAE)",
+    "diffusion": "diffusion maps",
+}
+"""The spaces that are fitted while one waits; the others need a run that has theirs."""
+PICKED = 36
+"""Images to pick from."""
+FITTED, NUMBERS = 2048, 2**26
+"""A space is fitted on at most so many images, or numbers in them."""
+BANK = 4096
+"""Neighbours are looked for among at most so many training images."""
+EXACT, LEADING, LANDMARKS = 4096, 64, 256
+"""All principal components up to so many pixels, else a few leading ones; and a kernel that is quick to fit."""
+
+
+class Material:
+    """Images (C, H, W) in the data's own units go in; standardized batches of one, and positions, come out."""
+
+    def __init__(self, splits: Splits, run: Run | None = None) -> None:
+        self.name, self.train, self.shown = splits.name, splits.train, splits.test or splits.train
+        self.shape, self.dtype = self.train.shape, self.train.images.dtype
+        trained = None if run is None else read_fitted(run)
+        _require_fitting(trained, self.shape, self.dtype.name)
+        self.model = None if trained is None else trained.model
+        most = max(2, min(FITTED, NUMBERS // self.train.images[0].size))
+        self.sample = Batches(self.train.images[spread(len(self.train), most)], CPU)
+        self.standardize = fit_standardize(self.sample, "channel") if trained is None else trained.standardize
+        self.picked = self.shown.take(spread(len(self.shown), PICKED))
+        self.view = view_of(self.picked.images.astype(np.float64), self._range_name())
+        self._spaces: dict[str, Space] = {}
+        self._bank: Tensor | None = None
+        self._lock = threading.Lock()
+        if self.model is not None:
+            self._spaces[self.own_space] = self._grouped(self.model.space)
+
+    @property
+    def own_space(self) -> str:
+        """The space of the run, or the one to begin with."""
+        return "pca" if self.model is None else self.model.config.space.name
+
+    @property
+    def masked_share(self) -> float:
+        """The share that the run hides, or the paper's."""
+        return 0.2 if self.model is None else masking.nominal_ratio(self.model.config.masking)
+
+    def offered(self) -> dict[str, str]:
+        """The spaces that these images can have, by name, with words for them; the run's own comes first."""
+        names = [self.own_space, *(name for name in LABELS if name != self.own_space)]
+        return {name: LABELS.get(name, name) for name in names if name in self._spaces or self._can_have(name)}
+
+    def space(self, name: str) -> Space:
+        """A fitted space; the first call for a name takes as long as its fit."""
+        with self._lock:
+            if name not in self._spaces:
+                made = self._built(name)
+                made.fit(Standardized(self.sample, self.standardize))
+                self._spaces[name] = made
+            return self._spaces[name]
+
+    def standardized(self, image: np.ndarray) -> Tensor:
+        """(1, C, H, W) of one image in the data's units."""
+        return self.standardize(as_tensor(image[None]))
+
+    @torch.no_grad()
+    def neighbours(self, image: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions in the training images and cosine similarities, nearest first; the image itself is left out."""
+        if self.model is None:
+            raise UserError("run must be given to find neighbours, because it is its encoder that compares images")
+        places = spread(len(self.train), BANK)
+        with self._lock:
+            if self._bank is None:
+                batches = Batches(self.train.images[places], CPU)
+                self._bank = extract(self.model.encoder, batches, self.standardize, compile=False)["mean"]
+        query = self.model.encoder.features(self.standardized(image))["mean"]
+        found = nearest(self._bank, query, min(count + 1, len(self._bank)))[0]
+        other = [i for i in found.tolist() if not np.array_equal(self.train.images[places[i]], image)][:count]
+        similarity = torch.cosine_similarity(self._bank[other], query)
+        return places[other], similarity.numpy()
+
+    def _built(self, name: str) -> Space:
+        """An unfitted space of settings that keep the fit short."""
+        size = self.train.images[0].size
+        settings: dict[str, int] = {}
+        if name == "pca" and size > EXACT:
+            settings["components"] = LEADING
+        if name in ("kernel_pca", "diffusion"):
+            settings["landmarks"] = min(LANDMARKS, len(self.sample))
+        return self._grouped(build_space(SpaceConfig(name, **settings), self.shape))  # type: ignore[arg-type]
+
+    def _grouped(self, space: Space) -> Space:
+        """In pixel space whole patches are hidden as one: those of the run, or those that would be derived."""
+        if space.config.name == "pixels":
+            patch = patch_for(*self.shape[1:]) if self.model is None else self.model.patch
+            space.groups = patch_of_pixel(self.shape, patch)
+            space.group_count = int(space.groups.max()) + 1
+        return space
+
+    def _can_have(self, name: str) -> bool:
+        try:
+            return self._built(name).units > 1
+        except UserError:  # sides that cannot be halved or cut into patches, or a basis beyond the memory
+            return False
+
+    def _range_name(self) -> str:
+        """The dtype, unless bytes use a corner of their range and would all be black."""
+        narrow = self.dtype == np.uint8 and self.picked.images.max() < 64
+        return "narrow" if narrow else self.dtype.name
+
+
+def _require_fitting(trained: Fitted | None, shape: tuple[int, int, int], dtype: str) -> None:
+    if trained is not None:
+        known = trained.environment["data"]["dtype"]
+        require(
+            shape == trained.shape, "data", f"images of the shape that the run was trained on, {trained.shape}", shape
+        )
+        require(dtype == known, "data", f"images of the dtype that the run was trained on, {known}", dtype)
+
+
+def spread(total: int, most: int) -> np.ndarray:
+    """At most so many positions, evenly from the first to the last."""
+    return np.linspace(0, total - 1, min(total, most)).round().astype(np.int64)
+
+
+def patch_of_pixel(shape: tuple[int, int, int], patch: int) -> Tensor:
+    """(C H W) which patch each pixel of each channel is in, row by row."""
+    channels, height, width = shape
+    row, column = torch.arange(height) // patch, torch.arange(width) // patch
+    return (row[:, None] * (width // patch) + column).expand(channels, -1, -1).reshape(-1)

@@ -1,0 +1,1 @@
+"""How fast a training step is: ours and the peers', how its cost grows, and where its time goes."""

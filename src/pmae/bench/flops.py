@@ -1,0 +1,54 @@
+"""Floating-point operations of a training step in closed form: what the work is, however it is carried out."""
+
+from pmae.config import Config
+from pmae.errors import UserError
+from pmae.masking import nominal_ratio, visible_patches
+from pmae.models.decoder import SIZES
+from pmae.models.encoder import VIT_TINY
+from pmae.models.patches import patch_sides
+
+
+def flops_per_image(config: Config, shape: tuple[int, int, int]) -> int:
+    """Operations of one image's step, forward and backward: those of matrix products, 2mnk for (m, k) times (k, n).
+
+    With N patches of P numbers, an encoder W wide and L deep over T tokens ([CLS] and the visible patches), a decoder
+    w wide and l deep over N + 1, and D pixels:
+
+        patches to tokens  2 x 2NPW                    (the image needs no gradient, so two products instead of three)
+        encoder            3 x L (24 T W^2 + 4 T^2 W)  (24: qkv 6, projection 2, MLP 16; then scores and their sum)
+        to the decoder     3 x 2TWw
+        decoder            3 x l (24 (N+1) w^2 + 4 (N+1)^2 w)
+        tokens to pixels   3 x 2NwP
+        components         4 x 2D^2                    (project, reconstruct; project the prediction, and its gradient)
+
+    The last line is PMAE's, whose T is N + 1; with pixels as target it is half of that. Crops, norms, activations,
+    masks and the optimizer are not counted: they are costs, not work.
+    """
+    channels, height, width = shape
+    patch = config.encoder.patch_size
+    if patch is None or config.encoder.name != "vit_tiny" or config.space.name not in ("pca", "pixels"):
+        raise UserError("operations are counted for a resolved configuration with vit_tiny and space pca or pixels")
+    rows, columns = patch_sides(patch, height)
+    patches, numbers = (height // rows) * (width // columns), rows * columns * channels
+    is_mae = config.space.name == "pixels"
+    tokens = 1 + (visible_patches(patches, nominal_ratio(config.masking)) if is_mae else patches)
+    wide, deep = (getattr(config.encoder, key) or VIT_TINY[key] for key in ("width", "depth"))
+    decoder_wide, decoder_deep = (
+        getattr(config.decoder, key) or SIZES[config.decoder.name][key] for key in ("width", "depth")
+    )
+    linear = 2 * 2 * patches * numbers * wide + 3 * 2 * tokens * wide * decoder_wide
+    linear += 3 * 2 * patches * decoder_wide * numbers
+    blocks = deep * _block(tokens, wide) + decoder_deep * _block(patches + 1, decoder_wide)
+    return linear + 3 * blocks + (0 if is_mae else _components(config, channels * height * width))
+
+
+def _block(tokens: int, width: int) -> int:
+    """One transformer block, forward."""
+    return 24 * tokens * width**2 + 4 * tokens**2 * width
+
+
+def _components(config: Config, pixels: int) -> int:
+    """The maps between pixels and components; with a kept rest, the visible image takes one more."""
+    kept = config.space.components
+    products = (2 if config.objective.target == "pixels" else 4) + (kept is not None)
+    return products * 2 * pixels * (kept or pixels)

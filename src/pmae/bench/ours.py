@@ -1,0 +1,50 @@
+"""Our training step as the loop takes it: plain, compiled, or compiled and in one CUDA graph."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pmae.bench.machine import Steps
+from pmae.bench.work import DEVIATION, MEAN, RATE, Work, random_space
+from pmae.config import Config, replace
+from pmae.data.images import ImageSet, Splits
+from pmae.runs import create_run
+from pmae.train.environment import pick_device
+from pmae.train.loop import Trainer
+
+
+def build(work: Work, engine: str) -> Steps:
+    """A function that takes so many steps: everything the loop does between two log lines, draws included."""
+    trainer = _trainer(work, replace(work.config, train__engine="graph" if engine == "full" else "plain"))
+    if engine == "compiled":
+        # The step looks this method up at every call: the instance's own comes first.
+        trainer.stepper.__dict__["measure"] = torch.compile(trainer.stepper.measure, dynamic=False)
+    order = torch.randperm(work.images, device=trainer.device)
+
+    def steps(count: int) -> None:
+        for number in range(count):
+            trainer.stepper(trainer.inputs(0, number % trainer.steps, order, RATE))
+
+    return steps
+
+
+def _trainer(work: Work, config: Config) -> Trainer:
+    """A trainer on noise; its run folder, of which only the fitted space matters, goes at once."""
+    device = pick_device(config.train.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with tempfile.TemporaryDirectory() as folder:
+        run = create_run(Path(folder) / "run", config, {})
+        save_file(_fitted(work, config, device), run.path / "fitted.safetensors")
+        return Trainer(config, Splits("noise", ImageSet(work.noise())), run, device)
+
+
+def _fitted(work: Work, config: Config, device: torch.device) -> dict[str, Tensor]:
+    """What a run folder keeps of a fit: the statistics of the noise, and random directions."""
+    one = torch.ones(work.shape[0], 1, 1)
+    space = random_space(config, work.shape, device).state_dict()
+    known = {"standardize.mean": MEAN * one, "standardize.std": DEVIATION * one}
+    return known | {f"space.{name}": tensor.contiguous() for name, tensor in space.items()}

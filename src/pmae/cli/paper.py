@@ -1,0 +1,84 @@
+"""Reproduce a table or figure of the paper: run what is missing, and set it beside the published numbers."""
+
+import argparse
+
+EXAMPLES = """examples:
+  pmae paper --list                                                     every table and figure, with its cost
+  pmae paper main --datasets cifar10 bloodmnist --epochs 100 --seeds 0 1 2 --out runs/paper
+  pmae paper ratio --recipe ours --ratios 0.1 0.2 0.4 --epochs 50 --set encoder.patch_size=8
+  pmae paper knn --runs results/runs --only-found                       from stored results, running nothing
+The same command again continues where it was stopped. An oracle's ratio is chosen on validation images (the val split,
+or a fifth of the training images where there is none), never on those of the final number.
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, call, print."""
+    options = _parser().parse_args(arguments)
+    from pmae.experiments.paper import RATIOS, Plan, items
+
+    plan = Plan(
+        options.recipe,
+        tuple(options.datasets),
+        options.epochs,
+        tuple(options.seeds),
+        tuple(options.ratios or RATIOS),
+        settings_given(options.set),
+        options.root,
+        options.device,
+    )
+    preset = options.preset or ("released" if options.recipe == "released" else "paper")
+    if options.list:
+        from pmae.experiments.cost import cost_lines
+
+        print("\n".join(cost_lines(plan, preset, options.images_per_second)))
+        return
+    wanted = items(options.names)
+    from pathlib import Path
+
+    from pmae.experiments.reproduce import Way, reproduce
+    from pmae.report.tables import to_markdown
+
+    places, kinds = tuple(map(Path, options.runs)), tuple(options.protocols)
+    way = Way(Path(options.out), places, preset, kinds, options.head_epochs, options.only_found)
+    for item in wanted:
+        page, paths = reproduce(item, plan, way)
+        print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *map(str, paths)]))
+
+
+def settings_given(given: list[str]) -> tuple[tuple[str, str], ...]:
+    """`name=value` texts as pairs."""
+    from pmae.errors import require
+
+    for text in given:
+        require("=" in text, "--set", "settings as name=value, such as encoder.depth=1", text)
+    return tuple((name, value) for name, _, value in (text.partition("=") for text in given))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "pmae paper",
+        description=__doc__,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("names", nargs="*", help="tables and figures by the names that --list gives")
+    add("--list", action="store_true", help="every table and figure with its runs, images seen and hours")
+    add("--datasets", nargs="+", default=[], help="cifar10 tinyimagenet dermamnist bloodmnist pathmnist")
+    add("--recipe", default="paper", help="how to train: paper (the default), released or ours")
+    add("--epochs", type=int, help="epochs of pretraining, if not the recipe's")
+    add("--seeds", nargs="+", type=int, default=[0], help="repetitions of pretraining and evaluation")
+    add("--ratios", nargs="+", type=float, help="masking ratios to search; 0.1 to 0.9 if not given")
+    add("--protocols", nargs="+", default=[], help="only these of linear mlp knn finetune")
+    add("--preset", help="how to evaluate: paper, released, plain or strong; the recipe's own if not given")
+    add("--head-epochs", type=int, help="epochs of probes and fine-tuning, if not the preset's")
+    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="further settings of all runs")
+    add("--out", default="runs/paper", help="folder for tables, figures and, in runs/, the runs")
+    add("--runs", nargs="+", default=[], help="more folders of runs to look in")
+    add("--only-found", action="store_true", help="use runs and results that are there; run nothing")
+    add("--root", default="data", help="folder of named data sets")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add("--images-per-second", type=float, help="for --list: this machine's speed, at 32x32 in patches of 8")
+    return parser

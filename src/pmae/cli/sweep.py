@@ -1,0 +1,56 @@
+"""Pretrain over a grid of settings and find the best by validation; finished runs are reused, stopped ones go on."""
+
+import argparse
+
+EXAMPLES = """examples:
+  pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.4 --epochs 50 --out runs/ratios
+  pmae sweep encoder.patch_size 2 4 8 --data scans/ --set data.labels=folders data.resize=32
+  pmae sweep ratio 0.1 0.2 optim.base_lr 1.5e-4 5e-4 --recipe mae --data bloodmnist --seeds 0 1
+`ratio` is masking.masked_variance, or masking.masked_patches in pixel space; several settings make a grid.
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, call, print."""
+    options = _parser().parse_args(arguments)
+    from pathlib import Path
+
+    from pmae.cli.paper import settings_given
+    from pmae.config import replace
+    from pmae.config_file import with_settings
+    from pmae.experiments.recipes import recipe
+    from pmae.experiments.sweep import RATIO, parse_grid, sweep
+    from pmae.report.sweeps import sweep_table, verdict
+    from pmae.report.tables import to_markdown
+
+    base = replace(recipe(options.recipe), train__device=options.device, data__root=options.root)
+    base = replace(base, **({"data__source": options.data} if options.data else {}))
+    base = replace(base, **({"train__epochs": options.epochs} if options.epochs else {}))
+    base = with_settings(base, dict(settings_given(options.set)))
+    words = list(options.settings)
+    if options.ratios:
+        words = [word for word in words if word != RATIO] + [RATIO, *options.ratios]
+    trials, files = sweep(base, parse_grid(words, base), options.seeds, Path(options.out))
+    print("\n".join([to_markdown(sweep_table(trials)), verdict(trials), *map(str, files)]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "pmae sweep",
+        description=__doc__,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("settings", nargs="+", metavar="SETTING VALUE...", help="`ratio` or a dotted setting, followed by its values")
+    add("--ratios", nargs="+", help="values of the masking ratio")
+    add("--data", help="a named set, a folder, a .npy or a .npz file")
+    add("--root", default="data", help="folder of named data sets")
+    add("--recipe", default="ours", help="where the other settings come from: ours, paper, released, mae, ...")
+    add("--epochs", type=int, help="epochs of pretraining, if not the recipe's")
+    add("--seeds", nargs="+", type=int, default=[0], help="repetitions; their validation accuracies are averaged")
+    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="further settings of all runs")
+    add("--out", default="runs/sweep", help="folder for table, plot and, in runs/, the runs")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    return parser

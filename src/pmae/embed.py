@@ -1,0 +1,176 @@
+"""From images to features with a run's encoder: in memory, or streamed from a reader to a file in bounded memory."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmae.config import DataConfig
+from pmae.data.augment import Standardize
+from pmae.data.images import ImageSet, as_tensor
+from pmae.data.stream import plain_folder, stream
+from pmae.errors import UserError, require, unknown_name
+from pmae.evaluate.features import evaluating
+from pmae.feature_files import Rows, writer_for
+from pmae.models import Encoder
+from pmae.runs import Run, disk_errors, write_whole
+from pmae.train.checkpoint import load_encoder
+from pmae.train.environment import pick_device
+
+POOLINGS = ("mean", "cls", "both", "patches")
+BATCH, NUMBERS = 256, 2**24
+"""Images in a batch, fewer where they are so large that the batch would have more numbers than this."""
+QUIET_SECONDS = 10.0
+
+
+class Embedder:
+    """Unmasked images (n, C, H, W) in the data's units to float32 features: (n, D), or (n, tokens, D) for "patches".
+
+    Always float32 arithmetic. A GPU chooses its kernels by the size of a batch, so there every batch has one size:
+    what an image becomes does not depend on how many others are asked for.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        standardize: Standardize,
+        pooling: str = "mean",
+        device: torch.device | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        require(batch_size is None or batch_size >= 1, "batch_size", "at least 1", batch_size)
+        self.pooling, self.device = pooling, device or torch.device("cpu")
+        self.encoder, self.standardize = encoder.to(self.device), standardize.to(self.device)
+        self.batch_size = batch_size or max(1, min(BATCH, NUMBERS // math.prod(encoder.shape)))
+        self.names = feature_names(encoder, pooling)
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """The features of all images, in order."""
+        with evaluating(self.encoder), exact_products():
+            starts = range(0, len(images), self.batch_size)
+            parts = [self._batch(images[start : start + self.batch_size]) for start in starts]
+        return np.concatenate(parts)
+
+    def _batch(self, images: np.ndarray) -> np.ndarray:
+        x, count = as_tensor(images).to(self.device), len(images)
+        if self.device.type != "cpu":
+            x = x[torch.arange(self.batch_size, device=self.device) % count]
+        features: np.ndarray = self._pooled(self.standardize(x))[:count].cpu().numpy()
+        return features
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        if self.pooling == "patches":
+            return self.encoder(x)[1]
+        found = self.encoder.features(x)
+        return torch.cat([found["cls"], found["mean"]], 1) if self.pooling == "both" else found[self.pooling]
+
+
+def feature_names(encoder: Encoder, pooling: str) -> list[str]:
+    """`mean0`, `mean1`, ...: the name of each feature; those of "patches" are the same for every token."""
+    if pooling not in POOLINGS:
+        raise unknown_name("pooling", pooling, POOLINGS)
+    if pooling in ("cls", "both") and not getattr(encoder.net, "num_prefix_tokens", 0):
+        raise UserError(f"pooling must be mean or patches for an encoder without a [CLS] token, got {pooling!r}")
+    kinds = ("cls", "mean") if pooling == "both" else (pooling,)
+    return [f"{kind}{i}" for kind in kinds for i in range(encoder.width)]
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Products of float32 matrices as such, even if training allowed TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def embed(
+    run: Run,
+    data: DataConfig,
+    out: Path | str,
+    pooling: str = "mean",
+    split: str = "all",
+    epoch: int | None = None,
+    device: str = "auto",
+    batch_size: int | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> int:
+    """Write the features of all images of a source to a .npz, .csv or .parquet file; returns how many there are.
+
+    Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it.
+    """
+    out = Path(out)
+    write = writer_for(out, flat=pooling != "patches")
+    _, encoder, standardize = load_encoder(run, epoch)
+    embedder = Embedder(encoder, standardize, pooling, pick_device(device), batch_size)
+    source = stream(data, embedder.batch_size, split)
+    rows = (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in _fitting(source.chunks, run, data))
+    # The first rows before the first file: whatever does not fit leaves nothing behind.
+    first = next(rows)
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    counted = _Counted(chain([first], rows), say)
+    write_whole(out, lambda temporary: write(temporary, counted, embedder.names))
+    return counted.count
+
+
+def _fitting(chunks: Iterator[tuple[str, ImageSet]], run: Run, data: DataConfig) -> Iterator[tuple[str, ImageSet]]:
+    """The chunks, if their images are like those the run was trained on."""
+    trained = run.environment["data"]
+    for number, (split, part) in enumerate(chunks):
+        if list(part.shape) != trained["shape"]:
+            hint = "; --resize and --channels convert image files" if plain_folder(data) else ""
+            raise UserError(
+                f"data must have images of the shape that the run was trained on, {_size(trained['shape'])}, "
+                f"got {_size(part.shape)}{hint}"
+            )
+        if number == 0 and str(part.images.dtype) != trained["dtype"]:
+            warnings.warn(
+                f"the images are {part.images.dtype} and the run was trained on {trained['dtype']}: "
+                "features mean something only if the values are in the same units",
+                stacklevel=2,
+            )
+        yield split, part
+
+
+def _size(shape: Sequence[int]) -> str:
+    channels, height, width = shape
+    return f"{channels} channel{'s' * (channels > 1)} of {height}x{width}"
+
+
+def _rows(embedder: Embedder, split: str, part: ImageSet, several: bool) -> Rows:
+    columns: dict[str, np.ndarray] = {}
+    if part.names:
+        columns["name"] = np.array(part.names)
+    if several:
+        columns["split"] = np.full(len(part), split)
+    if part.labels is not None:
+        classes = np.array([*part.classes, ""])
+        columns |= {"label": part.labels, "class": classes[part.labels]}
+    return Rows(embedder(part.images), columns)
+
+
+class _Counted:
+    """Rows on their way, counted, with a word about the speed every few seconds."""
+
+    def __init__(self, rows: Iterator[Rows], say: Callable[[str], None]) -> None:
+        self.rows, self.say, self.count = rows, say, 0
+
+    def __iter__(self) -> Iterator[Rows]:
+        began = told = time.monotonic()
+        for part in self.rows:
+            self.count += len(part)
+            now = time.monotonic()
+            if now - told >= QUIET_SECONDS:
+                self.say(f"{self.count:,} images, {self.count / (now - began):,.0f} a second")
+                told = now
+            yield part

@@ -1,0 +1,106 @@
+"""What a table or figure costs: runs, images seen, and hours at a stated speed."""
+
+from dataclasses import dataclass
+
+from pmae.config import Config
+from pmae.derive import epochs_for, patch_for
+from pmae.evaluate.protocols import Protocols, only, preset
+from pmae.experiments.paper import ITEMS, Item, Plan, jobs_of, ratios_of
+
+SPEEDS = {"H200": 51_000.0, "2 CPU cores": 56.0}
+"""Measured images a second while pretraining at 17 tokens an image: 32x32 in patches of 8, and one [CLS]."""
+TOKENS = 17
+CHECKPOINTS = 10
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What the cost of a run follows from: training images and their side in pixels."""
+
+    images: int
+    side: int
+
+
+DATA = {
+    "cifar10": DataSet(50_000, 32),
+    "tinyimagenet": DataSet(100_000, 64),
+    "dermamnist": DataSet(7_007, 64),
+    "bloodmnist": DataSet(11_959, 64),
+    "pathmnist": DataSet(89_996, 64),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Runs, images they and their evaluation see, and the same in images of 17 tokens, which hours follow from."""
+
+    runs: int
+    images: float
+    work: float
+
+    def hours(self, speed: float) -> float:
+        """Hours at so many images of 17 tokens a second; evaluation is counted at the speed of pretraining."""
+        return self.work / speed / 3600
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Both together."""
+        return Cost(self.runs + other.runs, self.images + other.images, self.work + other.work)
+
+
+def cost_of(item: Item, plan: Plan, preset_name: str = "paper") -> Cost:
+    """The cost of an item from nothing; runs that items share are counted in each."""
+    names = [preset_name] + ["plain"] * item.with_plain
+    passes = sum(_passes(only(preset(name), item.protocols)) for name in names)
+    passes *= CHECKPOINTS if item.every_epoch else 1
+    jobs, cells, total = jobs_of(item, plan), item.cells(plan), Cost(0, 0.0, 0.0)
+    for data in dict.fromkeys(cell.data for cell in cells):
+        made = [job.config for job in jobs if job.config.data.source == data]
+        rows = [cell.row for cell in cells if cell.data == data]
+        again = sum(row.ratio == "oracle" for row in rows) * (len(plan.seeds) - 1)
+        scored = sum(1 if row.ratio == "oracle" else len(ratios_of(row, plan)) for row in rows) * len(plan.seeds)
+        images = DATA[data].images * ((len(made) + again) * _epochs(made[0]) + scored * passes)
+        total = total.plus(Cost(len(made) + again, images, images * _tokens(made[0]) / TOKENS))
+    return total
+
+
+def cost_lines(plan: Plan, preset_name: str, speed: float | None) -> list[str]:
+    """A line an item: name, paper's label, runs, images and hours; then what the hours rest on."""
+    speeds = {"this machine": speed} if speed else SPEEDS
+    heads = "".join(f"{f'hours, {machine}':>20}" for machine in speeds)
+    lines = [f"{'name':<16}{'runs':>6}{'images seen':>16}{heads}  title"]
+    for item in ITEMS.values():
+        cost = cost_of(item, plan, preset_name)
+        hours = "".join(f"{_hours(cost.hours(value)):>20}" for value in speeds.values())
+        lines.append(f"{item.name:<16}{cost.runs:>6}{_count(cost.images):>16}{hours}  {item.title}")
+        lines.append(f"{'':<16}{item.labels}")
+    stated = ", ".join(f"{value:,.0f} images/s ({machine})" for machine, value in speeds.items())
+    lines.append(
+        f"\nrecipe {plan.recipe}, {len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}; hours at {stated} for images of "
+        f"{TOKENS} tokens (32x32 in patches of 8), in proportion to the tokens of larger ones, evaluation included.\n"
+        "Each item is counted from nothing, but runs are shared: main, knn, ratio, spread and epochs use the same ones."
+    )
+    return lines
+
+
+def _passes(protocols: Protocols) -> int:
+    """How often evaluation takes every training image through the encoder."""
+    probe, tune = protocols.probe, protocols.finetune
+    heads = (probe.epochs if probe.augment else 1) if probe else 0
+    return heads + (1 if protocols.knn else 0) + (tune.epochs if tune else 0)
+
+
+def _epochs(config: Config) -> int:
+    return config.train.epochs or epochs_for(DATA[config.data.source].images)
+
+
+def _tokens(config: Config) -> int:
+    side = DATA[config.data.source].side
+    return (side // (config.encoder.patch_size or patch_for(side, side))) ** 2 + 1
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.05 else f"{value:.2f}"
+
+
+def _count(images: float) -> str:
+    return f"{images / 1e6:,.1f} million" if images else "none"

@@ -1,0 +1,84 @@
+"""Filling the cells of an item: have the runs, choose an oracle's ratio on validation images, have them evaluated."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pmae.experiments.evaluations import Need
+from pmae.experiments.jobs import Accept, anything, find_run, run_jobs
+from pmae.experiments.library import Job, Library, validation
+from pmae.experiments.paper import Cell, Item, Plan, job_of, ratios_of
+from pmae.runs import Run
+
+Get = Callable[[Sequence[Job], Accept], list[Run | None]]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A cell at one ratio (None: random), the runs that repeat it, and how the ratio came about."""
+
+    cell: Cell
+    ratio: float | None
+    runs: tuple[Run, ...]
+    note: str = ""
+
+
+def run_missing(item: Item, folder: Path, library: Library) -> Get:
+    """A way to get runs: those that are not found are pretrained."""
+
+    def get(jobs: Sequence[Job], accept: Accept) -> list[Run | None]:
+        unique = list({job.config: job for job in jobs}.values())
+        runs = run_jobs(unique, folder, library, accept, item.loosely)
+        by_config = dict(zip((job.config for job in unique), runs, strict=True))
+        return [by_config[job.config] for job in jobs]
+
+    return get
+
+
+def only_found(item: Item, library: Library) -> Get:
+    """A way to get runs: those that are found, and None for the others."""
+    return lambda jobs, _: [find_run(job, library, anything, item.loosely) for job in jobs]
+
+
+def fill(item: Item, plan: Plan, get: Get, need: Need) -> list[Filled]:
+    """The runs of every cell; an oracle's ratio is first chosen on validation images, by runs of one seed."""
+    job = functools.partial(job_of, item, plan=plan)
+    cells = item.cells(plan)
+    searched = [(cell, r) for cell in cells if cell.row.ratio == "oracle" for r in plan.ratios]
+    tried = dict(zip(searched, get([job(c, r, plan.seeds[0]) for c, r in searched], anything), strict=True))
+    wanted: list[tuple[Cell, float | None, str]] = []
+    for cell in cells:
+        if cell.row.ratio == "oracle":
+            wanted += choose(
+                cell, {r: run for r in plan.ratios if (run := tried[cell, r]) is not None}, len(plan.ratios)
+            )
+        else:
+            wanted += [(cell, ratio, "") for ratio in ratios_of(cell.row, plan)]
+    jobs = [job(cell, ratio, seed) for cell, ratio, _ in wanted for seed in plan.seeds]
+    found, count = get(jobs, need.can_be_met), len(plan.seeds)
+    groups = [found[k * count : (k + 1) * count] for k in range(len(wanted))]
+    filled = [
+        Filled(cell, ratio, tuple(run for run in group if run is not None), note)
+        for (cell, ratio, note), group in zip(wanted, groups, strict=True)
+    ]
+    known = {one.cell for one in filled}
+    filled += [Filled(cell, None, (), "no run of any ratio was found") for cell in cells if cell not in known]
+    return sorted(filled, key=lambda one: cells.index(one.cell))
+
+
+def choose(cell: Cell, tried: dict[float, Run], planned: int) -> list[tuple[Cell, float | None, str]]:
+    """The ratio whose probe is best on validation images, with a word on how many there were; nothing without runs."""
+    scores = {ratio: score for ratio, run in tried.items() if (score := validation(run)) is not None}
+    if not scores:
+        return []
+    best = max(scores, key=lambda ratio: scores[ratio])
+    if planned == 1:
+        return [(cell, best, "the only ratio; no search")]
+    return [(cell, best, f"best of {len(scores)} of {planned} ratios on validation images ({scores[best]:.1f}%)")]
+
+
+def evaluate(filled: Sequence[Filled], need: Need, plan: Plan) -> None:
+    """Score what is not in the results yet."""
+    for run in {run.path: run for one in filled for run in one.runs}.values():
+        need.meet(run, run.config.train.seed, plan.device, plan.root)

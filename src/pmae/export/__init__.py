@@ -1,0 +1,90 @@
+"""A run's encoder in the formats of other libraries, each re-loaded by its library and compared before it counts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmae.errors import UserError, unknown_name
+from pmae.export import to_huggingface, to_onnx, to_timm, to_torch
+from pmae.export.card import write_card
+from pmae.export.source import Source, load_source
+from pmae.runs import Run, write_json, write_whole
+
+TOLERANCE = 1e-4
+"""Largest difference, as a share of the largest feature, that rounding in another library's kernels may make."""
+
+
+class Format(NamedTuple):
+    """How to write an encoder, and how its library turns images into features from what was written."""
+
+    write: Callable[[Source, Path], None]
+    features: Callable[[Source, Path, np.ndarray], dict[str, Tensor]]
+    usage: str
+    library: str
+
+
+FORMATS = {
+    "timm": Format(to_timm.write, to_timm.features, to_timm.USAGE, "timm"),
+    "huggingface": Format(to_huggingface.write, to_huggingface.features, to_huggingface.USAGE, "transformers"),
+    "onnx": Format(to_onnx.write, to_onnx.features, to_onnx.USAGE, "onnxruntime"),
+    "torch": Format(to_torch.write, to_torch.features, to_torch.USAGE, "torch"),
+}
+
+
+def export(run: Path | str, kind: str, out: Path | str, epoch: int | None = None) -> float:
+    """Write the folder `out`, new or empty, whole or not at all; returns the largest difference that was found."""
+    if kind not in FORMATS:
+        raise unknown_name("format", kind, FORMATS)
+    out = Path(out).expanduser().resolve()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"out must be a new or an empty folder, got {str(out)!r}")
+    source, difference = load_source(Run(run), epoch), 0.0
+
+    def write(folder: Path) -> None:
+        nonlocal difference
+        folder.mkdir()
+        with _other_library(kind, source):
+            FORMATS[kind].write(source, folder)
+            difference = compare(source, kind, folder)
+        write_json(folder / "preprocessing.json", source.preprocessing())
+        write_card(source, folder, FORMATS[kind].usage.replace("FOLDER", out.name), FORMATS[kind].library, difference)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, write)
+    return difference
+
+
+def compare(source: Source, kind: str, folder: Path) -> float:
+    """The largest difference between the encoder's features and those that the format's library computes."""
+    images = source.images()
+    ours, theirs = source.features(images), FORMATS[kind].features(source, folder, images)
+    if ours.keys() != theirs.keys():
+        raise UserError(f"format {kind!r} does not give the same features: {sorted(theirs)} instead of {sorted(ours)}")
+    # As tensors, whose maximum is NaN where one of them is.
+    largest = float(torch.stack([(ours[name] - theirs[name]).abs().max() for name in ours]).max())
+    allowed = TOLERANCE * max(1.0, float(torch.stack(list(ours.values())).abs().max()))
+    if not largest <= allowed:
+        raise UserError(f"format {kind!r} must give features within {allowed:.1g} of the encoder's, got {largest:.1g}")
+    return largest
+
+
+@contextmanager
+def _other_library(kind: str, source: Source) -> Iterator[None]:
+    """Say in one sentence that another library cannot take this network: each has some that it does not know."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    # Each library raises what it likes, onnxruntime exceptions of its own that derive from nothing else.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        name, others = source.config.encoder.name, ", ".join(other for other in FORMATS if other != kind)
+        raise UserError(
+            f"format {kind!r} does not work for encoder.name {name!r}: {reason or type(error).__name__}; "
+            f"other formats: {others}"
+        ) from error

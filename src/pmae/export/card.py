@@ -1,0 +1,93 @@
+"""The model card: what the encoder is, what it saw, how well it does and how to load it."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from pmae.config_file import to_dict
+from pmae.export.source import Source
+from pmae.report.scores import PROTOCOLS, scores_of
+from pmae.report.tables import Cell, Table, to_markdown
+
+LOCAL = ("data.source", "data.root", "probe.data", "encoder.weights", "train.device")
+"""Settings that say where things lie on the machine that trained, which is nobody else's business."""
+
+
+def write_card(source: Source, folder: Path, usage: str, library: str, difference: float) -> None:
+    """Write README.md."""
+    checked = (
+        f"Re-loaded with {library} {version(library)} and compared with the original on {len(source.images())} images: "
+        f"the largest difference of a feature is {difference:.1e}."
+    )
+    parts = [
+        f"---\nlibrary_name: {library}\npipeline_tag: image-feature-extraction\ntags: [pmae, masked-autoencoder]\n---",
+        f"# {_method(source)} encoder, {source.epoch} epochs on {source.run.environment['data']['name']}",
+        _what(source),
+        f"## Use\n\n```python\n{usage.strip()}\n```\n\n{checked}",
+        f"## Input\n\n{_input(source)}",
+        f"## Data\n\n{_data(source)}",
+        f"## Evaluation\n\n{_evaluation(source)}",
+        f"## Settings\n\n```\n{_settings(source)}\n```",
+    ]
+    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _method(source: Source) -> str:
+    return "MAE" if source.config.space.name == "pixels" else "PMAE"
+
+
+def _what(source: Source) -> str:
+    hidden = "patches" if _method(source) == "MAE" else "components of the image"
+    pooled = list(source.features(source.images()[:1]))
+    names = {"cls": "its [CLS] token (`cls`)", "mean": "the mean of its patch tokens (`mean`)"}
+    return (
+        f"`{source.config.encoder.name}`, pretrained without labels by predicting hidden {hidden}. It turns an image "
+        f"into {source.encoder.width} numbers: {' or '.join(names[name] for name in pooled)}. Nothing is masked here."
+    )
+
+
+def _input(source: Source) -> str:
+    channels, height, width = source.shape
+    kind = source.dtype
+    values = f"{np.iinfo(kind).min} to {np.iinfo(kind).max}" if kind.kind in "iu" else "as in the data"
+    scaled = ", after division by 255" if source.scale != 1 else ""
+    lines = [f"{channels} x {height} x {width} (channels, height, width), trained on {kind.name}, values {values}."]
+    if source.per_channel:
+        mean, std = source.statistics("card")
+        lines.append(f"Mean {_numbers(mean)} and deviation {_numbers(std)} per channel{scaled}.")
+    else:
+        lines.append("Mean and deviation of every pixel are inside the graph.")
+    return "\n".join([*lines, "`preprocessing.json` holds the same in full."])
+
+
+def _data(source: Source) -> str:
+    data = source.run.environment["data"]
+    counts = ", ".join(f"{count:,} {split}" for split, count in data["counts"].items())
+    start = source.run.environment.get("start")
+    notes = [*data["notes"], *(["training did not start from random weights"] if start else [])]
+    return "\n".join([f"`{data['name']}`: {counts} images.", *(f"- {note}" for note in notes)])
+
+
+def _evaluation(source: Source) -> str:
+    found = scores_of(source.run.results.get("evaluation", {}))
+    found = [score for score in found if score.is_baseline or score.epoch == source.epoch]
+    if all(score.is_baseline for score in found):
+        return "Not evaluated with labels."
+    rows: list[list[Cell]] = [
+        [s.representation, PROTOCOLS.get(s.protocol, s.protocol), s.preset, f"{s.data} {s.split}", s.accuracy]
+        for s in found
+    ]
+    header = ("representation", "protocol", "preset", "images", "accuracy %")
+    table = Table("evaluation", "The encoder and what needs no pretraining", header, rows, "With 95% intervals.")
+    return to_markdown(table).rstrip()
+
+
+def _settings(source: Source) -> str:
+    nested = to_dict(source.config)
+    flat = {f"{room}.{key}": value for room, values in nested.items() for key, value in values.items()}
+    return "\n".join(f"{key:<27} {value}" for key, value in flat.items() if key not in LOCAL and value is not None)
+
+
+def _numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:.6g}" for value in values)

@@ -1,0 +1,127 @@
+"""The paper's bars: accuracy over the masking ratios with its standard error, and the time that training takes."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pmae.report import published
+from pmae.report.paper_cells import Measured
+from pmae.report.paper_curves import LOOKS, by_data, legend, lines
+from pmae.report.style import INK, PALETTE, Drawing, panels, styled
+from pmae.report.tables import Cell, Table
+from pmae.runs import Run
+
+EPOCHS = 800
+"""How long the paper trains."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """Mean and standard error of a method's accuracy over the masking ratios."""
+
+    data: str
+    method: str
+    count: int
+    mean: float | None
+    error: float | None
+
+
+def over_ratios(cells: Sequence[Measured]) -> list[Over]:
+    """One a data set and method; the standard error needs two ratios."""
+    made = []
+    for data, found in by_data(cells).items():
+        for (method, _), line in lines(found).items():
+            values = [cell.value for cell in line if cell.value is not None]
+            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+            made.append(Over(data, method, len(values), statistics.fmean(values) if values else None, error))
+    return made
+
+
+@styled
+def spread_bars(over: Sequence[Over]) -> Drawing:
+    """Mean over ratios as bars, standard errors as lines, MAE beside PMAE for each data set."""
+    datasets = list(dict.fromkeys(one.data for one in over))
+    figure, (axes,) = panels([0.7 + 0.55 * len(datasets)])
+    for one in over:
+        name, colour, _ = LOOKS[one.method]
+        place = datasets.index(one.data) + (-0.19 if one.method.startswith("mae") else 0.19)
+        if one.mean is not None:
+            axes.barh(place, one.mean, height=0.34, color=colour, label=name)
+            axes.errorbar(one.mean, place, xerr=one.error or 0.0, color=INK, capsize=2.5, linewidth=1.2)
+            axes.text(1, place, f"{one.mean:.1f}", va="center", fontsize=8, color="white")
+    axes.set_yticks(range(len(datasets)), labels=[published.paper()["data"][d] for d in datasets])
+    axes.grid(axis="y", visible=False)
+    axes.set(xlim=(0, 100), ylim=(len(datasets) - 0.5, -0.5), title="Linear probe, mean over masking ratios (%)")
+    legend(figure, [axes], ncols=2)
+    caption = "Mean of the test accuracy over masking ratios, with its standard error."
+    return Drawing("spread", "Accuracy over masking ratios", caption, figure)
+
+
+def spread_table(over: Sequence[Over]) -> Table:
+    """A row a data set and method."""
+    rows: list[list[Cell]] = []
+    for one in over:
+        error = None if one.error is None else f"{one.error:.2f}"
+        rows.append([published.paper()["data"][one.data], LOOKS[one.method][0], str(one.count), one.mean, error])
+    header = ["data", "method", "ratios", "mean accuracy", "standard error"]
+    note = f"The paper: {published.paper()['claims']['spread']}; it prints a figure and no numbers."
+    return Table("spread-comparison", "Spread over masking ratios: ours", header, rows, note)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How long pretraining would take for the paper's number of epochs, from the speed that runs logged."""
+
+    data: str
+    method: str
+    """MAE with its ratio, or PMAE."""
+    minutes: float
+    speed: float
+    """Images a second: the median over log lines, and over runs."""
+    device: str
+
+
+def timed(runs: Sequence[Run], data: str, method: str) -> Timed | None:
+    """The time of some runs alike in everything but length; None if none logged its speed."""
+    speeds = [
+        statistics.median(found)
+        for run in runs
+        if (found := [line["images_per_second"] for line in run.metrics() if "images_per_second" in line])
+    ]
+    if not speeds:
+        return None
+    speed, first = statistics.median(speeds), runs[0]
+    images, batch = first.environment["data"]["counts"]["train"], first.config.train.batch_size or 1
+    # A step takes a whole batch, so the images that do not fill one are left out of an epoch.
+    seconds = EPOCHS * (images // batch) * batch / speed
+    return Timed(data, method, seconds / 60, speed, str(first.environment["device"]))
+
+
+@styled
+def time_bars(found: Sequence[Timed]) -> Drawing:
+    """Minutes for the paper's epochs, one panel a data set."""
+    groups: dict[str, list[Timed]] = {}
+    for one in found:
+        groups.setdefault(one.data, []).append(one)
+    figure, axes = panels([0.6 + 0.24 * len(group) for group in groups.values()])
+    for panel, (data, group) in zip(axes, groups.items(), strict=True):
+        for place, one in enumerate(group):
+            panel.barh(place, one.minutes, height=0.7, color=PALETTE[1] if one.method.startswith("MAE") else PALETTE[0])
+            panel.annotate(f" {one.minutes:,.1f}", (one.minutes, place), va="center", fontsize=8)
+        panel.set_yticks(range(len(group)), labels=[one.method for one in group])
+        panel.grid(axis="y", visible=False)
+        panel.set(ylim=(len(group) - 0.5, -0.5), xlim=(0, 1.18 * max(one.minutes for one in group)))
+        panel.set_title(f"{published.paper()['data'][data]}, minutes for {EPOCHS} epochs")
+    caption = f"From the images a second that runs logged, on {', '.join(sorted({one.device for one in found}))}."
+    return Drawing("time", f"Training time for {EPOCHS} epochs", caption, figure)
+
+
+def time_table(found: Sequence[Timed]) -> Table:
+    """A row a data set and method."""
+    rows: list[list[Cell]] = [
+        [published.paper()["data"][one.data], one.method, one.minutes, round(one.speed), one.device] for one in found
+    ]
+    header = ["data", "method", f"minutes for {EPOCHS} epochs", "images/s", "device"]
+    return Table(
+        "time-comparison", "Training time: ours", header, rows, f"The paper: {published.paper()['claims']['time']}."
+    )

@@ -1,0 +1,127 @@
+"""The table and the plot of a sweep, from the run folders it left, and which of its settings validation prefers."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pmae.report.style import PALETTE, Drawing, color, panels, short, styled
+from pmae.report.tables import Cell, Table
+from pmae.runs import Run
+
+MARKERS = "os^DvPX*"
+HOW = (
+    "Validation is the linear probe that pretraining ends with (logistic regression on mean-pooled features), on the "
+    "val split or, without one, on a fifth of the training images. R2 is of held-out images; no test label is used."
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination of settings over its seeds; accuracies in percent, None without labels."""
+
+    settings: dict[str, str]
+    validation: float | None
+    spread: float | None
+    """Deviation of the validation accuracy between seeds."""
+    knn: float | None
+    r2: float | None
+    effective_rank: float | None
+    speed: float | None
+    runs: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """`encoder.patch_size=4, decoder.depth=2`."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
+
+
+def trial_of(settings: Mapping[str, str], runs: Sequence[Run]) -> Trial:
+    """What the runs of one combination say when they end."""
+    ends = [run.results.get("pretrain", {}) for run in runs]
+    speeds = [line["images_per_second"] for run in runs for line in run.metrics() if "images_per_second" in line]
+    linear = [100 * end["linear"] for end in ends if end.get("linear") is not None]
+    return Trial(
+        dict(settings),
+        validation=statistics.fmean(linear) if linear else None,
+        spread=statistics.stdev(linear) if len(linear) > 1 else None,
+        knn=_mean(ends, "knn", 100),
+        r2=_mean(ends, "held_out_r2"),
+        effective_rank=_mean(ends, "effective_rank"),
+        speed=statistics.median(speeds) if speeds else None,
+        runs=tuple(run.path.name for run in runs),
+    )
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the best validation accuracy; None without labels."""
+    known = [trial for trial in trials if trial.validation is not None]
+    return max(known, key=lambda trial: trial.validation or 0, default=None)
+
+
+def verdict(trials: Sequence[Trial]) -> str:
+    """The best settings in one sentence, or why there are none."""
+    best = best_of(trials)
+    if best is None:
+        return (
+            "The data has no labels, so nothing says which settings are best: R2 does not compare between ratios or "
+            "spaces. Give a small labelled set with --set probe.data=NAME."
+        )
+    return f"The best by validation is {best.name} ({best.validation:.1f}%)."
+
+
+def sweep_table(trials: Sequence[Trial]) -> Table:
+    """A row a combination of settings."""
+    names = list(trials[0].settings)
+    rows: list[list[Cell]] = []
+    for trial in trials:
+        rank = None if trial.effective_rank is None else float(trial.effective_rank)
+        scores: list[Cell] = [trial.validation, trial.spread, trial.knn, _three(trial.r2), rank]
+        speed = None if trial.speed is None else round(trial.speed)
+        rows.append([*(trial.settings[name] for name in names), *scores, speed, " ".join(trial.runs)])
+    header = [*names, "validation %", "± seeds", "k-NN %", "R2", "effective rank", "images/s", "runs"]
+    return Table("sweep", f"Sweep over {' and '.join(names)}", header, rows, HOW)
+
+
+@styled
+def sweep_plot(trials: Sequence[Trial]) -> Drawing:
+    """Validation accuracy against the first setting, a line for each combination of the others; a ring is the best."""
+    first, *others = trials[0].settings
+    values = list(dict.fromkeys(trial.settings[first] for trial in trials))
+    place = _places(values)
+    figure, (axes,) = panels((2.9,))
+    lines: dict[str, list[Trial]] = {}
+    for trial in trials:
+        lines.setdefault(", ".join(f"{name}={trial.settings[name]}" for name in others), []).append(trial)
+    for position, (label, line) in enumerate(lines.items()):
+        known = sorted((t for t in line if t.validation is not None), key=lambda t: place[t.settings[first]])
+        x, y = [place[t.settings[first]] for t in known], [t.validation or 0.0 for t in known]
+        look: dict[str, Any] = {"color": color(position), "marker": MARKERS[position % len(MARKERS)], "markersize": 4.5}
+        axes.errorbar(x, y, [t.spread or 0.0 for t in known], label=short(label, 44), elinewidth=1, **look)
+    best = best_of(trials)
+    if best is not None and best.validation is not None:
+        ring: dict[str, Any] = {"markersize": 12, "markerfacecolor": "none", "markeredgecolor": PALETTE[3]}
+        axes.plot(place[best.settings[first]], best.validation, "o", **ring)
+    axes.set_xticks([place[value] for value in values], labels=[short(value, 12) for value in values])
+    axes.set(xlabel=first, title="Linear probe on validation images (%)")
+    if others:
+        figure.legend(loc="outside lower center", ncols=1)
+    return Drawing("sweep", f"Sweep over {first}", f"{verdict(trials)} {HOW}", figure)
+
+
+def _places(values: Sequence[str]) -> dict[str, float]:
+    """Where values stand on the axis: at their number if all are numbers, else one after the other."""
+    try:
+        return {value: float(value) for value in values}
+    except ValueError:
+        return {value: float(position) for position, value in enumerate(values)}
+
+
+def _mean(ends: Sequence[dict[str, Any]], key: str, times: float = 1.0) -> float | None:
+    known = [times * end[key] for end in ends if end.get(key) is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _three(value: float | None) -> str | None:
+    """R2 lies between 0 and 1, where one decimal says too little."""
+    return None if value is None else f"{value:.3f}"

@@ -1,0 +1,72 @@
+"""Principal components of patches: one small basis for all places of a large image."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmae.config import SpaceConfig
+from pmae.errors import UserError
+from pmae.spaces.moments import bytes_of_exact, covariance_of, principal_axes, refuse_beyond_memory
+from pmae.spaces.orthonormal import Orthonormal
+
+LARGEST = 16
+
+
+class PatchPCA(Orthonormal):
+    """Coefficients (component, place): grouped, a component is hidden over the whole image; else each alone."""
+
+    components: Tensor
+    """(C p p, C p p) one component of a patch a row, largest variance first."""
+    tolerance = 1e-4
+
+    def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
+        super().__init__(shape, config)
+        channels, height, width = shape
+        self.patch = patch_side(height, width, self.config.patch)
+        # Of a signal, which is one row, a patch is one row too.
+        self.sides = (1 if height == 1 else self.patch, self.patch)
+        numbers = self.sides[0] * self.sides[1]
+        size, places = channels * numbers, height * width // numbers
+        refuse_beyond_memory(f"space 'patch_pca': patches of {size} numbers", bytes_of_exact(size), "lower space.patch")
+        self.register_buffer("components", torch.eye(size))
+        if self.config.grouped:
+            self.group(np.repeat(np.arange(size), places))
+
+    def learn(self, batches: Iterable[Tensor]) -> None:
+        _, covariance = covariance_of(self.patches(batch).movedim(1, 2).flatten(0, 1) for batch in batches)
+        self.components.copy_(principal_axes(covariance)[1])
+
+    def forward_transform(self, x: Tensor) -> Tensor:
+        return self.components @ self.patches(x)
+
+    def inverse_transform(self, z: Tensor) -> Tensor:
+        channels, height, width = self.shape
+        patches = self.components.T @ z.unflatten(1, (len(self.components), -1))
+        rows, columns = self.sides
+        grid = (channels, rows, columns, height // rows, width // columns)
+        return patches.reshape(-1, *grid).permute(0, 1, 4, 2, 5, 3).reshape(-1, *self.shape)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) as patches (B, C p p, places)."""
+        channels, height, width = self.shape
+        rows, columns = self.sides
+        cut = x.reshape(-1, channels, height // rows, rows, width // columns, columns)
+        return cut.permute(0, 1, 3, 5, 2, 4).reshape(len(x), len(self.components), -1)
+
+
+def patch_side(height: int, width: int, wanted: int | None) -> int:
+    """The side wanted, or the largest from 2 to 16, that divides both sides of the image, or a signal's length."""
+    common = width if height == 1 else math.gcd(height, width)
+    divisors = [side for side in range(1, common + 1) if common % side == 0]
+    if wanted is not None and wanted not in divisors:
+        listed = ", ".join(map(str, divisors))
+        raise UserError(f"space.patch must divide both sides of {height}x{width} images ({listed}), got {wanted}")
+    if wanted is None and not any(2 <= side <= LARGEST for side in divisors):
+        raise UserError(
+            f"space.patch must divide both sides of {height}x{width} images, which have no common divisor from 2 to "
+            f"{LARGEST}, got none; set space.patch or data.resize"
+        )
+    return wanted or max(side for side in divisors if side <= LARGEST)

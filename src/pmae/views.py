@@ -1,0 +1,146 @@
+"""Masked components as a view of an image, for any method that learns from views: a torchvision transform."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from pmae import masking
+from pmae.config import SpaceConfig
+from pmae.data.augment import Standardize
+from pmae.data.batches import Batches, Standardized, fit_standardize
+from pmae.data.images import DTYPES
+from pmae.data.readers.arrays import Layout, from_arrays
+from pmae.errors import require
+from pmae.runs import Run
+from pmae.spaces import Space, build_space
+from pmae.train.checkpoint import load_space, load_standardize
+
+Share = float | tuple[float, float]
+
+
+def _is_image(value: object) -> bool:
+    """Whether a leaf of a sample is an image; boxes, masks and labels are not."""
+    plain = isinstance(value, Tensor) and not isinstance(value, tv_tensors.TVTensor)
+    return plain or isinstance(value, tv_tensors.Image | Image.Image)
+
+
+class ComponentMask(v2.Transform):  # type: ignore[misc]
+    """Hides a random set of components that holds a share of the data's variance, and gives back the visible image.
+
+    Takes what torchvision's transforms take, one image or a batch of them (a mask each): PIL images, tensors of whole
+    numbers, and floats in the units of the data it was fitted on, 0 to 1 where those were whole numbers. Type and dtype
+    are kept; whole numbers are rounded and clipped, floats may leave the range. Boxes, masks and labels pass through.
+
+    With `complementary` it gives back two views, (visible, hidden). Both are images about the data's mean image, so
+    visible + hidden = image + mean image.
+
+    Where `masked_variance` is a range, every image draws its own share. Masks follow `torch.manual_seed`, which reaches
+    the workers of a DataLoader too; `hide` takes a generator. On single images the two matrix products of a large
+    space are slow: prefer whole batches, on the device that `.to(device)` moved it to.
+    """
+
+    _transformed_types = (_is_image,)
+
+    def __init__(
+        self,
+        space: Space,
+        masked_variance: Share = 0.2,
+        complementary: bool = False,
+        standardize: Standardize | None = None,
+    ) -> None:
+        """`standardize` goes from the images' units, whole numbers as 0 to 1, to those the space was fitted in."""
+        super().__init__()
+        low, high = masked_variance if isinstance(masked_variance, tuple) else (masked_variance, masked_variance)
+        rule = "a share between 0 and 1, or two of them, the lower first"
+        require(0 < low <= high < 1, "masked_variance", rule, masked_variance)
+        self.masked_variance, self.complementary = (low, high), complementary
+        self.space, self.standardize = space, standardize or Standardize(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+
+    @classmethod
+    def fit(
+        cls,
+        images: np.ndarray | Tensor,
+        masked_variance: Share = 0.2,
+        space: str | SpaceConfig = "pca",
+        complementary: bool = False,
+        layout: Layout = "auto",
+    ) -> "ComponentMask":
+        """Fit the space on an array of images: (N, H, W), (N, H, W, C) or (N, C, H, W), of any dtype."""
+        data = from_arrays(images, layout=layout)
+        fitted = build_space(SpaceConfig(space) if isinstance(space, str) else space, data.shape)
+        batches = Batches(data.images, torch.device("cpu"))
+        standardize = fit_standardize(batches, "channel")
+        fitted.fit(Standardized(batches, standardize))
+        return cls(fitted, masked_variance, complementary, _from_unit_range(standardize, data.images.dtype.name))
+
+    @classmethod
+    def from_run(
+        cls, run: Path | str, masked_variance: Share | None = None, complementary: bool = False
+    ) -> "ComponentMask":
+        """The space of a pretraining run, with the run's own share of hidden variance if none is given."""
+        found = Run(run)
+        settings = found.config.masking
+        own = settings.ratio_range if settings.ratio == "uniform" else masking.nominal_ratio(settings)
+        share = own if masked_variance is None else masked_variance
+        standardize = _from_unit_range(load_standardize(found), found.environment["data"]["dtype"])
+        return cls(load_space(found), share, complementary, standardize)
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        """The visible view of an image or a batch, or both views."""
+        image = F.pil_to_tensor(inpt) if isinstance(inpt, Image.Image) else inpt.as_subclass(Tensor)
+        known = str(image.dtype).removeprefix("torch.")
+        require(known in DTYPES, "images", f"of a dtype among {', '.join(DTYPES)}", known)
+        views = tuple(_like(_to_dtype(view, image.dtype), inpt) for view in self.hide(image))
+        return views if self.complementary else views[0]
+
+    @torch.no_grad()
+    def hide(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """The visible and the hidden view of images (..., C, H, W), as float32; whole numbers become 0 to 1."""
+        shape = tuple(images.shape[-3:])
+        require(shape == self.space.shape, "images", f"of the shape that was fitted, {self.space.shape}", shape)
+        x = self.standardize((images.float() / _largest(images.dtype)).reshape(-1, *shape))
+        z = self.space.project(x)
+        visible = self.space.reconstruct(z.masked_fill(self._draw(len(x), generator), 0.0))
+        if self.space.keeps_rest:
+            visible = visible + x - self.space.reconstruct(z)
+        hidden = x - visible + self.space.reconstruct(torch.zeros_like(z[:1]))
+        first, second = (self.standardize.invert(view).reshape(images.shape) for view in (visible, hidden))
+        return first, second
+
+    def _draw(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, K) booleans: which coefficients of each image are hidden."""
+        low, high = self.masked_variance
+        noise = torch.rand(count, self.space.units + 1, generator=generator, device=self.standardize.mean.device)
+        ratio = low + (high - low) * noise[:, -1:]
+        return self.space.spread(masking.hide_components(noise[:, :-1], self.space.unit_share, ratio))
+
+
+def _from_unit_range(standardize: Standardize, dtype: str) -> Standardize:
+    """The same statistics for images whose whole numbers have become 0 to 1."""
+    largest = _largest(getattr(torch, dtype))
+    return Standardize(standardize.mean / largest, standardize.std / largest)
+
+
+def _largest(dtype: torch.dtype) -> int:
+    return 1 if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _to_dtype(view: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.is_floating_point:
+        return view.to(dtype)
+    return (view * _largest(dtype)).round().clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
+
+
+def _like(view: Tensor, given: Any) -> Any:
+    """The view as the kind of image that was given."""
+    if isinstance(given, Image.Image):
+        # torchvision makes no 16-bit pictures; Pillow does.
+        return Image.fromarray(view[0].numpy()) if len(view) == 1 else F.to_pil_image(view, given.mode)
+    return tv_tensors.wrap(view, like=given) if isinstance(given, tv_tensors.Image) else view

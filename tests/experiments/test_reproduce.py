@@ -1,0 +1,242 @@
+"""From nothing to a table: runs are made once, found again, continued when stopped, and set beside the published."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pmae.cli import main
+from pmae.experiments.library import finished
+from pmae.experiments.paper import DATASETS, ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
+from pmae.experiments.reproduce import Way, reproduce
+from pmae.runs import Run
+
+from .conftest import SMALL
+
+RESULTS = Path(__file__).parents[2] / "results" / "runs"
+Store = Callable[..., Run]
+
+
+def paper(*arguments: object) -> int:
+    return main(["paper", *map(str, arguments)])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def files_below(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_main_table_is_run_once_and_found_again(
+    root: Path, tmp_path: Path, forbid_work: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--datasets", "dermamnist", "--epochs", 1, "--ratios", 0.2, 0.6, "--root", root, *SMALL]
+    assert paper("main", *common, "--out", tmp_path) == 0
+    made = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "runs").iterdir())
+    assert made == sorted(
+        f"dermamnist-{name}-seed0"
+        for name in ("mae-0.2", "mae-0.6", "mae-0.75", "mae-random", "pmae-0.2", "pmae-0.6", "pmae-random")
+    )
+    before = files_below(tmp_path / "runs")
+    table = (tmp_path / "main.md").read_text()
+    forbid_work()
+    capsys.readouterr()
+    assert paper("main", *common, "--out", tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "pretrains" not in printed
+    assert "| linear probe | MAE, 75% of patches |" in printed
+    assert files_below(tmp_path / "runs") == before
+    assert (tmp_path / "main.md").read_text() == table
+    assert "is not the file that MedMNIST published" in table
+
+
+def test_the_comparison_sets_ours_beside_the_published(root: Path, tmp_path: Path) -> None:
+    common = ["--datasets", "bloodmnist", "--epochs", 1, "--ratios", 0.3, "--root", root, *SMALL]
+    assert paper("main", *common, "--out", tmp_path, "--protocols", "linear", "--seeds", 0, 1) == 0
+    found = rows(tmp_path / "main-comparison.csv")
+    assert [float(row["published"]) for row in found] == [73.4, 78.6, 95.5, 83.2, 90.0]
+    for row in found:
+        names = row["runs"].split()
+        assert len(names) == 2
+        values = []
+        for name in names:
+            results = json.loads((tmp_path / "runs" / name / "results.json").read_text())["evaluation"]
+            (suite,) = results.values()
+            (entry,) = [
+                e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == ("linear", "cls", "test")
+            ]
+            values.append(100 * entry["metrics"]["accuracy"]["value"])
+        assert float(row["ours"]) == pytest.approx(np.mean(values))
+        assert float(row["difference"]) == pytest.approx(np.mean(values) - float(row["published"]))
+        assert float(row["spread"]) == pytest.approx(np.std(values, ddof=1))
+        assert row["spread over"] == "2 runs"
+        assert row["preset"] == "paper, 2 epochs"
+
+
+def test_a_killed_command_goes_on_where_it_was(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--datasets", "dermamnist", "--epochs", 3, "--ratios", 0.5, "--root", root, *SMALL, "--out", tmp_path]
+    from pmae.train import checkpoint
+
+    save, saved = checkpoint.save, []
+
+    def save_then_die(*arguments: object) -> Path:
+        saved.append(save(*arguments))  # type: ignore[arg-type]
+        if len(saved) == 5:
+            # The second run has two of its three checkpoints; nothing else of it gets to the disk.
+            raise KeyboardInterrupt
+        return saved[-1]
+
+    monkeypatch.setattr(checkpoint, "save", save_then_die)
+    assert paper("knn", *common) == 130
+    assert [finished(Run(path)) for path in sorted((tmp_path / "runs").iterdir())].count(True) == 1
+    monkeypatch.setattr(checkpoint, "save", save)
+    first = {path.name: path.stat().st_mtime_ns for path in saved[:3]}
+    capsys.readouterr()
+    assert paper("knn", *common) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("goes on in") == 1
+    assert {path.name: path.stat().st_mtime_ns for path in saved[:3]} == first
+    assert all(finished(Run(path)) for path in (tmp_path / "runs").iterdir())
+    assert all(row["ours"] for row in rows(tmp_path / "knn-comparison.csv"))
+
+
+def test_all_five_data_sets_load_from_their_standard_files(root: Path, tmp_path: Path) -> None:
+    item = Item("five", "All five", "none", "table", (Row("mae", 0.75),), protocols=("knn",))
+    small = tuple((name, value) for name, _, value in (text.partition("=") for text in SMALL[1:10]))
+    page, _ = reproduce(
+        item, Plan(epochs=1, settings=small, root=str(root), device="cpu"), Way(tmp_path, head_epochs=1)
+    )
+    assert page.tables[0].header[2:] == ["CIFAR-10", "TinyImageNet", "DermaMNIST", "BloodMNIST", "PathMNIST"]
+    (row,) = page.tables[0].rows
+    assert all("(" in str(cell) and not str(cell).startswith("–") for cell in row[2:])
+    counts = {
+        Run(path).config.data.source: Run(path).environment["data"]["counts"] for path in (tmp_path / "runs").iterdir()
+    }
+    assert set(counts) == set(DATASETS)
+    # What everybody tests on is the test split, also where its files call it validation.
+    assert counts["tinyimagenet"] == {"train": 30, "test": 10}
+    assert counts["cifar10"] == {"train": 50, "test": 10}
+    assert counts["pathmnist"] == {"train": 48, "val": 20, "test": 24}
+
+
+def test_the_oracle_is_chosen_on_validation_images_never_on_test(
+    store: Store, tmp_path: Path, forbid_work: Callable[[], None]
+) -> None:
+    item, plan = ITEMS["main"], Plan(datasets=("bloodmnist",), epochs=9)
+    cell = Cell(Row("pmae", "oracle"), "bloodmnist")
+    for ratio, validation, test in ((0.2, 0.80, 0.70), (0.3, 0.85, 0.60), (0.4, 0.75, 0.90)):
+        store(tmp_path / "kept", job_of(item, cell, ratio, 0, plan), {9: test}, validation)
+    forbid_work()
+    common = ["--datasets", "bloodmnist", "--epochs", 9, "--runs", tmp_path / "kept", "--only-found"]
+    assert paper("main", *common, "--out", tmp_path / "out") == 0
+    (row,) = [r for r in rows(tmp_path / "out/main-comparison.csv") if r["ours"]]
+    assert (row["protocol"], row["method"], row["hidden"]) == ("linear probe", "PMAE, oracle ratio", "0.3")
+    assert float(row["ours"]) == pytest.approx(60)
+    assert row["note"] == "best of 3 of 9 ratios on validation images (85.0%)"
+    text = (tmp_path / "out/main.md").read_text()
+    assert "| linear probe | PMAE, oracle ratio | 60.0 (95.5) |" in text
+    assert "| linear probe | MAE, oracle ratio | – (78.6) |" in text
+    assert "(14 of 15 cells)" in text
+    assert "- bloodmnist: made up" in text
+
+
+def test_a_run_without_checkpoints_serves_the_search_but_not_a_missing_evaluation(
+    root: Path, store: Store, tmp_path: Path
+) -> None:
+    plan = Plan(datasets=("dermamnist",), epochs=1, settings=tuple(s.split("=") for s in SMALL[1:10]))  # type: ignore[misc]
+    cell = Cell(Row("mae", 0.75), "dermamnist")
+    store(tmp_path / "kept", job_of(ITEMS["knn"], cell, 0.75, 0, plan), {1: 0.7}, 0.8)
+    item = Item("one", "One", "none", "table", (Row("mae", 0.75),), ("dermamnist",), ("linear",))
+    here = {"root": str(root), "device": "cpu", "epochs": 1, "settings": plan.settings}
+    way = Way(tmp_path / "a", (tmp_path / "kept",))
+    reproduce(item, Plan(**here), way)  # type: ignore[arg-type]
+    assert not (tmp_path / "a/runs").exists()
+    other = Item("one", "One", "none", "table", (Row("mae", 0.75),), ("dermamnist",), ("knn",))
+    reproduce(other, Plan(**here), way)  # type: ignore[arg-type]
+    assert len(list((tmp_path / "a/runs").iterdir())) == 1
+
+
+def test_published_results_of_the_repository_build_a_table(tmp_path: Path, forbid_work: Callable[[], None]) -> None:
+    forbid_work()
+    settings = ["--recipe", "ours", "--epochs", 100, "--set", "encoder.patch_size=8", "train.batch_size=512"]
+    assert paper("main", *settings, "--runs", RESULTS, "--only-found", "--out", tmp_path) == 0
+    found = {(r["data"], r["protocol"], r["method"]): r for r in rows(tmp_path / "main-comparison.csv")}
+    results = json.loads((RESULTS / "bloodmnist-pmae-100" / "results.json").read_text())["evaluation"]
+    entries = results["pmae epoch 100 [paper]"]["results"]
+    (ours,) = [e for e in entries if (e["protocol"], e["pooling"], e["split"]) == ("linear", "cls", "test")]
+    row = found["BloodMNIST", "linear probe", "PMAE, oracle ratio"]
+    assert float(row["ours"]) == pytest.approx(100 * ours["metrics"]["accuracy"]["value"])
+    assert (row["published"], row["runs"]) == ("95.5", "bloodmnist-pmae-100")
+    assert found["PathMNIST", "linear probe", "MAE, 75% of patches"]["ours"] == ""
+
+
+def pictures(folder: Path) -> dict[str, np.ndarray]:
+    """The PNG files in a folder, each with something drawn on white."""
+    found = {path.stem: np.asarray(Image.open(path).convert("L")) for path in folder.glob("*.png")}
+    assert all(picture.max() == 255 and (picture < 128).mean() > 0.002 for picture in found.values())
+    assert all((folder / f"{name}.svg").stat().st_size > 1000 for name in found)
+    return found
+
+
+def test_curves_and_bars_from_stored_results(store: Store, tmp_path: Path, forbid_work: Callable[[], None]) -> None:
+    plan = Plan(datasets=("cifar10", "bloodmnist"), epochs=8)
+    for number, job in enumerate(jobs_of(ITEMS["ratio"], plan)):
+        ratio = job.config.masking.masked_patches or job.config.masking.masked_variance or 0
+        ends = {epoch: 0.5 + 0.02 * epoch - 0.3 * ratio + 0.01 * (number % 3) for epoch in (2, 4, 8)}
+        store(tmp_path / "kept", job, ends, 0.9 - ratio)
+    forbid_work()
+    common = [
+        "--datasets",
+        *plan.datasets,
+        "--epochs",
+        8,
+        "--runs",
+        tmp_path / "kept",
+        "--only-found",
+        "--out",
+        tmp_path,
+    ]
+    assert paper("ratio", "epochs", "spread", "time", *common) == 0
+    assert set(pictures(tmp_path)) == {"ratio", "epochs", "spread", "time"}
+    best = [row for row in rows(tmp_path / "ratio-comparison.csv") if row["preset"] == "paper"]
+    assert {row["best ratio by validation"] for row in best} == {"0.1"}
+    assert [row["published best"] for row in best] == ["50.7", "59.0", "55.1", "78.6", "95.5", "91.0"]
+    spread = rows(tmp_path / "spread-comparison.csv")
+    values = [100 * (0.66 - 0.3 * r / 10 + 0.01 * ((r - 1) % 3)) for r in range(1, 10)]
+    assert float(spread[0]["mean accuracy"]) == pytest.approx(np.mean(values))
+    assert float(spread[0]["standard error"]) == pytest.approx(np.std(values, ddof=1) / 3, abs=0.006)
+    curves = rows(tmp_path / "epochs-comparison.csv")
+    assert [row["of epochs"] for row in curves] == ["8", "8"]
+    minutes = [float(row["minutes for 800 epochs"]) for row in rows(tmp_path / "time-comparison.csv")]
+    assert minutes[0] == pytest.approx(800 * (12_000 // 512) * 512 / 5000 / 60)
+
+
+def test_pictures_come_from_short_runs(root: Path, tmp_path: Path) -> None:
+    common = ["--datasets", "dermamnist", "--root", root, *SMALL, "--out", tmp_path]
+    assert paper("masks", "spectrum", "examples", *common) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 4
+    wanted = {"mask-designs-dermamnist", "masks-dermamnist", "spectrum-dermamnist", "spectrum-parts-dermamnist"}
+    assert set(pictures(tmp_path)) == wanted | {"examples"}
+    assert paper("reconstructions", *common, "--epochs", 1) == 0
+    assert {"reconstructions-dermamnist-mae", "reconstructions-dermamnist-pmae"} < set(pictures(tmp_path))
+    # Hidden patches are 75% there: the same run serves the masks and the reconstructions of MAE.
+    assert len(list((tmp_path / "runs").iterdir())) == 5
+
+
+def test_settings_and_drawings_need_no_run(tmp_path: Path, forbid_work: Callable[[], None]) -> None:
+    forbid_work()
+    assert paper("settings", "overview", "--out", tmp_path) == 0
+    found = {(row["part"], row["setting"]): row for row in rows(tmp_path / "settings-comparison.csv")}
+    assert found["pretraining", "rate"]["published"] == found["pretraining", "rate"]["ours"] == "0.0003"
+    # The text counts steps where its code counts epochs; that is all in which the recipe and the preset differ from it.
+    assert {key for key, row in found.items() if row[""]} == {("probes", "warm-up"), ("fine-tuning", "warm-up")}
+    assert "method.py" in (tmp_path / "overview.md").read_text()

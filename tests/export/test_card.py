@@ -1,0 +1,51 @@
+"""The model card: what a stranger needs, nothing that is private, and scores of this epoch alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pmae.export import export
+
+
+def scored(accuracy: float) -> dict[str, Any]:
+    """What evaluation writes about one representation, shortened to what the card reads."""
+    metric = {"value": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02, "std": None}
+    entry = {
+        "protocol": "linear",
+        "pooling": "cls",
+        "split": "test",
+        "images": 50,
+        "metrics": {"accuracy": metric},
+        "runs": [{}],
+    }
+    return {"preset": "strong", "data": {"name": "toy", "classes": ["a", "b"]}, "results": [entry]}
+
+
+def card(run: Any, out: Path, epoch: int | None = None) -> str:
+    export(run.path, "timm", out, epoch)
+    return (out / "README.md").read_text()
+
+
+def test_the_card_tells_data_input_use_and_settings(make_run: Any, tmp_path: Path) -> None:
+    text = card(make_run(), tmp_path / "mine")
+    assert text.startswith("---\nlibrary_name: timm\n")
+    assert 'timm.create_model("local-dir:mine", pretrained=True)' in text
+    assert "3 x 16 x 16 (channels, height, width), trained on uint8, values 0 to 255." in text
+    assert "`toy`: 64 train images.\n- a note" in text
+    assert "Not evaluated with labels." in text
+    assert "encoder.width               16" in text
+    assert "/home/somebody" not in text
+
+
+@pytest.mark.parametrize(("epoch", "shown", "hidden"), [(None, "62.0 (60.0–64.0)", "51.0"), (1, "51.0", "62.0")])
+def test_the_card_has_the_scores_of_its_own_epoch_and_the_baselines(
+    make_run: Any, tmp_path: Path, epoch: int | None, shown: str, hidden: str
+) -> None:
+    run = make_run()
+    found = {"pmae epoch 1 [strong]": scored(0.51), "pmae epoch 2 [strong]": scored(0.62)}
+    run.add_results(evaluation={**found, "random weights [strong]": scored(0.4)})
+    text = card(run, tmp_path / "out", epoch)
+    assert f"pmae epoch {epoch or 2} (CLS) | linear probe | strong | toy test | {shown}" in text
+    assert "| random weights (CLS) | linear probe | strong | toy test | 40.0" in text
+    assert hidden not in text

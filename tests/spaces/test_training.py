@@ -1,0 +1,88 @@
+"""Grouped spaces and spaces with a rest through a whole run: signals, samples, figures, and a resume in the middle."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from pmae import api
+from pmae.config import Config, SpaceConfig, replace
+from pmae.data.images import Splits
+from pmae.report import charts, contents, galleries
+from pmae.runs import Run
+from pmae.train.loop import Trainer
+
+GROUPED = SpaceConfig("cosine", grouped=True)
+SPACES = {
+    "wavelet": SpaceConfig("wavelet", wavelet="haar"),
+    "patch_pca grouped": SpaceConfig("patch_pca", grouped=True, patch=8),
+    "pca and rest": SpaceConfig("pca", components=20),
+}
+
+
+def with_space(config: Config, space: SpaceConfig) -> Config:
+    return replace(config, **{f"space__{key}": value for key, value in vars(space).items()}, train__epochs=2)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_run_makes_signals_samples_and_figures(name: str, tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    _check(api.pretrain(with_space(tiny, SPACES[name]), toy, tmp_path / "run", quiet=True))
+
+
+def _check(run: Run) -> None:
+    last = [line for line in run.metrics() if "loss" in line][-1]
+    assert last["masked_share"] == pytest.approx(0.2, abs=0.1)
+    found = run.results["pretrain"]
+    assert np.isfinite(found["held_out_r2"])
+    assert any(key.startswith("r2_band_") for key in found)
+    drawn = {path.stem for path in (run.path / "figures").iterdir()}
+    assert {"masks", "spectrum", "spectrum-parts", "reconstructions", "r2-by-band"} <= drawn
+    _check_samples(load_file(run.path / "samples.safetensors"), load_file(run.path / "fitted.safetensors"))
+
+
+def _check_samples(samples: dict[str, np.ndarray], fitted: dict[str, np.ndarray]) -> None:
+    """The spectrum is sorted and whole; masks hide about a fifth of it; the parts add up to the image about its mean."""
+    variance, hidden = samples["variance"].astype(float), samples["hidden"]
+    assert bool((np.diff(variance) <= 0).all())
+    assert variance.sum() == pytest.approx(fitted["space.variance"].sum(), rel=1e-4)
+    share = (hidden * variance).sum(1) / variance.sum()
+    assert share.mean() == pytest.approx(0.2, abs=0.1)
+    x = (samples["original"] - fitted["standardize.mean"]) / fitted["standardize.std"]
+    parts = samples["top"] + samples["middle"] + samples["bottom"]
+    # All parts leave out the same mean image.
+    np.testing.assert_allclose(x - parts, np.broadcast_to((x - parts)[:1], x.shape), atol=1e-3)
+
+
+def test_a_stopped_run_resumes_bit_for_bit(
+    tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_space(tiny, GROUPED)
+    whole = api.pretrain(config, toy, tmp_path / "whole", quiet=True)
+    _check(whole)
+    shown = contents.load(whole.path)
+    assert "hidden groups" in galleries.masks(shown).caption
+    assert charts.spectrum(shown).caption.startswith("The first of 63 groups holds")
+    original = Trainer.inputs
+
+    def stop(self: Trainer, *arguments: object) -> object:
+        if self.step == 4:
+            raise RuntimeError("power cut")
+        return original(self, *arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="power cut"):
+        patched.setattr(Trainer, "inputs", stop)
+        api.pretrain(config, toy, tmp_path / "halves", quiet=True)
+    resumed = api.pretrain(config, toy, tmp_path / "halves", resume=True, quiet=True)
+    assert resumed.results == whole.results
+    first, second = (_weights(run) for run in (whole, resumed))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def _weights(run: Run) -> dict[str, np.ndarray]:
+    return load_file(run.checkpoint() / "encoder.safetensors")
+
+
+def test_the_mae_twin_of_a_grouped_run_is_plain_mae(tiny: Config) -> None:
+    assert api.mae_twin(with_space(tiny, GROUPED)).space == SpaceConfig("pixels")
