@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench browser clean
+.PHONY: demo test test-slow lint bench docs browser clean
 
 demo: $(STAMP)
 	$(BIN)/pmae demo
 
 test: lint browser
 	$(BIN)/python -m pytest
+
+# Fifty kills at moments, fifty at writes, and 100,000 damaged files; about half an hour on one idle core.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
@@ -20,6 +24,9 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/pca.py
 	$(BIN)/pmae bench
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 $(STAMP): pyproject.toml
 	$(shell command -v $(PYTHON) || command -v python3) -m venv $(VENV)

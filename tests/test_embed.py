@@ -2,7 +2,6 @@
 
 import csv
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,13 +13,10 @@ from pyarrow import parquet
 from timm.models.vision_transformer import VisionTransformer
 from torchvision.datasets import ImageFolder
 
-from pmae import api
-from pmae.cli import main
-from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig, replace
+from pmae.api import in_memory
+from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig
 from pmae.data.augment import Standardize
-from pmae.data.datasets import load
-from pmae.data.readers.folder import walk_images
-from pmae.data.stream import stream
+from pmae.derive import resolve
 from pmae.embed import Embedder, embed
 from pmae.errors import UserError
 from pmae.models import build_encoder
@@ -41,16 +37,11 @@ def pixels(count: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
-def train(folder: Path, images: np.ndarray, config: Config = TINY) -> Run:
-    from pmae.derive import resolve
-
-    splits = api.in_memory(images, config.data)
-    return loop.pretrain(resolve(config, len(images), splits.train.shape)[0], splits, folder / "run", quiet=True)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(tmp_path_factory.mktemp("embed"), pixels(48, *SHAPE))
+    splits = in_memory(pixels(48, *SHAPE), TINY.data)
+    config, _ = resolve(TINY, len(splits.train), splits.train.shape)
+    return loop.pretrain(config, splits, tmp_path_factory.mktemp("embed") / "run", quiet=True)
 
 
 def write_images(folder: Path, names: list[str], *shape: int) -> np.ndarray:
@@ -226,105 +217,3 @@ def test_an_encoder_without_a_cls_token_says_so() -> None:
         Embedder(encoder, standardize, "both")
     with pytest.raises(UserError, match="pooling: unknown name 'max'"):
         Embedder(encoder, standardize, "max")
-
-
-def test_chunks_are_what_load_gives(tmp_path: Path) -> None:
-    names = [f"{split}/{i % 3}/{i}.png" for split in ("train", "val", "test") for i in range(7)]
-    write_images(tmp_path, names, 6, 6)
-    assert list(walk_images(tmp_path)) == sorted(tmp_path.rglob("*.png"))
-    config = DataConfig(source=str(tmp_path), labels="folders")
-    whole, source = load(config), stream(config, 4)
-    assert source.splits == ["train", "val", "test"]
-    chunks = list(source.chunks)
-    assert [(split, len(part)) for split, part in chunks] == [(s, n) for s in source.splits for n in (4, 3)]
-    for split in source.splits:
-        expected, parts = getattr(whole, split), [part for name, part in chunks if name == split]
-        np.testing.assert_array_equal(np.concatenate([part.images for part in parts]), expected.images)
-        np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), expected.labels)
-        assert sum((part.names for part in parts), ()) == expected.names
-        assert {part.classes for part in parts} == {expected.classes}
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read where Linux tells it")
-def test_ten_times_the_images_take_no_more_memory(tmp_path: Path) -> None:
-    """9,000 further images of 7 kB are 62 MB; the peak may grow by what directory entries and rounding take."""
-    # In pixel space, because the principal components of 6,912 pixels are a matter of minutes.
-    config = replace(TINY, space__name="pixels", encoder__patch_size=16, train__epochs=1)
-    run = train(tmp_path, pixels(16, 48, 48, 3), config)
-    for index, image in enumerate(pixels(10, 48, 48, 3)):
-        Image.fromarray(image).save(tmp_path / f"{index}.bmp")
-    for count in (1_000, 10_000):
-        (tmp_path / str(count)).mkdir()
-        for number in range(count):
-            os.link(tmp_path / f"{number % 10}.bmp", tmp_path / str(count) / f"{number:06d}.bmp")
-    code = (
-        "import sys\nfrom pmae.cli import main\nfor folder in sys.argv[2:]:\n"
-        "    assert main(['embed', sys.argv[1], '--data', folder, '-o', folder + '.npz', '--device', 'cpu']) == 0\n"
-        "    print(next(line for line in open('/proc/self/status') if 'VmHWM' in line))"
-    )
-    folders = [str(tmp_path / str(count)) for count in (1_000, 10_000)]
-    done = subprocess.run([sys.executable, "-c", code, str(run.path), *folders], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    few, many = (int(line.split()[1]) for line in done.stdout.splitlines() if "VmHWM" in line)
-    assert many - few < 30_000, f"{few:,} kB for 1,000 images and {many:,} kB for 10,000"
-    found = np.load(tmp_path / "10000.npz")
-    assert found["features"].shape == (10_000, 16)
-    np.testing.assert_allclose(found["features"][:10], found["features"][-10:], atol=1e-6)
-
-
-def cli(*arguments: object) -> int:
-    return main(["embed", *map(str, arguments), "--device", "cpu"])
-
-
-def test_the_command_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = train(tmp_path, pixels(16, 8, 8, 3), replace(TINY, data__resize=8, data__channels=3, train__epochs=1))
-    write_images(tmp_path / "in", ["x/1.png", "y/2.png"], 20, 30)
-    out = tmp_path / "out.csv"
-    assert cli(run.path, "--data", tmp_path / "in", "--labels", "folders", "-o", out, "--batch-size", 1) == 0
-    assert capsys.readouterr().out == f"{out}: mean features of 2 images\n"
-    header, *lines = out.read_text().splitlines()
-    assert header.startswith("name,label,class,mean0,")
-    assert [line.split(",")[:3] for line in lines] == [["x/1.png", "0", "x"], ["y/2.png", "1", "y"]]
-    grey = [Image.open(tmp_path / "in" / name).convert("RGB").resize((8, 8), Image.Resampling.BICUBIC)
-            for name in ("x/1.png", "y/2.png")]  # fmt: skip
-    found = np.array([line.split(",")[3:] for line in lines], np.float32)
-    np.testing.assert_allclose(found, by_hand(run, np.stack([np.asarray(image) for image in grey]))["mean"], atol=1e-6)
-    np.save(tmp_path / "in.npy", pixels(3, 8, 8, 3))
-    assert cli(run.path, "--data", tmp_path / "in.npy", "-o", tmp_path / "out.npz", "--pooling", "patches") == 0
-    assert np.load(tmp_path / "out.npz")["features"].shape == (3, 4, 16)
-
-
-def test_mistakes_get_one_line_and_write_nothing(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.save(tmp_path / "grey.npy", pixels(4, *SHAPE[:2]))
-    np.save(tmp_path / "right.npy", pixels(4, *SHAPE))
-    write_images(tmp_path / "small", ["1.png"], 8, 8, 3)
-    (tmp_path / "void").mkdir()
-    right, out = ["--data", tmp_path / "right.npy"], tmp_path / "new" / "out.npz"
-    before = left_in(tmp_path)
-    cases: dict[str, list[object]] = {
-        "3 channels of 8x12, got 1 channel of 8x12": ["--data", tmp_path / "grey.npy", "-o", out],
-        "got 1 channel of 8x8": ["--data", "digits", "-o", out],
-        "got 3 channels of 8x8; --resize and --channels": ["--data", tmp_path / "small", "-o", out],
-        "holds no images": ["--data", tmp_path / "void", "-o", out],
-        "there is no file or folder": ["--data", tmp_path / "gone.npy", "-o", out],
-        "data.resize is for folders": [*right, "-o", out, "--resize", 16],
-        "data.resize must be at least 1, got 0": [*right, "-o", out, "--resize", 0],
-        "out must end in .npz, .csv, .parquet": [*right, "-o", tmp_path / "out.txt"],
-        "out must end in .npz to hold several": [*right, "-o", tmp_path / "out.csv", "--pooling", "patches"],
-        "out must be a file, got the folder": [*right, "-o", tmp_path / "folder.csv"],
-        "pooling: unknown name 'max'": [*right, "-o", out, "--pooling", "max"],
-        "batch_size must be at least 1": [*right, "-o", out, "--batch-size", 0],
-    }
-    (tmp_path / "folder.csv").mkdir()
-    for message, arguments in cases.items():
-        assert cli(run.path, *arguments) == 2, message
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1, error
-        assert message in error
-    assert left_in(tmp_path) == before | {"folder.csv"}
-
-
-def test_other_units_are_warned_of(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.save(tmp_path / "in.npy", pixels(4, *SHAPE).astype(np.float32) / 255)
-    assert cli(run.path, "--data", tmp_path / "in.npy", "-o", tmp_path / "out.npz") == 0
-    assert "images are float32 and the run was trained on uint8" in capsys.readouterr().err

@@ -30,6 +30,8 @@ ALLOWED = {
     "export": LEAVES | {"models", "data", "runs", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method"},
     "bench": LEAVES | {"derive", "masking", "objectives", "spaces", "models", "data", "runs", "train", "experiments"},
+    # The page joins what the rooms below it compute, as the command line does.
+    "app": LEAVES | {"derive", "masking", "spaces", "data", "method", "runs", "fitted", "evaluate", "report"},
     "views": LEAVES | {"masking", "spaces", "data", "runs", "train"},
 }
 

@@ -26,6 +26,7 @@ from pmae.report.figures import save_figures
 from pmae.runs import Run, write_whole
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
+from pmae.train.distributed import is_main
 from pmae.train.environment import pick_device
 
 MAPPED = 2000
@@ -44,10 +45,12 @@ def pretrain(
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors)
     probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
     _same_shape("probe.data", splits.train.shape, probe.train)
+    quiet = quiet or not is_main()
     if not quiet:
         print(f"{splits.name}: {_counts(splits)}\n{describe(config, reasons)}", flush=True)
     run = loop.pretrain(config, splits, out, resume, quiet, watch_with(probe))
-    save_figures(run)
+    if is_main():
+        save_figures(run)
     return run
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -68,6 +69,8 @@ def _read(value: Any, kind: Any, where: str) -> Any:
             raise UserError(f"{where} must be a list of {len(arguments)} values, got {value!r}")
         return tuple(_read(v, a, where) for v, a in zip(value, arguments, strict=True))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > sys.float_info.max:
+            raise UserError(f"{where} must be a float, got a whole number too large for one")
         return float(value)
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         raise UserError(f"{where} must be {kind.__name__}, got {value!r}")

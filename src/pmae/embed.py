@@ -84,11 +84,12 @@ def feature_names(encoder: Encoder, pooling: str) -> list[str]:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Products of float32 matrices as such, even if training allowed TF32."""
+    """Products and convolutions of float32 numbers as such, the same every time, even if training allowed TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+            yield
     finally:
         torch.set_float32_matmul_precision(before)
 

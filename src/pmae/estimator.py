@@ -218,9 +218,9 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         with tempfile.TemporaryDirectory(prefix="pmae-") as folder:
             try:
                 yield Path(folder) / "run"
-            except Interrupted as stop:
-                # What it saved goes with the folder, so there is nothing to tell but that it was stopped.
-                raise KeyboardInterrupt from stop
+            except Interrupted:
+                # What it saved goes with the folder, so there is nothing to continue and nothing to tell.
+                raise KeyboardInterrupt from None
 
     def _train(self, config: Config, splits: Splits, folder: Path) -> Run:
         again = self.warm_start and hasattr(self, "fitted_")

@@ -3,13 +3,14 @@
 config.json        resolved settings          metrics.jsonl   one line per logging interval
 environment.json   versions, device, commit   results.json    what evaluation found, merged section by section
 fitted.safetensors standardization and space  samples.safetensors  a few pictures and the spectrum
-checkpoints/epoch_0010/  encoder, decoder, optimizer, a space that learns (safetensors) and state.json
+checkpoints/epoch_0010/  encoder, decoder, optimizer, a space that learns (safetensors); state.json with their checksums
 """
 
 import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,13 @@ from typing import Any
 from pmae.config import Config
 from pmae.config_file import from_dict, to_dict
 from pmae.errors import UserError
+
+REASONS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), "it cannot be written"),
+    errno.EFBIG: "a file may not grow this large",
+}
+"""Why a file cannot be written, in words."""
 
 
 class Run:
@@ -52,13 +60,12 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [line for _, line in whole_lines(path)] if path.exists() else []
 
     def checkpoints(self) -> list[Path]:
         """Whole checkpoint folders, oldest first."""
-        found = (self.path / "checkpoints").glob("epoch_*/state.json")
-        return sorted((state.parent for state in found), key=lambda p: int(read_object(p / "state.json")["step"]))
+        found = {state.parent: _step(state) for state in (self.path / "checkpoints").glob("epoch_*/state.json")}
+        return [path for step, path in sorted((step, path) for path, step in found.items() if step is not None)]
 
     def checkpoint(self, epoch: int | None = None) -> Path:
         """The last checkpoint, or the one of this epoch."""
@@ -72,13 +79,27 @@ class Run:
         return found[-1]
 
 
-def create_run(path: Path | str, config: Config, environment: dict[str, Any]) -> Run:
-    """Start a run in a folder that holds none yet."""
-    path = Path(path)
+def _step(state: Path) -> int | None:
+    """The step that a checkpoint was taken at; None if its state is damaged, so that it is passed over."""
+    try:
+        step = read_object(state).get("step")
+    except UserError:
+        return None
+    return step if type(step) is int and step >= 0 else None
+
+
+def require_vacant(path: Path) -> None:
+    """Refuse a folder that holds a run, and a file in its place."""
     if (path / "config.json").exists():
         raise UserError(f"out must be a folder without a run, got {str(path)!r}; continue it with --resume")
     if path.exists() and not path.is_dir():
         raise UserError(f"out must be a folder, got the file {str(path)!r}")
+
+
+def create_run(path: Path | str, config: Config, environment: dict[str, Any]) -> Run:
+    """Start a run in a folder that holds none yet."""
+    path = Path(path)
+    require_vacant(path)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / "environment.json", environment)
@@ -100,7 +121,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"file must exist, got {str(path)!r}") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    # Numbers too long and nesting too deep are not JSONDecodeErrors.
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"file must be readable JSON, got {str(path)!r}: {error}") from error
 
 
@@ -110,6 +132,19 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"file must hold a JSON object, got {str(path)!r}")
     return value
+
+
+def whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a metrics.jsonl, as text and as what they say; a last one without its end is not whole."""
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")[:-1]
+        said = [json.loads(line) for line in lines]
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"file must hold a JSON object a line, got {str(path)!r}: {error}") from error
+    for number, value in enumerate(said, 1):
+        if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+            raise UserError(f"file must hold a JSON object with a step a line, got {str(path)!r}, line {number}")
+    return zip(lines, said, strict=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -155,10 +190,11 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        number = getattr(error, "errno", None)
-        full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-        denied = isinstance(error, PermissionError | NotADirectoryError) or number == errno.EROFS
-        if not (full or denied):
+        # Rust's errors, such as those of safetensors, carry the number in their text alone.
+        told = re.search(r"os error (\d+)", str(error))
+        number = int(told[1]) if told else getattr(error, "errno", None)
+        if number not in REASONS:
             raise
-        reason = "the disk is full" if full else "it cannot be written"
-        raise UserError(f"writing {str(path)!r} failed because {reason}; what was there before is intact") from error
+        raise UserError(
+            f"writing {str(path)!r} failed because {REASONS[number]}; what was there before is intact"
+        ) from error

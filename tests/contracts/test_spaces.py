@@ -1,6 +1,8 @@
 """One suite over every masking space: round trip, shares, streamed fit, gradients, save and load, compile."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import SPACES, Space, build_space
+from pmae.spaces.together import Together
 
 SHAPES = [(3, 8, 8), (1, 6, 10), (5, 4, 4), (2, 1, 16)]
 VARIANTS = {name: SpaceConfig(name) for name in sorted(SPACES)}
@@ -70,6 +73,31 @@ def test_streamed_fit_equals_full_fit(fitted: tuple[Space, torch.Tensor]) -> Non
     whole.fit([x])
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(streamed.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_distributed_fit_equals_single_fit(fitted: tuple[Space, torch.Tensor]) -> None:
+    # Three processes, played by threads, with shares of unequal size; float64 as above.
+    space, x = fitted[0], fitted[1].double()
+    alone, parts = build_space(space.config, space.shape), [build_space(space.config, space.shape) for _ in range(3)]
+    alone.fit(x.split(64))
+    bounds, meeting, said = [0, 70, 201, len(x)], threading.Barrier(3, timeout=60), [torch.zeros(())] * 3
+
+    def fit(rank: int) -> None:
+        def add_up(tensor: torch.Tensor) -> torch.Tensor:
+            said[rank] = tensor.clone()
+            meeting.wait()
+            total = torch.stack(said).sum(0)
+            meeting.wait()
+            return tensor.copy_(total)
+
+        mine = x[bounds[rank] : bounds[rank + 1]].split(64)
+        parts[rank].fit_together(x.split(64), Together(lambda whole: mine, add_up))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(fit, range(3)))
+    for name, value in alone.state_dict().items():
+        for part in parts:
+            torch.testing.assert_close(part.state_dict()[name], value, rtol=1e-6, atol=1e-6)
 
 
 def test_gradients_flow_through_both_ways(fitted: tuple[Space, torch.Tensor]) -> None:

@@ -69,7 +69,8 @@ def test_another_byte_order_is_the_same_numbers() -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "words"),
     [
-        (np.zeros((4, 5)), None, "shape"),
+        (np.zeros(4), None, "shape"),
+        (np.zeros((4, 5), np.uint8), None, r"data\.layout must be ND for uint8 vectors"),
         (np.zeros((0, 5, 5)), None, "empty"),
         (np.zeros((2, 5, 5), np.int64), None, "int64"),
         (np.zeros((2, 5, 5), bool), None, "bool"),

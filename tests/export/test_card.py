@@ -44,8 +44,10 @@ def test_the_card_has_the_scores_of_its_own_epoch_and_the_baselines(
 ) -> None:
     run = make_run()
     found = {"pmae epoch 1 [strong]": scored(0.51), "pmae epoch 2 [strong]": scored(0.62)}
-    run.add_results(evaluation={**found, "random weights [strong]": scored(0.4)})
+    signals = {"epoch": 2, "held_out_r2": 0.345}
+    run.add_results(evaluation={**found, "random weights [strong]": scored(0.4)}, pretrain=signals)
     text = card(run, tmp_path / "out", epoch)
     assert f"pmae epoch {epoch or 2} (CLS) | linear probe | strong | toy test | {shown}" in text
     assert "| random weights (CLS) | linear probe | strong | toy test | 40.0" in text
     assert hidden not in text
+    assert ("on held-out images: 0.345" in text) == (epoch is None)

@@ -67,6 +67,7 @@ def test_wandb_writes_offline_files_under_one_id_and_opens_no_connection(
     pytest.importorskip("wandb")
     connected = _watch_connections(monkeypatch)
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     config = settled(tiny, toy, "wandb")
     run = pretrain(config, toy, tmp_path / "run", quiet=True)
     lose_the_last_epoch(run)

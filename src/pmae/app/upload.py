@@ -27,7 +27,8 @@ def read_upload(path: Path, shape: tuple[int, int, int], dtype: np.dtype, low: f
     _refuse_large(path)
     pixels = _decoded(path, channels)
     resized = F.interpolate(as_tensor(pixels)[None].float(), shape[1:], mode="bicubic", antialias=True)[0].numpy()
-    if pixels.dtype != dtype:
+    # Deep files keep their units where the data has the same; bytes have none, and the data's may end at 16.
+    if pixels.dtype != dtype or dtype == np.uint8:
         black, white = _range(pixels)
         resized = low + (high - low) * (resized - black) / (white - black)
     return _as_dtype(resized, dtype)

@@ -4,14 +4,14 @@ import tempfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from pmae.bench.machine import Steps
 from pmae.bench.work import DEVIATION, MEAN, RATE, Work, random_space
 from pmae.config import Config, replace
+from pmae.data.augment import Standardize
 from pmae.data.images import ImageSet, Splits
 from pmae.runs import create_run
+from pmae.train import checkpoint
 from pmae.train.environment import pick_device
 from pmae.train.loop import Trainer
 
@@ -32,19 +32,13 @@ def build(work: Work, engine: str) -> Steps:
 
 
 def _trainer(work: Work, config: Config) -> Trainer:
-    """A trainer on noise; its run folder, of which only the fitted space matters, goes at once."""
+    """A trainer on noise; its run folder, of which only the fitted statistics and space matter, goes at once."""
     device = pick_device(config.train.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
+    one = torch.ones(work.shape[0], 1, 1)
     with tempfile.TemporaryDirectory() as folder:
         run = create_run(Path(folder) / "run", config, {})
-        save_file(_fitted(work, config, device), run.path / "fitted.safetensors")
+        space = random_space(config, work.shape, device)
+        checkpoint.save_fitted(run, Standardize(MEAN * one, DEVIATION * one), space)
         return Trainer(config, Splits("noise", ImageSet(work.noise())), run, device)
-
-
-def _fitted(work: Work, config: Config, device: torch.device) -> dict[str, Tensor]:
-    """What a run folder keeps of a fit: the statistics of the noise, and random directions."""
-    one = torch.ones(work.shape[0], 1, 1)
-    space = random_space(config, work.shape, device).state_dict()
-    known = {"standardize.mean": MEAN * one, "standardize.std": DEVIATION * one}
-    return known | {f"space.{name}": tensor.contiguous() for name, tensor in space.items()}

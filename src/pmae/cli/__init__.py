@@ -15,6 +15,7 @@ COMMANDS = {
     "sweep": "Pretrain over a grid of settings and find the best by validation.",
     "report": "Write one self-contained HTML page about one or several runs.",
     "export": "Write a run's encoder for timm, Hugging Face, ONNX or torch; re-loaded there and compared first.",
+    "explore": "Open a page on this machine to play with masks, walk the spectrum and find neighbours.",
     "data": "Fetch and verify a named data set; the only command that uses the network.",
     "doctor": "Examine this machine: versions, devices, compiler, all-reduce, and memory and disk for a data set.",
     "bench": "Time a training step: ours and the peers', how its cost grows, or where its time goes.",

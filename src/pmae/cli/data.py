@@ -2,6 +2,11 @@
 
 import argparse
 
+EXAMPLES = """examples:
+  pmae data cifar10
+  pmae data bloodmnist --root data
+"""
+
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
@@ -9,7 +14,10 @@ def run(arguments: list[str]) -> None:
 
     from pmae.data.fetch import FETCHABLE, fetch
 
-    parser = argparse.ArgumentParser("pmae data", description=__doc__, allow_abbrev=False)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "pmae data", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
+    )
     parser.add_argument("name", help=f"one of {', '.join(FETCHABLE)}")
     parser.add_argument("--root", default="data", help="folder that holds named sets")
     options = parser.parse_args(arguments)

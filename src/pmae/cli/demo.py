@@ -2,12 +2,20 @@
 
 import argparse
 
+EXAMPLES = """examples:
+  pmae demo
+  pmae demo --epochs 1 --out runs/quick
+"""
+
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     from pmae.demo import demo as run_demo
 
-    parser = argparse.ArgumentParser("pmae demo", description=__doc__, allow_abbrev=False)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "pmae demo", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
+    )
     parser.add_argument("--out", default="runs/demo", help="run folder; an old demo there is replaced")
     parser.add_argument("--epochs", type=int, default=None, help="passes over the crops")
     options = parser.parse_args(arguments)

@@ -6,10 +6,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pmae.config import DataConfig
 
+EXAMPLES = """examples:
+  pmae evaluate runs/a
+  pmae evaluate runs/a --data labelled/ --labels folders --protocols linear knn
+  pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
+"""
+
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
-    parser = argparse.ArgumentParser("pmae evaluate", description=__doc__, allow_abbrev=False)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "pmae evaluate", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
+    )
     parser.add_argument("run", help="run folder")
     parser.add_argument("--preset", default="strong", help="paper, released, plain or strong (the default)")
     parser.add_argument("--protocols", nargs="+", default=["linear", "mlp", "knn"], help="linear mlp knn finetune")

@@ -30,10 +30,13 @@ SHORT = {
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     from pmae import api
+    from pmae.train.distributed import is_main
 
     config, first = _configure(arguments)
     out = first.out or f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
     run = api.pretrain(config, out=out, resume=first.resume)
+    if not is_main():
+        return
     scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
     print("\n".join(f"  {name:<18} {value:.4f}" for name, value in scores.items()))
     print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")

@@ -2,12 +2,20 @@
 
 import argparse
 
+EXAMPLES = """examples:
+  pmae report runs/a
+  pmae report runs/a runs/b -o both.html
+"""
+
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     from pmae.report.page import write_report
 
-    parser = argparse.ArgumentParser("pmae report", description=__doc__, allow_abbrev=False)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "pmae report", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
+    )
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument(
         "-o", "--out", default="report.html", help="the page to write; its tables and figures go beside"

@@ -1,7 +1,7 @@
 """Images held on the device when they fit, else on the host; statistics and passes over them in fixed order."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,8 @@ from pmae.errors import UserError
 
 NUMBERS = 2**26
 """How many numbers a batch of a pass may have: a quarter of a gigabyte in float32."""
+Share = tuple[int, int]
+"""Which part of the images, and of how many parts."""
 
 
 class Batches:
@@ -39,21 +41,23 @@ class Batches:
             return rows
         return rows.pin_memory().to(self.device, non_blocking=True)
 
-    def passes(self, size: int = 1024) -> Iterator[Tensor]:
-        """All images once, in order, at most `size` at a time and fewer where they are large."""
+    def passes(self, size: int = 1024, share: Share = (0, 1)) -> Iterator[Tensor]:
+        """All images of a share once, in order, at most `size` at a time and fewer where they are large."""
         size = max(1, min(size, NUMBERS // math.prod(self._array.shape[1:])))
-        for start in range(0, len(self), size):
-            yield self.take(torch.arange(start, min(start + size, len(self)), device=self.device))
+        part, parts = share
+        first, last = len(self) * part // parts, len(self) * (part + 1) // parts
+        for start in range(first, last, size):
+            yield self.take(torch.arange(start, min(start + size, last), device=self.device))
 
 
 class Standardized:
     """Standardized batches of all images in order, a new pass at every iteration: what a space is fitted on."""
 
-    def __init__(self, batches: Batches, standardize: Standardize) -> None:
-        self.batches, self.standardize = batches, standardize
+    def __init__(self, batches: Batches, standardize: Standardize, share: Share = (0, 1)) -> None:
+        self.batches, self.standardize, self.share = batches, standardize, share
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self.standardize(batch) for batch in self.batches.passes(2048))
+        return (self.standardize(batch) for batch in self.batches.passes(2048, self.share))
 
 
 def _belongs_on_device(need: int, device: torch.device, keep_on: str) -> bool:
@@ -63,26 +67,37 @@ def _belongs_on_device(need: int, device: torch.device, keep_on: str) -> bool:
     return need <= free // 2
 
 
-def fit_standardize(batches: Batches, per: Literal["channel", "pixel"]) -> Standardize:
-    """Mean and deviation of the training images, accumulated in float64 in one pass."""
+def fit_standardize(
+    batches: Batches,
+    per: Literal["channel", "pixel"],
+    share: Share = (0, 1),
+    add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Standardize:
+    """Mean and deviation of the training images, in float64 in one pass; of a share, if `add_up` adds the others."""
     axes = (0, 2, 3) if per == "channel" else (0,)
     count, total, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     shift: Tensor | None = None
-    for batch in batches.passes():
+    for batch in batches.passes(share=share):
         x = batch.to(torch.float64)
         # Sums about the first batch's mean, so that 16-bit data with a large offset loses no digits.
-        shift = x.mean(axes, keepdim=True) if shift is None else shift
+        shift = _mean_of_first(x.mean(axes, keepdim=True), add_up) if shift is None else shift
         x = x - shift
         count += x.numel() // x.mean(axes).numel()
         total = total.to(x.device) + x.sum(axes, keepdim=True)
         squares = squares.to(x.device) + x.square().sum(axes, keepdim=True)
     if shift is None:
         raise UserError("data must be at least one image, got none")
-    mean = total / count
-    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    images = add_up(shift.new_tensor(count))
+    mean, squares = add_up(total) / images, add_up(squares)
+    std = (squares / images - mean.square()).clamp(min=0).sqrt()
     if not bool(torch.isfinite(mean).all()):
         raise UserError("data must be finite numbers, got NaN or infinity in the training images")
     # A constant channel or pixel carries nothing: dividing by 1 leaves it at 0.
     floor = 1e-6 * std.max().clamp(min=1e-30)
     std = torch.where(std > floor, std, torch.ones_like(std))
     return Standardize((shift + mean)[0], std[0])
+
+
+def _mean_of_first(mean: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
+    """The mean over processes of the means of their first batches: the same in all, so that sums about it add up."""
+    return add_up(mean) / add_up(torch.ones_like(mean))

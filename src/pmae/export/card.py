@@ -22,7 +22,7 @@ def write_card(source: Source, folder: Path, usage: str, library: str, differenc
     )
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: image-feature-extraction\ntags: [pmae, masked-autoencoder]\n---",
-        f"# {_method(source)} encoder, {source.epoch} epochs on {source.run.environment['data']['name']}",
+        f"# {_method(source)} encoder after epoch {source.epoch} on {source.run.environment['data']['name']}",
         _what(source),
         f"## Use\n\n```python\n{usage.strip()}\n```\n\n{checked}",
         f"## Input\n\n{_input(source)}",
@@ -73,14 +73,23 @@ def _evaluation(source: Source) -> str:
     found = scores_of(source.run.results.get("evaluation", {}))
     found = [score for score in found if score.is_baseline or score.epoch == source.epoch]
     if all(score.is_baseline for score in found):
-        return "Not evaluated with labels."
+        return "Not evaluated with labels." + _r2(source)
     rows: list[list[Cell]] = [
         [s.representation, PROTOCOLS.get(s.protocol, s.protocol), s.preset, f"{s.data} {s.split}", s.accuracy]
         for s in found
     ]
     header = ("representation", "protocol", "preset", "images", "accuracy %")
     table = Table("evaluation", "The encoder and what needs no pretraining", header, rows, "With 95% intervals.")
-    return to_markdown(table).rstrip()
+    return to_markdown(table).rstrip() + _r2(source)
+
+
+def _r2(source: Source) -> str:
+    """How well the hidden part is predicted, where that was measured at this epoch."""
+    signals = source.run.results.get("pretrain", {})
+    if signals.get("epoch") != source.epoch or "held_out_r2" not in signals:
+        return ""
+    value = signals["held_out_r2"]
+    return f"\n\nR2 of the hidden variance on held-out images: {value:.3f} (0 is predicting the mean, 1 is perfect)."
 
 
 def _settings(source: Source) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pmae.errors import unknown_name
-from pmae.report import charts, comparisons, galleries
+from pmae.report import charts, comparisons, galleries, traces
 from pmae.report.contents import BROKEN, Contents, load
 from pmae.report.lineup import has_epochs, splits_of
 from pmae.report.scores import Score, pretrained, primary
@@ -58,12 +58,12 @@ def figures_of(run: Contents) -> list[Drawing]:
 
 def _plan(run: Contents) -> list[tuple[str, bool, Callable[[], Any]]]:
     pictures, spectral = "original" in run.samples, "variance" in run.samples
-    confused = headline(run)
+    confused, shown = headline(run), traces if traces.is_one_row(run) else galleries
     return [
-        ("reconstructions", pictures, lambda: galleries.reconstructions(run)),
-        ("masks", pictures, lambda: galleries.masks(run)),
+        ("reconstructions", pictures, lambda: shown.reconstructions(run)),
+        ("masks", pictures, lambda: shown.masks(run)),
         ("the spectrum", spectral, lambda: charts.spectrum(run)),
-        ("parts of the spectrum", spectral and "top" in run.samples, lambda: galleries.spectrum_parts(run)),
+        ("parts of the spectrum", spectral and "top" in run.samples, lambda: shown.spectrum_parts(run)),
         ("R2 by band", charts.has_bands(run), lambda: charts.band_curves(run)),
         ("confusion", bool(confused), lambda: comparisons.confusion(run, confused[0])),
         ("the feature map", "features" in run.features, lambda: comparisons.feature_map(run)),

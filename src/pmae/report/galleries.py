@@ -44,7 +44,7 @@ def reconstructions(run: Contents) -> Drawing:
         columns["restored"] = restored
         said.append("Restored is visible plus predicted.")
     borrowed = run.method == "MAE" and run.config.objective.normalize_patches
-    labels = None if borrowed else [f"R² {value:.2f}".replace("-", "−") for value in _r2(prediction, target)]
+    labels = None if borrowed else [f"R² {value:.2f}".replace("-", "−") for value in r2_of_each(prediction, target)]
     figure, _ = gallery(columns, labels)
     caption = " ".join([*said, BORROWED if borrowed else EXPLAINED, view.note])
     return Drawing("reconstructions", "Reconstructions", caption.strip(), figure)
@@ -155,7 +155,7 @@ def _draw_strips(axes: "Axes", hidden: Array, variance: Array) -> None:
     axes.tick_params(left=False, labelleft=False)
 
 
-def _r2(prediction: Array, target: Array) -> Array:
+def r2_of_each(prediction: Array, target: Array) -> Array:
     """(N,) share of each image's hidden part that is predicted."""
     error, energy = ((prediction - target) ** 2).sum((1, 2, 3)), (target**2).sum((1, 2, 3))
     return np.asarray(1 - error / np.maximum(energy, 1e-12))

@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 COLUMNS = {
     "size": ("size", "{0}x{0}"),
     "axis": ("against", "{}"),
-    "value": ("value", "{:,g}"),
+    "value": ("value", "{:,.10g}"),
     "method": ("method", "{}"),
     "system": ("system", "{}"),
     "group": ("group", "{}"),
@@ -98,24 +98,34 @@ def save_curves(drawing: Drawing, folder: Path) -> list[Path]:
 
 
 def _curve(panel: "Axes", records: Sequence[Record], key: str, unit: float, axis: str) -> None:
-    """One panel: both scales logarithmic, since cost grows by factors; a share is the exception."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
+    """One panel, a line for each method."""
     for position, method in enumerate(sorted({record["method"] for record in records}, reverse=True)):
         known = [(record["value"], unit * record[key]) for record in records if record["method"] == method]
         values, heights = [value for value, _ in known], [height for _, height in known]
         look: dict[str, Any] = {"color": color(position), "marker": "os"[position % 2], "markersize": 4}
         panel.plot(values, heights, label=method.upper(), **look)
-    plain = FuncFormatter(lambda value, _: f"{value:,g}")
-    if axis != "masked":
-        panel.set_xscale("log")
-    panel.set_yscale("log")
+    _scales(panel, [unit * record[key] for record in records], is_share=axis == "masked")
     panel.set_xticks(sorted({record["value"] for record in records}))
-    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel(AXES[axis])
+
+
+def _scales(panel: "Axes", heights: Sequence[float], is_share: bool) -> None:
+    """Logarithmic, since cost grows by factors; but shares are not, nor heights that hardly differ."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
+    if not is_share:
+        panel.set_xscale("log")
+    panel.xaxis.set_minor_locator(NullLocator())
+    spread = max(heights, default=1.0) / max(min(heights, default=1.0), 1e-9)
+    if spread > 3:
+        panel.set_yscale("log")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if spread < 200 else (1,)))
+        panel.yaxis.set_minor_locator(NullLocator())
+    else:
+        panel.set_ylim(0, 1.15 * max(heights, default=1.0))
     panel.xaxis.set_major_formatter(plain)
     panel.yaxis.set_major_formatter(plain)
-    panel.yaxis.set_minor_formatter(plain)
-    panel.set_xlabel(AXES[axis])
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -123,4 +133,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _shown(value: Any, form: str) -> str:
-    return NOTHING if value is None or value == "" else form.format(value)
+    if value is None or value == "":
+        return NOTHING
+    # A CPU takes few images a second: three digits tell them apart.
+    return f"{value:.3g}" if form == "{:,.0f}" and 0 < value < 100 else form.format(value)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import SpaceConfig
+from pmae.spaces.together import ALONE, Together
 
 
 class Space(nn.Module, ABC):
@@ -30,6 +31,8 @@ class Space(nn.Module, ABC):
     """Whether the part of an image that the coefficients cannot express stays visible: it makes any space exact."""
     learns: bool = False
     """Whether the space has parameters that train with the model; they are saved with every checkpoint."""
+    together: Together = ALONE
+    """The processes among which `fit` may divide its work; a space that ignores them does all of it in each."""
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__()
@@ -43,6 +46,17 @@ class Space(nn.Module, ABC):
 
         A space that needs several passes iterates several times, so an iterator that is spent after one will not do.
         """
+
+    def fit_together(self, batches: Iterable[Tensor], together: Together) -> None:
+        """Fit in several processes at once, all with the same batches; what they find is the same in each."""
+        parts = [part for part in self.modules() if isinstance(part, Space)]
+        for part in parts:
+            part.together = together
+        try:
+            self.fit(batches)
+        finally:
+            for part in parts:
+                part.together = ALONE
 
     @abstractmethod
     def project(self, x: Tensor) -> Tensor:

@@ -90,10 +90,10 @@ class LandmarkSpace(Space):
         kernel = distances.mul_(-gamma).exp_()
         log_density = self.density(kernel).log()
         sums = Sums(shift, len(landmarks))
-        for batch in batches:
+        for batch in self.together.share(batches):
             x = batch.flatten(1).double() - shift
             sums.add(x, self.features(log_kernel(x, landmarks, gamma, log_density)))
-        moments = sums.moments()
+        moments = sums.moments(self.together.add_up)
         self._store(self.leading_axes(kernel, moments.covariance)[: len(self.axes)], moments)
         count = len(landmarks)
         self.landmarks[:count], self.gamma[()] = landmarks + (shift - moments.mean), gamma

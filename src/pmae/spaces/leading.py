@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pmae.errors import UserError
-from pmae.spaces.moments import centred, mean_and_variance, principal_axes, signs
+from pmae.spaces.moments import added, centred, mean_and_variance, principal_axes, signs
+from pmae.spaces.together import ALONE, Together
 
 OVERSAMPLE = 32
 """Directions beyond those wanted: the last wanted ones would otherwise converge slowly."""
@@ -24,17 +25,17 @@ class Leading(NamedTuple):
     rest: Tensor
 
 
-def leading_axes(batches: Iterable[Tensor], count: int) -> Leading:
+def leading_axes(batches: Iterable[Tensor], count: int, together: Together = ALONE) -> Leading:
     """The `count` leading principal components of images, in six passes over them and without a D x D matrix.
 
     Where variances lie close together the axes are a mixture of near neighbours; their variances and what they leave
     are those of the axes returned, whatever these are.
     """
-    mean, pixels = mean_and_variance(batch.flatten(1) for batch in batches)
+    mean, pixels = mean_and_variance((batch.flatten(1) for batch in together.share(batches)), together.add_up)
     basis = _start(len(mean), count).to(mean.device)
     for _ in range(PASSES):
-        basis = torch.linalg.qr(_covariance_times(basis, batches, mean)).Q
-    image = _covariance_times(basis, batches, mean)
+        basis = torch.linalg.qr(_covariance_times(basis, batches, mean, together)).Q
+    image = _covariance_times(basis, batches, mean, together)
     variance, turn = principal_axes(basis.T @ image)
     variance, turn = variance[:count], turn[:count]
     axes, images = turn @ basis.T, turn @ image.T
@@ -54,13 +55,14 @@ def _start(size: int, count: int) -> Tensor:
     return torch.linalg.qr(draw.double()).Q
 
 
-def _covariance_times(basis: Tensor, batches: Iterable[Tensor], mean: Tensor) -> Tensor:
+def _covariance_times(basis: Tensor, batches: Iterable[Tensor], mean: Tensor, together: Together) -> Tensor:
     """The covariance of the images times a basis (D, M), in one pass."""
     count, total = 0, torch.zeros_like(basis)
-    for batch in batches:
+    for batch in together.share(batches):
         x = centred(batch.flatten(1), mean)
         total += x.T @ (x @ basis.to(x.dtype))
         count += len(x)
+    count = added(count, total, together.add_up)
     if count < 2:
         raise UserError(f"data must be at least 2 images in every pass, got {count}: fit takes a list, not an iterator")
-    return total / (count - 1)
+    return together.add_up(total) / (count - 1)

@@ -6,29 +6,31 @@ import torch
 from torch import Tensor
 
 from pmae.errors import UserError
+from pmae.spaces.together import AddUp, unchanged
 
 BLOCK = 1024
 LIMIT = 64 * 2**30
 
 
-def mean_and_variance(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+def mean_and_variance(batches: Iterable[Tensor], add_up: AddUp = unchanged) -> tuple[Tensor, Tensor]:
     """Mean (K,) and variance (K,) over N - 1 of batches (B, K), float64, summed about the first batch's mean."""
     count, shift, total, squares = 0, None, None, None
     for batch in batches:
         if shift is None or total is None or squares is None:
-            shift = batch.mean(0).double()
+            shift = _mean_of_first(batch, add_up)
             total, squares = torch.zeros_like(shift), torch.zeros_like(shift)
         x = centred(batch, shift)
         count += len(x)
         total += x.sum(0, dtype=torch.float64)
         squares += x.square().sum(0, dtype=torch.float64)
-    if count < 2 or shift is None or total is None or squares is None:
+    if shift is None or total is None or squares is None or (count := added(count, shift, add_up)) < 2:
         raise UserError(f"data must be at least 2 images to measure a variance, got {count}")
+    total, squares = add_up(total), add_up(squares)
     variance = (squares - total.square() / count) / (count - 1)
     return shift + total / count, variance.clamp(min=0)
 
 
-def covariance_of(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+def covariance_of(batches: Iterable[Tensor], add_up: AddUp = unchanged) -> tuple[Tensor, Tensor]:
     """Mean (D,) and the lower triangle of the covariance (D, D) of batches (B, D), float64, over N - 1.
 
     Sums are taken about the first batch's mean: a large common offset would otherwise cancel digits.
@@ -36,16 +38,27 @@ def covariance_of(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     count, shift, total, products = 0, None, None, None
     for batch in batches:
         if shift is None or total is None or products is None:
-            shift = batch.mean(0).double()
+            shift = _mean_of_first(batch, add_up)
             total, products = torch.zeros_like(shift), shift.new_zeros(len(shift), len(shift))
         x = centred(batch, shift)
         count += len(x)
         total += x.sum(0, dtype=torch.float64)
         _add_lower_products(products, x)
-    if count < 2 or shift is None or total is None or products is None:
+    if shift is None or total is None or products is None or (count := added(count, shift, add_up)) < 2:
         raise UserError(f"data must be at least 2 images to fit principal components, got {count}")
-    mean = total / count
+    mean, products = add_up(total) / count, add_up(products)
     return shift + mean, products.addr_(mean, mean, alpha=-count).div_(count - 1)
+
+
+def added(count: int, like: Tensor, add_up: AddUp) -> int:
+    """A number of images over all processes; `like` says on which device they talk."""
+    return int(add_up(like.new_tensor(count, dtype=torch.float64)))
+
+
+def _mean_of_first(batch: Tensor, add_up: AddUp) -> Tensor:
+    """The mean of the first batch of every process, float64: the same in all, so that sums about it can be added."""
+    images = batch.new_tensor(len(batch), dtype=torch.float64)
+    return add_up(batch.mean(0).double() * len(batch)) / add_up(images)
 
 
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:

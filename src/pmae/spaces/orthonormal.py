@@ -40,8 +40,9 @@ class Orthonormal(Space):
     def fit(self, batches: Iterable[Tensor]) -> None:
         """One pass for the map, where it depends on the data, and one for the moments of its coefficients."""
         self.learn(batches)
-        dtype = self.mean.dtype
-        mean, variance = mean_and_variance(self.forward_transform(batch.to(dtype)).flatten(1) for batch in batches)
+        dtype, (share, add_up) = self.mean.dtype, self.together
+        numbers = (self.forward_transform(batch.to(dtype)).flatten(1) for batch in share(batches))
+        mean, variance = mean_and_variance(numbers, add_up)
         self.mean.copy_(mean)
         self.variance.copy_(variance)
 
@@ -82,7 +83,8 @@ class FixedBasis(Orthonormal):
 
     def learn(self, batches: Iterable[Tensor]) -> None:
         if self.shape[0] > 1:
-            _, covariance = covariance_of(batch.movedim(1, -1).flatten(0, 2) for batch in batches)
+            share, add_up = self.together
+            _, covariance = covariance_of((batch.movedim(1, -1).flatten(0, 2) for batch in share(batches)), add_up)
             self.colour.copy_(principal_axes(covariance)[1])
 
     def forward_transform(self, x: Tensor) -> Tensor:

@@ -36,7 +36,9 @@ class PatchPCA(Orthonormal):
             self.group(np.repeat(np.arange(size), places))
 
     def learn(self, batches: Iterable[Tensor]) -> None:
-        _, covariance = covariance_of(self.patches(batch).movedim(1, 2).flatten(0, 1) for batch in batches)
+        share, add_up = self.together
+        patches = (self.patches(batch).movedim(1, 2).flatten(0, 1) for batch in share(batches))
+        _, covariance = covariance_of(patches, add_up)
         self.components.copy_(principal_axes(covariance)[1])
 
     def forward_transform(self, x: Tensor) -> Tensor:

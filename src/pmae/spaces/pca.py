@@ -10,6 +10,7 @@ from pmae.errors import require
 from pmae.spaces.base import Space
 from pmae.spaces.leading import Leading, bytes_of_leading, leading_axes
 from pmae.spaces.moments import bytes_of_exact, covariance_of, principal_axes, refuse_beyond_memory
+from pmae.spaces.together import Together
 
 EXACT = 4096
 """Up to so many pixels leading components come from the covariance; above, iterating costs less than solving."""
@@ -46,7 +47,7 @@ class PCA(Space):
             self.group_count = self.kept + 1
 
     def fit(self, batches: Iterable[Tensor]) -> None:
-        found = _exact_axes(batches, self.kept) if self.exact else leading_axes(batches, self.kept)
+        found = (_exact_axes if self.exact else leading_axes)(batches, self.kept, self.together)
         self.mean.copy_(found.mean)
         self.components.copy_(found.axes)
         self.variance.copy_(found.variance if self.all else torch.cat([found.variance, found.rest]))
@@ -61,9 +62,9 @@ class PCA(Space):
         return (x if self.all else x + z[:, self.kept :]).unflatten(1, self.shape)
 
 
-def _exact_axes(batches: Iterable[Tensor], count: int) -> Leading:
+def _exact_axes(batches: Iterable[Tensor], count: int, together: Together) -> Leading:
     """The same as `leading_axes`, in one pass, from the whole covariance."""
-    mean, covariance = covariance_of(batch.flatten(1) for batch in batches)
+    mean, covariance = covariance_of((batch.flatten(1) for batch in together.share(batches)), together.add_up)
     pixels = covariance.diagonal().clone()
     variance, axes = principal_axes(covariance)
     if count == len(pixels):

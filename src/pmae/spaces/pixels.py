@@ -21,7 +21,9 @@ class Pixels(Space):
         self.register_buffer("variance", torch.ones(channels * height * width))
 
     def fit(self, batches: Iterable[Tensor]) -> None:
-        self.variance.copy_(mean_and_variance(batch.flatten(1) for batch in batches)[1])
+        share, add_up = self.together
+        pixels = (batch.flatten(1) for batch in share(batches))
+        self.variance.copy_(mean_and_variance(pixels, add_up)[1])
 
     def project(self, x: Tensor) -> Tensor:
         return x.flatten(1)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pmae.errors import UserError
-from pmae.spaces.moments import principal_axes
+from pmae.spaces.moments import added, principal_axes
+from pmae.spaces.together import AddUp, unchanged
 
 NEGLIGIBLE = 1e-12
 """Share of the largest variance below which a direction of the coefficients counts as constant."""
@@ -55,15 +56,15 @@ class Sums:
         self.products += f.T @ f
         self.cross += f.T @ x
 
-    def moments(self) -> Moments:
-        """What the sums say; they are used up, as a second copy of the products would double the memory."""
-        n = self.count
+    def moments(self, add_up: AddUp = unchanged) -> Moments:
+        """What the sums of all processes say; they are used up, as a copy of the products would double the memory."""
+        n = added(self.count, self.shift, add_up)
         if n < 2:
             raise UserError(f"data must be at least 2 images in every pass, got {n}: fit takes a list, not an iterator")
-        x, f = self.images / n, self.features / n
-        covariance = self.products.addr_(f, f, alpha=-n).div_(n - 1)
-        cross = self.cross.addr_(f, x, alpha=-n).div_(n - 1)
-        spread, mean = float(self.squares / n - x.square().sum()), self.shift + x
+        x, f = add_up(self.images) / n, add_up(self.features) / n
+        covariance = add_up(self.products).addr_(f, f, alpha=-n).div_(n - 1)
+        cross = add_up(self.cross).addr_(f, x, alpha=-n).div_(n - 1)
+        spread, mean = float(add_up(self.squares) / n - x.square().sum()), self.shift + x
         return Moments(n, mean, f, covariance, cross, spread, spread + float(mean.square().sum()))
 
 

@@ -1,10 +1,10 @@
 """Checkpoints: safetensors and JSON, whole or absent; the older ones keep the encoder (and a space that learns)."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from pmae.method import MaskedAutoencoder
 from pmae.models import Encoder, build_encoder
 from pmae.runs import Run, read_object, write_json, write_whole
 from pmae.spaces import Space, build_space
+from pmae.train.manifest import damage, require_whole, sealed
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
 
@@ -35,8 +36,7 @@ def save(
             parts["space.safetensors"] = {key: value.detach() for key, value in model.space.named_parameters()}
         for name, tensors in parts.items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
-        sizes = {name: (folder / name).stat().st_size for name in parts}
-        write_json(folder / "state.json", {**state, "files": sizes})
+        write_json(folder / "state.json", sealed(state, folder, parts))
 
     (run.path / "checkpoints").mkdir(exist_ok=True)
     path = run.path / "checkpoints" / name
@@ -49,17 +49,28 @@ def save(
 
 def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> int:
     """Load the newest whole checkpoint into the model and the optimizer; returns its step, 0 if there is none."""
-    for path in reversed(run.checkpoints()):
-        state = read_object(path / "state.json")
-        files = {name: path / name for name in state["files"]}
-        if all(file.is_file() and file.stat().st_size == state["files"][name] for name, file in files.items()):
-            load_into(model.encoder.net, path / "encoder.safetensors")
-            load_into(model.decoder, path / "decoder.safetensors")
-            if model.space.learns:
-                _load_learned(model.space, path / "space.safetensors")
-            _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
-            return int(state["step"])
+    for path in _newest_first(run):
+        found = damage(path)
+        if found is None:
+            _load(path, model, optimizer)
+            return int(read_object(path / "state.json")["step"])
+        warnings.warn(f"checkpoint {path.name} is damaged and the one before it is used: {found}", stacklevel=2)
     return 0
+
+
+def _newest_first(run: Run) -> list[Path]:
+    """Every checkpoint; those that do not even say their step come first, to be told of."""
+    known = run.checkpoints()
+    unknown = [path for path in sorted((run.path / "checkpoints").glob("epoch_*")) if path not in known]
+    return [*unknown, *reversed(known)]
+
+
+def _load(path: Path, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> None:
+    load_into(model.encoder.net, path / "encoder.safetensors")
+    load_into(model.decoder, path / "decoder.safetensors")
+    if model.space.learns:
+        _load_learned(model.space, path / "space.safetensors")
+    _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
 
 
 def load_encoder(run: Run, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
@@ -67,7 +78,7 @@ def load_encoder(run: Run, epoch: int | None = None) -> tuple[Config, Encoder, S
     config, fitted = run.config, load_standardize(run)
     shape = run.environment["data"]["shape"]
     encoder = build_encoder(config.encoder, (shape[0], shape[1], shape[2]))
-    load_into(encoder.net, run.checkpoint(epoch) / "encoder.safetensors")
+    load_into(encoder.net, require_whole(run.checkpoint(epoch), "encoder.safetensors"))
     return config, encoder.eval(), fitted
 
 
@@ -85,7 +96,7 @@ def load_space(run: Run, epoch: int | None = None) -> Space:
     space = build_space(run.config.space, (channels, height, width))
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
     if space.learns:
-        _load_learned(space, run.checkpoint(epoch) / "space.safetensors")
+        _load_learned(space, require_whole(run.checkpoint(epoch), "space.safetensors"))
     return space
 
 
@@ -99,6 +110,8 @@ def _load_learned(space: Space, path: Path) -> None:
 def load_standardize(run: Run) -> Standardize:
     """The statistics of the run's training images."""
     fitted = read_tensors(run.path / "fitted.safetensors", prefix="standardize.")
+    if not {"mean", "std"} <= fitted.keys():
+        raise UserError(f"run {str(run.path)!r} must hold a mean and a std in fitted.safetensors, got {sorted(fitted)}")
     return Standardize(fitted["mean"], fitted["std"])
 
 
@@ -122,7 +135,8 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     try:
         # Read, not memory-mapped: a mapped file that is cut short later kills the process without a message.
         tensors = load(path.read_bytes())
-    except (OSError, SafetensorError) as error:
+    # Beside its own error, the format's library lets out whatever an odd header trips over (KeyError, AssertionError).
+    except Exception as error:
         raise UserError(f"file must be a readable safetensors file, got {str(path)!r}: {error}") from error
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
@@ -136,10 +150,13 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
     order = [names[p] for group in optimizer.param_groups for p in group["params"]]
+    shapes = {name: parameter.shape for parameter, name in names.items()}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
         if name not in order:
             raise UserError(f"checkpoint does not fit the settings: it holds moments of an unknown parameter {name!r}")
+        if value.shape not in ((), shapes[name]):
+            raise UserError(f"checkpoint does not fit the settings: {key} must be {tuple(shapes[name])}")
         state.setdefault(order.index(name), {})[kind] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

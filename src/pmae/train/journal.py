@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pmae.runs import disk_errors, write_whole
+from pmae.runs import disk_errors, whole_lines, write_whole
 from pmae.train.tracking import Tracker
 
 PLAIN_SECONDS = 10.0
@@ -73,8 +73,7 @@ def forget_after(path: Path, step: int) -> None:
     """Drop the lines of steps that a resumed run will take again, and a half-written last line."""
     if not path.exists():
         return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    kept = "".join(line for line in lines if json.loads(line)["step"] <= step)
+    kept = "".join(f"{line}\n" for line, said in whole_lines(path) if said["step"] <= step)
     write_whole(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
 
 

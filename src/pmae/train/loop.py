@@ -1,10 +1,10 @@
 """Pretraining from top to bottom: fit, step, log, save."""
 
-import dataclasses
 import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
 
@@ -14,18 +14,21 @@ from torch import Tensor
 
 from pmae import masking
 from pmae.config import Config
-from pmae.config_file import to_dict
-from pmae.data.augment import Standardize, draw_boxes
+from pmae.data.augment import Boxes, Standardize, draw_boxes
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.method import MaskedAutoencoder, build_method, draw_mask
 from pmae.models import Encoder
-from pmae.runs import Run, create_run, discard, write_json, write_whole
+from pmae.runs import Run, write_whole
 from pmae.spaces import Space, build_space
+from pmae.spaces.together import Together
 from pmae.train import checkpoint
-from pmae.train.environment import describe_environment, pick_device, pick_engine, pick_precision
+from pmae.train.distributed import ALONE, World, joined, placed, require_divisible, restarted
+from pmae.train.environment import pick_device, pick_engine, pick_precision
 from pmae.train.journal import Journal
+from pmae.train.memory import memory_errors
+from pmae.train.opening import opened
 from pmae.train.samples import save_samples
 from pmae.train.schedule import rate
 from pmae.train.signals import hidden_r2
@@ -33,8 +36,6 @@ from pmae.train.start import Start, load_start
 from pmae.train.step import Graph, Inputs, Plain, build_optimizer
 from pmae.train.tracking import open_tracker, require_tracker
 
-FREE = ("train.log_every", "train.keep", "train.track", "train.device", "data.root")
-"""Settings that a resumed run may change."""
 Watch = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
 
 
@@ -46,8 +47,11 @@ def pretrain(
     quiet: bool = False,
     watch: Watch | None = None,
 ) -> Run:
-    """Train a resolved configuration on a data set into a run folder; `watch` scores the encoder now and then."""
-    device = pick_device(config.train.device)
+    """Train a resolved configuration on a data set into a run folder; `watch` scores the encoder now and then.
+
+    In processes that `torchrun` started, all of them train one run, and the first one writes it.
+    """
+    device, out = placed(pick_device(config.train.device)), Path(out)
     pick_engine(config.train.engine, device)
     require_tracker(config.train.track)
     if device.type == "cuda":
@@ -55,18 +59,17 @@ def pretrain(
     with torch.device("meta"):
         # A dry build without memory: what does not fit the data is refused before anything is written.
         model = build_method(config, splits.train.shape)
-    start = _start(config, model.encoder, out, resume)
-    if start and not quiet:
-        print(f"encoder.weights: {'; '.join(start.notes)}", flush=True)
-    run = _open(config, splits, out, resume, device, start)
-    try:
-        trainer = Trainer(config, splits, run, device, start)
-    except UserError:
-        # What only the fit could tell, such as a kernel that sees no difference between images.
-        if not resume:
-            discard(run)
-        raise
-    trainer.fit(quiet, watch)
+    with joined(device) as world:
+        require_divisible(config, config.train.batch_size or 1, model, world.size)
+        # As the first process sees it: a moment later the folder may be there.
+        resume = bool(world.gather(resume or restarted(out))[0])
+        start, quiet = _start(config, model.encoder, out, resume), quiet or not world.main
+        if start and not quiet:
+            print(f"encoder.weights: {'; '.join(start.notes)}", flush=True)
+        with opened(config, splits, out, resume, device, start, world) as run:
+            trainer = Trainer(config, splits, run, device, start, world)
+            with memory_errors(trainer.batch_size, device):
+                trainer.fit(quiet, watch)
     return run
 
 
@@ -74,9 +77,15 @@ class Trainer:
     """A run in progress: the data on its device, the model, its optimizer and the step that joins them."""
 
     def __init__(
-        self, config: Config, splits: Splits, run: Run, device: torch.device, start: Start | None = None
+        self,
+        config: Config,
+        splits: Splits,
+        run: Run,
+        device: torch.device,
+        start: Start | None = None,
+        world: World = ALONE,
     ) -> None:
-        self.config, self.run, self.device = config, run, device
+        self.config, self.run, self.device, self.world = config, run, device, world
         train = config.train
         settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
         if None in settled:
@@ -85,13 +94,14 @@ class Trainer:
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
         self.held_out = splits.test or splits.val
         self.shape, self.steps = splits.train.shape, len(splits.train) // self.batch_size
-        self.standardize, space = _fitted(config, run, self.batches, self.shape, device)
+        self.standardize, space = _fitted(config, run, self.batches, self.shape, world)
         self.model = _seeded_model(config, self.shape, space, start).to(device)
         self.model.precision = pick_precision(train.precision, device)
         graph = pick_engine(train.engine, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
-        self.stepper = (Graph if graph else Plain)(self.model, self.standardize, config, self.optimizer)
+        world.require_same(self.model, self.optimizer)
+        self.stepper = (Graph if graph else Plain)(self.model, self.standardize, config, self.optimizer, world)
         self._stopped_by = 0
 
     def fit(self, quiet: bool, watch: Watch | None) -> None:
@@ -100,9 +110,7 @@ class Trainer:
             {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)} if _main_thread() else {}
         )
         try:
-            tracker = open_tracker(self.config, self.run.path, self.step)
-            path, total = self.run.path / "metrics.jsonl", (self.epochs, self.steps)
-            with Journal(path, *total, self.step, quiet, tracker) as journal:
+            with self._journal(quiet) as journal:
                 # A run that was stopped right after an epoch owes its signals: they come first.
                 self._signals(journal, watch)
                 while self.step < self.epochs * self.steps:
@@ -113,7 +121,14 @@ class Trainer:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def _epoch(self, journal: Journal) -> None:
+    def _journal(self, quiet: bool) -> AbstractContextManager[Journal | None]:
+        """Of several processes the first one writes."""
+        if not self.world.main:
+            return nullcontext()
+        tracker = open_tracker(self.config, self.run.path, self.step)
+        return Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet, tracker)
+
+    def _epoch(self, journal: Journal | None) -> None:
         """The rest of the current epoch, from whatever step it is at."""
         epoch = self.step // self.steps
         order = self._order(epoch)
@@ -123,8 +138,11 @@ class Trainer:
             lr = self._rate(epoch, position)
             self.stepper(self.inputs(epoch, position, order, lr))
             self.step, since = self.step + 1, since + 1
-            if self.step % self.log_every == 0 or position == self.steps - 1 or self._stopped_by:
-                values, bad = self.stepper.tally.read()
+            # Several processes agree to stop when they log: asking at every step would make them wait for each other.
+            stop = self._stopped_by if self.world.size == 1 else 0
+            if self.step % self.log_every == 0 or position == self.steps - 1 or stop:
+                values, bad = self.stepper.tally.read(self.world)
+                stop = max(self.world.gather(self._stopped_by))
                 if bad >= 0:
                     self._stop_on_bad(self.step - since + bad)
                 now = time.monotonic()
@@ -136,24 +154,31 @@ class Trainer:
                     "lr": lr,
                     "images_per_second": speed,
                 }
-                journal.write(**line)
-                journal.show(line, self.step)
+                if journal:
+                    journal.write(**line)
+                    journal.show(line, self.step)
                 since = 0
-            if self._stopped_by:
+            if stop:
                 self._save()
-                raise Interrupted(self.run.path, self._stopped_by)
+                raise Interrupted(self.run.path, stop)
         if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == self.epochs:
             self._save()
 
-    def inputs(self, epoch: int, position: int, order: Tensor, lr: float = 0.0) -> Inputs:
-        """Everything step `position` of an epoch consumes: a function of the seed, the epoch and the position alone."""
+    def inputs(self, epoch: int, position: int, order: Tensor, lr: float = 0.0, whole: bool = False) -> Inputs:
+        """Everything step `position` of an epoch consumes: a function of the seed, the epoch and the position alone.
+
+        Every process draws for the whole batch and takes its rows, so that how many there are does not matter.
+        """
         number = stream(self.config.train.seed, epoch, position)
         generator = torch.Generator(self.device).manual_seed(number)
         index = order[position * self.batch_size : (position + 1) * self.batch_size]
         _, height, width = self.shape
         boxes = draw_boxes(len(index), height, width, self.config.augment, generator, self.device)
         ratio = masking.draw_ratio(self.config.masking, random.Random(number))
-        return Inputs(self.batches.take(index), boxes, draw_mask(self.model, len(index), ratio, generator), lr)
+        draw = draw_mask(self.model, len(index), ratio, generator)
+        rows = slice(None) if whole else self.world.rows(len(index))
+        draw = draw if len(draw.noise) == 1 else draw._replace(noise=draw.noise[rows])
+        return Inputs(self.batches.take(index[rows]), Boxes(*(each[rows] for each in boxes)), draw, lr)
 
     def _order(self, epoch: int) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(stream(self.config.train.seed, epoch, -1))
@@ -174,25 +199,32 @@ class Trainer:
         epoch, position = divmod(self.step, self.steps)
         name = f"epoch_{epoch:04d}" + (f"_step_{position:06d}" if position else "")
         state = {"epoch": epoch, "step": self.step}
-        checkpoint.save(self.run, self.model, self.optimizer, name, state, self.config.train.keep)
+        with self.world.agreed():
+            if self.world.main:
+                checkpoint.save(self.run, self.model, self.optimizer, name, state, self.config.train.keep)
 
-    def _signals(self, journal: Journal, watch: Watch | None) -> None:
+    def _signals(self, journal: Journal | None, watch: Watch | None) -> None:
         """Label-free signals on held-out images, and whatever `watch` measures, if due and not there yet."""
         epoch, position = divmod(self.step, self.steps)
         due = position == 0 and epoch > 0 and (epoch == self.epochs or epoch % self.probe_every == 0)
-        if not due or any(line["step"] == self.step and "held_out_r2" in line for line in self.run.metrics()):
+        if not journal or not due:
+            return
+        if any(line["step"] == self.step and "held_out_r2" in line for line in self.run.metrics()):
             return
         self.model.eval()
         values = hidden_r2(self.model, self.standardize, self._held_out_batches(), self.config.train.seed)
         if watch:
             values |= watch(self.model.encoder, self.standardize, self.device)
-        journal.write(epoch=float(epoch), step=self.step, **values)
         self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
+        # Last, because it says that this epoch's signals are there: a run killed before it measures them again.
+        journal.write(epoch=float(epoch), step=self.step, **values)
 
     def _held_out_batches(self) -> Batches:
         return self.batches if self.held_out is None else Batches(self.held_out.images, self.device)
 
     def _finish(self) -> None:
+        if not self.world.main:
+            return
         self.model.eval()
         save_samples(self.run, self.model, self.standardize, self._held_out_batches(), self.config.train.seed)
 
@@ -200,14 +232,16 @@ class Trainer:
         """Repeat the draw of the first non-finite step, which its number determines, and save it for inspection."""
         epoch, position = divmod(step, self.steps)
         order = self._order(epoch)
-        inputs = self.inputs(epoch, position, order)
+        inputs = self.inputs(epoch, position, order, whole=True)
         index = order[position * self.batch_size : (position + 1) * self.batch_size]
         images = self.standardize(inputs.images)
         finite = images.flatten(1).isfinite().all(1)
         tensors = {"images": inputs.images, "index": index, "noise": inputs.draw.noise, "ratio": inputs.draw.ratio}
         tensors |= {"hidden": self.model.hidden(inputs.draw), "finite_images": finite}
         path = self.run.path / f"failure_step_{step:08d}.safetensors"
-        write_whole(path, lambda temporary: save_file({k: v.contiguous().cpu() for k, v in tensors.items()}, temporary))
+        if self.world.main:
+            kept = {name: value.contiguous().cpu() for name, value in tensors.items()}
+            write_whole(path, lambda temporary: save_file(kept, temporary))
         cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"
         raise UserError(
             f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
@@ -221,45 +255,29 @@ def stream(seed: int, epoch: int, position: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _start(config: Config, encoder: Encoder, out: Path | str, resume: bool) -> Start | None:
+def _start(config: Config, encoder: Encoder, out: Path, resume: bool) -> Start | None:
     """The weights to start from, unless there are none or a checkpoint replaces them."""
     weights = config.encoder.weights
     return None if weights is None or (resume and Run(out).checkpoints()) else load_start(weights, encoder)
 
 
-def _open(
-    config: Config, splits: Splits, out: Path | str, resume: bool, device: torch.device, start: Start | None
-) -> Run:
-    """A new run folder, or the old one if resuming and its settings are the same."""
-    environment = describe_environment(splits, device) | ({"start": start.notes} if start else {})
-    if not resume:
-        return create_run(out, config, environment)
-    run = Run(out)
-    for section in dataclasses.fields(config):
-        saved, given = getattr(run.config, section.name), getattr(config, section.name)
-        for key in dataclasses.fields(saved):
-            old, new = getattr(saved, key.name), getattr(given, key.name)
-            if old != new and f"{section.name}.{key.name}" not in FREE:
-                raise UserError(f"{section.name}.{key.name} must stay {old!r} when a run is resumed, got {new!r}")
-    if run.environment["data"] != environment["data"]:
-        raise UserError(f"data must be what the run began with, {run.environment['data']}, got {environment['data']}")
-    write_json(run.path / "config.json", to_dict(config))
-    return run
-
-
 def _fitted(
-    config: Config, run: Run, batches: Batches, shape: tuple[int, int, int], device: torch.device
+    config: Config, run: Run, batches: Batches, shape: tuple[int, int, int], world: World
 ) -> tuple[Standardize, Space]:
     """Statistics and space, from the run folder if they are there, else fitted and saved."""
-    path = run.path / "fitted.safetensors"
+    path, device = run.path / "fitted.safetensors", batches.device
     space = build_space(config.space, shape).to(device)
     if path.exists():
         checkpoint.load_into(space, path, prefix="space.")
         return checkpoint.load_standardize(run).to(device), space
-    standardize = fit_standardize(batches, config.data.standardize).to(device)
-    space.fit(Standardized(batches, standardize))
-    checkpoint.save_fitted(run, standardize, space)
-    return standardize, space
+    standardize = fit_standardize(batches, config.data.standardize, world.share, world.add_up).to(device)
+    mine = Standardized(batches, standardize, world.share)
+    space.fit_together(Standardized(batches, standardize), Together(lambda whole: mine, world.add_up))
+    with world.agreed():
+        if world.main:
+            checkpoint.save_fitted(run, standardize, space)
+    # The others take what the first one wrote, so that all have the same bits.
+    return (standardize, space) if world.main else _fitted(config, run, batches, shape, world)
 
 
 def _seeded_model(config: Config, shape: tuple[int, int, int], space: Space, start: Start | None) -> MaskedAutoencoder:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pmae.config import Config, OptimConfig
 from pmae.data.augment import Boxes, Standardize, crop
 from pmae.method import Draw, MaskedAutoencoder
+from pmae.train.distributed import ALONE, World
 
 WARM_STEPS = 3
 
@@ -41,21 +42,31 @@ class Tally:
         self.sums.add_(values)
         self.steps.add_(1)
 
-    def read(self) -> tuple[dict[str, float], int]:
-        """Means since the last reading, and the first bad step (counted from the last reading; -1 if none). Waits."""
-        loss, error, energy, share = self.sums.tolist()
-        steps, bad = int(self.steps), int(self.bad_step)
+    def read(self, world: World = ALONE) -> tuple[dict[str, float], int]:
+        """Means since the last reading, and the first bad step (counted from the last reading; -1 if none). Waits.
+
+        Both are of all processes: a step is bad if one of them found it so.
+        """
+        loss, error, energy, share = world.add_up(self.sums).div_(world.size).tolist()
+        steps, found = int(self.steps), [step for step in world.gather(int(self.bad_step)) if step >= 0]
+        bad = min(found, default=-1)
         self.sums.zero_(), self.steps.zero_(), self.bad_step.fill_(-1)
         r2 = 1 - error / energy if energy > 0 else float("nan")
         return {"loss": loss / steps, "r2": r2, "masked_share": share / steps}, bad
 
 
 class Plain:
-    """Eager forward, backward, clip and update."""
+    """Eager forward, backward, clip and update; with several processes, of the mean of their gradients."""
 
     def __init__(
-        self, model: MaskedAutoencoder, standardize: Standardize, config: Config, optimizer: torch.optim.Optimizer
+        self,
+        model: MaskedAutoencoder,
+        standardize: Standardize,
+        config: Config,
+        optimizer: torch.optim.Optimizer,
+        world: World = ALONE,
     ) -> None:
+        self.world = world
         self.model, self.standardize, self.config, self.optimizer = model, standardize, config, optimizer
         self.tally = Tally(standardize.mean.device)
         self._trainable = [p for p in model.parameters() if p.requires_grad]
@@ -76,6 +87,7 @@ class Plain:
         return outcome.loss, values.detach()
 
     def _update(self, values: Tensor) -> None:
+        self.world.average([p.grad for p in self._trainable if p.grad is not None])
         if self.config.optim.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._trainable, self.config.optim.clip_norm, foreach=True)
         self.optimizer.step()
@@ -132,9 +144,14 @@ class Graph(Plain):
     """
 
     def __init__(
-        self, model: MaskedAutoencoder, standardize: Standardize, config: Config, optimizer: torch.optim.Optimizer
+        self,
+        model: MaskedAutoencoder,
+        standardize: Standardize,
+        config: Config,
+        optimizer: torch.optim.Optimizer,
+        world: World = ALONE,
     ) -> None:
-        super().__init__(model, standardize, config, optimizer)
+        super().__init__(model, standardize, config, optimizer, world)
         # Crops and projections stay in float32 but may round their products to TF32: 1e-3 of an image, far below R2's
         # resolution, and three times as fast for 12,288 pixels.
         torch.set_float32_matmul_precision("high")

@@ -1,6 +1,6 @@
 """The lines of metrics.jsonl as curves in TensorBoard or Weights & Biases, under the same names.
 
-Both write into the run folder and nowhere else: Weights & Biases is offline unless WANDB_MODE says otherwise.
+Both draw into the run folder; Weights & Biases stays offline unless WANDB_MODE is set to online.
 """
 
 import os

@@ -68,8 +68,8 @@ def _read_python(path: Path) -> Batch:
 
 
 def _numbers(path: Path, labels: object) -> np.ndarray:
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise UserError(f"data.source: {path} must hold its labels as a list of whole numbers")
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < len(CLASSES) for label in labels):
+        raise UserError(f"data.source: {path} must hold its labels as a list of whole numbers below {len(CLASSES)}")
     return np.array(labels, dtype=np.int64)
 
 
@@ -85,8 +85,10 @@ def _read_binary(path: Path) -> Batch:
 def _read_sheet(path: Path) -> Batch:
     """A PNG 1024 wide: each row is one image of 32 x 32 RGB pixels; the labels of all sheets are in one JSON file."""
     try:
-        pixels = np.asarray(Image.open(path, formats=["PNG"]))
-    except (OSError, SyntaxError) as error:
+        with Image.open(path, formats=["PNG"]) as sheet:
+            pixels = np.asarray(sheet)
+    # Pillow raises whatever a broken file trips over.
+    except Exception as error:
         raise UserError(f"data.source: {path} cannot be read: {error}") from error
     if pixels.shape[1:] != (32 * 32, 3):
         raise UserError(f"data.source: {path} must be an RGB image 1024 wide, got shape {pixels.shape}")
@@ -102,7 +104,10 @@ def _sheet_labels(path: Path, count: int) -> np.ndarray:
         raise UserError(f"data.source: CIFAR-10 in {path.parent} lacks {labels.name}")
     try:
         numbers = _numbers(labels, json.loads(labels.read_text()))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    # Numbers too long and nesting too deep are not JSONDecodeErrors; a UserError is a ValueError as well.
+    except UserError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"data.source: {labels} is not JSON: {error}") from error
     start = TRAIN_BATCHES.index(path.stem) * count if train else 0
     return numbers[start : start + count]

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from pmae.config import DataConfig
+from pmae.data.readers import dicom, tiff
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *tiff.SUFFIXES, *dicom.SUFFIXES)
 # Only these decoders may run, whatever a file claims to be.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 # Grey of more than 8 bits, which Pillow can hold but hardly convert.
@@ -16,15 +17,44 @@ DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 _PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
 
 
+class LossError(ValueError):
+    """Pillow cannot hold what is in this file without cutting something off."""
+
+
 def decode(path: Path, config: DataConfig) -> np.ndarray:
     """(C, H, W) pixels, converted and resized as the settings ask; raises whatever a broken file makes Pillow raise."""
+    suffix = path.suffix.lower()
+    if suffix in dicom.SUFFIXES:
+        return _convert(dicom.read_dicom(path), config)
+    try:
+        return _decode_with_pillow(path, config)
+    except (LossError, UnidentifiedImageError):
+        if suffix not in tiff.SUFFIXES:
+            raise
+    return _convert(tiff.read_tiff(path), config)
+
+
+def _decode_with_pillow(path: Path, config: DataConfig) -> np.ndarray:
     with Image.open(path, formats=FORMATS) as image:
+        _refuse_bombs(image)
         raw_mode = _raw_mode(image)
         _refuse_losses(image, raw_mode)
-        image.load()
+        try:
+            image.load()
+        except ValueError as error:
+            # So Pillow says that it has no mode for these channels.
+            raise LossError(str(error)) from error
         if image.mode in DEEP_MODES:
-            return _decode_deep(np.asarray(image), raw_mode, config)
+            pixels = _narrow(np.asarray(image), signed="16" in raw_mode and raw_mode.endswith("S"))
+            return _convert(pixels[None], config)
         return _decode_bytes(image, config)
+
+
+def _refuse_bombs(image: Image.Image) -> None:
+    """Pillow itself refuses twice its limit and warns of what lies between; many threads would unpack those at once."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise ValueError(f"{image.width}x{image.height} pixels, more than {limit:,}; it may be a decompression bomb")
 
 
 def _raw_mode(image: Image.Image) -> str:
@@ -38,10 +68,10 @@ def _raw_mode(image: Image.Image) -> str:
 def _refuse_losses(image: Image.Image, raw_mode: str) -> None:
     # A BMP of 16 bits a pixel ("BGR;16") has 5 or 6 a channel, which 8 hold.
     if ";16" in raw_mode and image.mode not in DEEP_MODES and not raw_mode.startswith("BGR"):
-        raise ValueError("16-bit colour, which would be cut to 8 bits; save it in a .npy file")
+        raise LossError("16-bit colour, which would be cut to 8 bits; save it in a .npy file")
     # A photo with an embedded preview counts as two frames; that one loses nothing.
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
-        raise ValueError(f"{getattr(image, 'n_frames', 1)} pages in one file; save each as a file of its own")
+        raise LossError(f"{getattr(image, 'n_frames', 1)} pages in one file; save each as a file of its own")
 
 
 def _decode_bytes(image: Image.Image, config: DataConfig) -> np.ndarray:
@@ -53,12 +83,15 @@ def _decode_bytes(image: Image.Image, config: DataConfig) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _decode_deep(pixels: np.ndarray, raw_mode: str, config: DataConfig) -> np.ndarray:
-    """Grey images of 16 bits or of floats."""
-    pixels = _narrow(pixels, signed="16" in raw_mode and raw_mode.endswith("S"))
+def _convert(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
+    """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for."""
+    if config.channels not in (None, len(pixels)):
+        if len(pixels) > 1:
+            raise ValueError(f"{len(pixels)} channels, which data.channels {config.channels} cannot make of them")
+        pixels = np.repeat(pixels, config.channels, axis=0)
     if config.resize is not None:
-        pixels = _resize_deep(pixels, config.resize)
-    return np.repeat(pixels[None], config.channels or 1, axis=0)
+        pixels = np.stack([_resize_deep(plane, config.resize) for plane in pixels])
+    return pixels
 
 
 def _narrow(pixels: np.ndarray, signed: bool) -> np.ndarray:

@@ -131,8 +131,10 @@ def bytes_array(value: object, where: str) -> np.ndarray:
     """The uint8 array that a record of NumPy's array rebuilding describes; every other record is refused by name."""
     try:
         record = _only(Record, value)
-        if not str(record.function).endswith("multiarray _reconstruct"):
-            raise ValueError(f"it asks for a call of {record.function!r}")
+        # A name and nothing else: the text of a structure that holds itself many times over has no end.
+        function = _only(str, record.function)
+        if not function.endswith("multiarray _reconstruct"):
+            raise ValueError(f"it asks for a call of {function!r}")
         _, shape, dtype, fortran, raw = _only(tuple, record.state)
         if _only(Record, dtype).function != "numpy dtype" or _only(tuple, _only(Record, dtype).arguments)[0] != "u1":
             raise ValueError("its elements are not bytes")

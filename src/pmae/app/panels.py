@@ -1,0 +1,144 @@
+"""What each tab of the explorer shows, as HTML, for an image (C, H, W) in the data's units."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmae.app import hiding, markup
+from pmae.app.material import BANK, Material
+from pmae.errors import UserError
+from pmae.method import MAE
+from pmae.spaces import Pixels, Space
+
+BASIS, NEIGHBOURS = 16, 12
+PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.0)}
+"""Shares of the cumulated variance, as in the report's figures."""
+MID_GREY = "Mid-grey is 0, black and white are ∓{:.2g} standard deviations of a pixel."
+BAR = "In the bar each is as wide as its share of the variance, the largest first."
+MEETING = (
+    "Top, middle and bottom meet at 80% and 95% of the variance.",
+    "Parts without the largest are differences from the mean image, each on a scale of its own.",
+)
+BORROWED = "To be seen, predicted patches borrow the mean and contrast of the true ones; R² is without that loan."
+
+
+def masks(material: Material, image: np.ndarray, name: str, share: float, seed: int) -> str:
+    """The image, its visible and its hidden part, what the run predicts, and which part of the spectrum is hidden."""
+    space, x, model = material.space(name), material.standardized(image), material.model
+    draw = hiding.draw_for(space, share, seed)
+    masked = hiding.hide(space, x, draw, model.config.masking.prefix if model else "closest")
+    prediction, told = None, ""
+    if model is not None and name == material.own_space:
+        prediction, r2 = hiding.predict(model, x, draw)
+        told = f"R² {r2:.2f}: the share of the hidden part that the run predicts; 0 is predicting the mean."
+        told += f" {BORROWED}" * (isinstance(model, MAE) and model.config.objective.normalize_patches)
+    elif model is not None:
+        told = f"The run predicts in the space that it was trained in: {material.offered()[material.own_space]}."
+    pictures, scale = _parts(material, space, x, masked, prediction)
+    count, achieved = int(masked.units.sum()), float(space.unit_share[masked.units].sum())
+    things = things_of(space)
+    hidden = f"{count:,} of {space.units:,} {things} are hidden, with {achieved:.1%} of the variance."
+    figure = markup.spectrum(space.unit_share.numpy(), masked.units.numpy(), things, "hidden")
+    label = f"share of variance of each of the {things}, the hidden ones marked"
+    differences = f"The hidden part is a difference. {MID_GREY.format(scale)}" * (not isinstance(space, Pixels))
+    notes = [note for note in (hidden, BAR, differences, material.view.note) if note]
+    score = markup.words(told.replace("-", "−"), kind="score") if told else ""
+    return markup.row(pictures) + score + markup.chart(figure, "masks", label, *notes)
+
+
+def walk(material: Material, image: np.ndarray, name: str, low: float, high: float) -> str:
+    """What a band of the spectrum shows alone, what is left without it, and some of its basis images."""
+    if low >= high:
+        raise UserError(f"from must be below to ({high:.1%} of the variance), got {low:.1%}")
+    space, x = material.space(name), material.standardized(image)
+    found, things = hiding.band(space, x, low, high), things_of(space)
+    if not found.units.any():
+        return markup.words(f"None of the {things} begins between {low:.1%} and {high:.1%} of the variance.")
+    pictures = {"image": _picture(material, x), "the band alone": _alone(material, space, found, low)}
+    pictures["without it"] = _picture(material, found.others)
+    for part, (first, last) in PARTS.items():
+        pictures[part] = _alone(material, space, hiding.band(space, x, first, last), first)
+    figure = markup.spectrum(space.unit_share.numpy(), found.units.numpy(), things, "in the band")
+    label = f"share of variance of each of the {things}, those in the band marked"
+    said = f"{int(found.units.sum()):,} of {space.units:,} {things} lie in the band."
+    chart = markup.chart(figure, "walk", label, said, BAR, *MEETING)
+    return markup.row(pictures) + chart + _basis(material, space, found.units)
+
+
+def _basis(material: Material, space: Space, units: Tensor) -> str:
+    """Some of the units in a band, from its largest to its smallest."""
+    ranks, images = hiding.basis_images(space, units, BASIS)
+    shares = 100 * space.unit_share.sort(descending=True).values[ranks]
+    captions = [f"{rank + 1:,}: {share:.2g}%" for rank, share in zip(ranks.tolist(), shares.tolist(), strict=True)]
+    pictures = [_difference(material, one[None], material.view.scale(one[None].numpy())) for one in images]
+    heading = f"Some of these {things_of(space)} as images, each with its rank and its share of the variance"
+    return markup.words(heading, kind="score") + markup.grid(pictures, captions)
+
+
+def neighbours(material: Material, image: np.ndarray) -> str:
+    """The training images whose features point most nearly the same way, with their classes or names."""
+    if material.model is None:
+        return markup.words(
+            "Neighbours are found by a trained encoder, and none was given.",
+            "Start the explorer with a run folder: pmae explore runs/a",
+        )
+    places, similarity = material.neighbours(image, NEIGHBOURS)
+    train, total = material.train, len(material.train)
+    pictures = material.view.pictures(train.images[places].astype(np.float64))
+    captions = [
+        f"{like:.2f} {_called(material, place)}" for like, place in zip(similarity, places.tolist(), strict=True)
+    ]
+    among = f"all {total:,}" if total <= BANK else f"{BANK:,} of the {total:,}"
+    said = f"The {len(places)} nearest among {among} training images, by the cosine of their mean-pooled features."
+    query = markup.row({"image": _picture(material, material.standardized(image))}, "single")
+    return query + markup.words(said, "The image itself is left out.") + markup.grid(list(pictures), captions)
+
+
+def things_of(space: Space) -> str:
+    """What a space hides one of, in the plural."""
+    if isinstance(space, Pixels):
+        return "patches"
+    if space.groups is not None and space.config.grouped:
+        return "bands"
+    return "components" if "pca" in space.config.name or space.config.name in ("ica", "learned") else "coefficients"
+
+
+def _parts(
+    material: Material, space: Space, x: Tensor, masked: hiding.Masked, prediction: Tensor | None
+) -> tuple[dict[str, np.ndarray], float]:
+    """The pictures of a mask by their names, and the scale of those that are differences."""
+    scale, image = material.view.scale(masked.hidden.numpy()), _picture(material, x)
+    restored = None if prediction is None else _picture(material, masked.visible + prediction)
+    pictures = {"image": image, "visible": _picture(material, masked.visible)}
+    if isinstance(space, Pixels):
+        gaps = space.spread(masked.units[None]).unflatten(1, space.shape)[0, 0, :, :, None].numpy()
+        pictures |= {"visible": np.where(gaps, 0.5, image), "hidden": np.where(gaps, image, 0.5)}
+        pictures |= {} if restored is None else {"predicted": np.where(gaps, restored, 0.5)}
+    else:
+        pictures["hidden"] = _difference(material, masked.hidden, scale)
+        pictures |= {} if prediction is None else {"predicted": _difference(material, prediction, scale)}
+    return pictures | ({} if restored is None else {"visible + predicted": restored}), scale
+
+
+def _alone(material: Material, space: Space, found: hiding.Band, low: float) -> np.ndarray:
+    """A band by itself: with the largest units it is an image about the mean image, without them a difference."""
+    if low == 0:
+        return _picture(material, found.alone + space.reconstruct(torch.zeros(1, len(space.variance))))
+    return _difference(material, found.alone, material.view.scale(found.alone.numpy()))
+
+
+def _picture(material: Material, x: Tensor) -> np.ndarray:
+    shown: np.ndarray = material.view.pictures(material.standardize.invert(x).numpy())[0]
+    return shown
+
+
+def _difference(material: Material, x: Tensor, scale: float) -> np.ndarray:
+    shown: np.ndarray = material.view.differences(x.numpy(), scale)[0]
+    return shown
+
+
+def _called(material: Material, place: int) -> str:
+    train = material.train
+    if train.labels is not None and train.classes:
+        return train.classes[int(train.labels[place])]
+    return train.names[place] if train.names else f"number {place + 1:,}"

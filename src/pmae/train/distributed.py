@@ -1,0 +1,199 @@
+"""One run in several processes, as `torchrun` starts them: who they are, their sums, and what stops all of them."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pmae.config import Config
+from pmae.data.batches import Share
+from pmae.errors import UserError, require
+from pmae.method import PMAE, MaskedAutoencoder
+
+TIMEOUT = "PMAE_TIMEOUT"
+"""Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
+
+
+class LostProcess(UserError):
+    """Another process of the run died or stayed away longer than the timeout."""
+
+
+class World:
+    """The processes of a run. One alone is its own sum, waits for nobody and never touches torch.distributed."""
+
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+        self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
+        self.main, self.share = rank == 0, (rank, size)
+
+    share: Share
+    """Which part of the images is this process's, and of how many."""
+
+    def rows(self, count: int) -> slice:
+        """This process's part of `count` rows, which the number of processes divides."""
+        each = count // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor on the world's device over all processes, in place."""
+        if self.size > 1:
+            with _losses(self):
+                torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Put into each tensor its mean over all processes, in one message."""
+        if self.size > 1:
+            flat = self.add_up(torch.cat([tensor.flatten() for tensor in tensors])).div_(self.size)
+            parts = flat.split([tensor.numel() for tensor in tensors])
+            torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
+
+    def gather(self, number: int) -> list[int]:
+        """What every process says, by rank; all wait for the last."""
+        if self.size == 1:
+            return [number]
+        numbers = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        numbers[self.rank] = number
+        return [int(each) for each in self.add_up(numbers).tolist()]
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self.gather(0)
+
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """What one process refuses inside is refused by all, so that nobody waits for one that has left."""
+        try:
+            yield
+        except UserError:
+            self.gather(1)
+            raise
+        if any(self.gather(0)):
+            raise UserError("the run was refused by another of its processes, which says why")
+
+    def require_same(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse to train when processes begin with different weights or moments: they would drift apart in silence."""
+        if self.size > 1 and len(set(self.gather(_checksum(model, optimizer)))) > 1:
+            raise UserError(
+                "all processes must begin with the same weights and moments, and they differ: "
+                "every machine needs the same version of the software and the same run folder"
+            )
+
+
+ALONE = World()
+
+
+def is_main() -> bool:
+    """Whether this process is the one that speaks; known before any other is met."""
+    return not _launched() or int(os.environ["RANK"]) == 0
+
+
+def restarted(out: Path) -> bool:
+    """Whether `torchrun --max-restarts` starts the processes once more, for a run that already has its folder."""
+    again = _launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    return again and (out / "config.json").exists()
+
+
+def placed(device: torch.device) -> torch.device:
+    """The device of this process: on a machine with several, each process has its own GPU."""
+    if not _launched() or device.type != "cuda":
+        return device
+    local, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    rule = "auto, cpu or cuda when there are several processes: each takes the GPU of its number"
+    require(device.index is None, "train.device", rule, str(device))
+    if local >= there:
+        raise UserError(f"--nproc-per-node must be at most the number of GPUs, {there}, got at least {local + 1}")
+    return torch.device("cuda", local)
+
+
+@contextlib.contextmanager
+def joined(device: torch.device) -> Iterator[World]:
+    """Meet the processes that `torchrun` started, over NCCL between GPUs and Gloo between CPUs; part at the end."""
+    if not _launched():
+        yield World(device=device)
+        return
+    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
+    with _losses(world):
+        _meet(world)
+    try:
+        yield world
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _meet(world: World) -> None:
+    """Through a store of this attempt alone: `torchrun` may keep one over a restart, with the addresses of the dead."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))
+    store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
+    backend, mine = ("nccl", world.device) if world.device.type == "cuda" else ("gloo", None)
+    torch.distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=_timeout(), device_id=mine
+    )
+
+
+def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder, size: int) -> None:
+    """Refuse what several processes would compute otherwise than one does at the same batch."""
+    if size == 1:
+        return
+    require(batch_size % size == 0, "train.batch_size", f"a multiple of the number of processes, {size}", batch_size)
+    counted = config.objective.scale == "mean" and isinstance(model, PMAE) and not model.on_pixels
+    if counted and config.masking.per == "image":
+        raise UserError(
+            "objective.scale must be constant or sum in several processes when every image has its own mask of "
+            "components (masking.per image), got 'mean': it divides by what the whole batch hides, and each process "
+            "knows its own part"
+        )
+    if model.space.learns:
+        raise UserError(
+            f"space.name must be a space that does not learn in several processes, got {config.space.name!r}: its loss "
+            "is a ratio over the whole batch, and each process knows its own part"
+        )
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()):
+        raise UserError(
+            f"encoder.name must have no batch normalization in several processes, got {config.encoder.name!r}: its "
+            "statistics are over the whole batch, and each process knows its own part; use a ViT or a ConvNeXt"
+        )
+
+
+def _launched() -> bool:
+    """Whether `torchrun`, or what sets the same variables, started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
+
+
+def _timeout() -> timedelta:
+    value = os.environ.get(TIMEOUT, "600")
+    require(value.isdigit() and int(value) > 0, TIMEOUT, "a whole number of seconds above 0", value)
+    return timedelta(seconds=int(value))
+
+
+@contextlib.contextmanager
+def _losses(world: World) -> Iterator[None]:
+    """One sentence for whatever a backend says when a process is gone."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        # Backends begin with a place in their source and may end with advice.
+        said = re.sub(r"\[/.*?\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
+        raise LostProcess(
+            f"process {world.rank} of {world.size} lost another one, which was killed, failed or was silent for "
+            f"{_timeout().seconds} s ({TIMEOUT}); the last checkpoint is intact, continue with --resume ({said})"
+        ) from error
+
+
+def _checksum(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """63 bits of everything that a step changes."""
+    digest = blake2b(digest_size=8)
+    # By name: the order in which a checkpoint's moments were read is that of a hash, another one in every process.
+    states = [optimizer.state[parameter] for parameter in model.parameters() if parameter in optimizer.state]
+    moments = [state[name] for state in states for name in sorted(state) if isinstance(state[name], Tensor)]
+    for tensor in (*model.state_dict().values(), *moments):
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return int.from_bytes(digest.digest(), "big") >> 1

@@ -1,0 +1,140 @@
+"""One image taken apart, against the method, closed forms and scikit-learn."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA as Reference
+
+from pmae.app import hiding
+from pmae.app.material import LABELS, Material, patch_of_pixel
+from pmae.data.images import ImageSet, Splits
+from pmae.errors import UserError
+from pmae.method import PMAE
+from pmae.models import patchify
+from pmae.runs import Run
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_visible_and_hidden_make_the_image_and_differ_in_the_hidden_units_alone(material: Material, name: str) -> None:
+    space, x = material.space(name), material.standardized(material.picked.images[3])
+    masked = hiding.hide(space, x, hiding.draw_for(space, 0.3, 5))
+    torch.testing.assert_close(masked.visible + masked.hidden, x, atol=1e-4, rtol=1e-4)
+    assert 0 < masked.units.sum() < space.units
+    assert float(masked.hidden.norm()) > 0.01
+    if not space.keeps_rest:
+        hidden = space.spread(masked.units[None])[0]
+        z, kept = space.project(x)[0], space.project(masked.visible)[0]
+        torch.testing.assert_close(kept[~hidden], z[~hidden], atol=1e-3, rtol=1e-3)
+        assert float(kept[hidden].abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_share_asked_for_is_the_share_hidden(material: Material, share: float) -> None:
+    cosine, pixels = material.space("cosine"), material.space("pixels")
+    x = material.standardized(material.picked.images[0])
+    hidden = hiding.hide(cosine, x, hiding.draw_for(cosine, share, 0)).units
+    assert float(cosine.share[hidden].sum()) == pytest.approx(share, abs=float(cosine.share.max()))
+    patches = hiding.hide(pixels, x, hiding.draw_for(pixels, share, 0)).units
+    assert int(patches.sum()) == min(pixels.units - 1, pixels.units - int(pixels.units * (1 - share)))
+
+
+def test_a_seed_is_a_mask(material: Material) -> None:
+    space, x = material.space("pca"), material.standardized(material.picked.images[0])
+    first, again, other = (hiding.hide(space, x, hiding.draw_for(space, 0.3, seed)).units for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("space", ["pca", "pixels"])
+def test_a_run_sees_and_predicts_what_the_method_does(
+    make_run: Callable[[str], Run], splits: Splits, space: str
+) -> None:
+    material = Material(splits, make_run(space))
+    model, x = material.model, material.standardized(material.picked.images[1])
+    assert model is not None
+    assert material.own_space == space
+    own = material.space(space)
+    draw = hiding.draw_for(own, material.masked_share, 7)
+    masked, (prediction, r2) = hiding.hide(own, x, draw), hiding.predict(model, x, draw)
+    pictures = model.pictures(x, draw)
+    torch.testing.assert_close(masked.visible, pictures.visible, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(masked.hidden, pictures.target, atol=1e-5, rtol=1e-5)
+    assert torch.equal(prediction, pictures.prediction)
+    marked = model.hidden_units(draw) if isinstance(model, PMAE) else model.hidden(draw)
+    assert torch.equal(masked.units, marked[0])
+    if isinstance(model, PMAE):
+        # The basis is orthonormal, so the error in components is that of the pictures.
+        expected = 1 - (prediction - masked.hidden).square().sum() / masked.hidden.square().sum()
+        assert r2 == pytest.approx(float(expected), abs=1e-3)
+
+
+def test_patches_are_numbered_as_the_model_cuts_them() -> None:
+    shape = (2, 8, 12)
+    found = patchify(patch_of_pixel(shape, 4).reshape(1, *shape).float(), 4)[0]
+    np.testing.assert_array_equal(found.numpy(), np.repeat(np.arange(6.0)[:, None], 2 * 16, 1))
+
+
+def test_bands_and_basis_are_those_of_scikit_learn(material: Material, splits: Splits) -> None:
+    x = material.standardized(material.picked.images[2])
+    rows = material.standardize(torch.from_numpy(splits.train.images)).flatten(1).double().numpy()
+    reference = Reference().fit(rows)
+    before = np.concatenate([[0.0], reference.explained_variance_ratio_.cumsum()[:-1]])
+    top = np.flatnonzero(before < 0.5)
+    band = hiding.band(material.space("pca"), x, 0.0, 0.5)
+    np.testing.assert_array_equal(np.flatnonzero(band.units.numpy()), top)
+    axes, centred = reference.components_[top], x.flatten().double().numpy() - reference.mean_
+    np.testing.assert_allclose(band.alone.flatten(), axes.T @ (axes @ centred), atol=2e-3)
+    torch.testing.assert_close(band.alone + band.others, x, atol=1e-4, rtol=1e-4)
+    ranks, images = hiding.basis_images(material.space("pca"), band.units, 4)
+    assert ranks.tolist()[0] == 0
+    assert ranks.tolist()[-1] == top[-1]
+    scaled = axes * np.sqrt(reference.explained_variance_[top])[:, None]
+    np.testing.assert_allclose(np.abs(images[0].flatten().numpy()), np.abs(scaled[0]), atol=2e-3)
+
+
+def test_three_bands_are_the_whole_image(material: Material) -> None:
+    space, x = material.space("wavelet"), material.standardized(material.picked.images[4])
+    bands = [hiding.band(space, x, *edges) for edges in ((0.0, 0.8), (0.8, 0.95), (0.95, 1.0))]
+    mean = space.reconstruct(torch.zeros(1, len(space.variance)))
+    torch.testing.assert_close(mean + sum(band.alone for band in bands), x, atol=1e-4, rtol=1e-4)
+    assert torch.equal(sum(band.units.int() for band in bands), torch.ones(space.units, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "missing"),
+    [((1, 9, 15), "uint16", {"wavelet"}), ((5, 8, 4), "float32", set()), ((2, 7, 11), "int16", None)],
+)
+def test_any_channels_sizes_and_dtypes_have_their_spaces(
+    shape: tuple[int, int, int], dtype: str, missing: set[str] | None
+) -> None:
+    images = (np.random.default_rng(0).normal(size=(20, *shape)) * 40 + 200).astype(dtype)
+    material = Material(Splits("odd", ImageSet(images)))
+    expected = {"wavelet", "pixels", "patch_pca"} if missing is None else missing
+    assert set(LABELS) - set(material.offered()) == expected
+    for name in material.offered():
+        space, x = material.space(name), material.standardized(images[0])
+        masked = hiding.hide(space, x, hiding.draw_for(space, 0.4, 0))
+        torch.testing.assert_close(masked.visible + masked.hidden, x, atol=1e-3, rtol=1e-3)
+
+
+def test_neighbours_are_the_closest_features_and_not_the_image_itself(trained: Material, splits: Splits) -> None:
+    assert trained.model is not None
+    places, similarity = trained.neighbours(splits.train.images[5], 6)
+    with torch.no_grad():
+        features = trained.model.encoder.features(trained.standardize(torch.from_numpy(splits.train.images)))["mean"]
+    features = torch.nn.functional.normalize(features, dim=1)
+    expected = (features @ features[5]).sort(descending=True)
+    np.testing.assert_array_equal(places, expected.indices[1:7])
+    np.testing.assert_allclose(similarity, expected.values[1:7], atol=1e-5)
+
+
+def test_data_must_fit_the_run(run: Run, splits: Splits) -> None:
+    smaller = Splits("small", ImageSet(splits.train.images[:, :, :4]))
+    with pytest.raises(UserError, match=r"data must be images of the shape .*\(3, 8, 12\)"):
+        Material(smaller, run)
+    with pytest.raises(UserError, match="dtype that the run was trained on, uint8, got 'float32'"):
+        Material(Splits("floats", ImageSet(splits.train.images.astype(np.float32))), run)
+    with pytest.raises(UserError, match="run must be given"):
+        Material(splits).neighbours(splits.train.images[0], 3)

@@ -1,0 +1,79 @@
+"""What the tabs show: the right marks, the right words, and text that stays text."""
+
+import base64
+import copy
+import dataclasses
+import io
+import re
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+from PIL import Image
+
+from pmae.app import hiding, markup, panels
+from pmae.app.material import Material
+from pmae.data.images import Splits
+from pmae.errors import UserError
+
+
+def pictures(page: str) -> dict[str, np.ndarray]:
+    """The pictures of a panel by their captions."""
+    found = re.findall(r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)"', page)
+    return {name: np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for name, data in found}
+
+
+def test_the_marked_dots_are_the_hidden_units_and_the_bar_holds_their_share(material: Material) -> None:
+    space, x = material.space("cosine"), material.standardized(material.picked.images[0])
+    units, share = hiding.hide(space, x, hiding.draw_for(space, 0.3, 2)).units.numpy(), space.unit_share.numpy()
+    above, below = markup.spectrum(share, units, "coefficients", "hidden").axes
+    dots = above.collections[0]
+    order = np.argsort(-share, kind="stable")
+    np.testing.assert_allclose(dots.get_offsets()[:, 1], 100 * share[order], rtol=1e-5)
+    blue = (dots.get_facecolors() == to_rgba(markup.MARK)).all(1)
+    np.testing.assert_array_equal(blue, units[order])
+    assert below.images[0].get_array()[0, :, 3].mean() == pytest.approx(share[units].sum(), abs=1e-3)
+
+
+def test_masks_without_a_run_show_the_image_and_its_two_parts(material: Material) -> None:
+    image = material.picked.images[1]
+    page = panels.masks(material, image, "pixels", 0.5, 0)
+    shown = pictures(page)
+    assert list(shown) == ["image", "visible", "hidden"]
+    np.testing.assert_array_equal(shown["image"], image.transpose(1, 2, 0))
+    grey = (shown["hidden"] == 128).all(-1)
+    np.testing.assert_array_equal(shown["visible"][grey], shown["image"][grey])
+    np.testing.assert_array_equal(shown["hidden"][~grey], shown["image"][~grey])
+    assert "12 of 24 patches are hidden" in page
+    assert "R²" not in page
+
+
+def test_a_run_predicts_in_its_own_space_alone(trained: Material) -> None:
+    own = panels.masks(trained, trained.picked.images[0], "pca", 0.2, 0)
+    assert list(pictures(own)) == ["image", "visible", "hidden", "predicted", "visible + predicted"]
+    assert re.search(r"R² −?\d\.\d\d: the share", own)
+    other = panels.masks(trained, trained.picked.images[0], "cosine", 0.2, 0)
+    assert list(pictures(other)) == ["image", "visible", "hidden"]
+    assert "trained in: principal components" in other
+
+
+def test_the_walk_shows_the_band_and_refuses_an_empty_one(material: Material) -> None:
+    page = panels.walk(material, material.picked.images[0], "cosine", 0.0, 0.8)
+    shown = pictures(page)
+    assert list(shown)[:6] == ["image", "the band alone", "without it", "top", "middle", "bottom"]
+    np.testing.assert_array_equal(shown["the band alone"], shown["top"])
+    assert sum(": " in name for name in shown) == panels.BASIS
+    with pytest.raises(UserError, match="from must be below to"):
+        panels.walk(material, material.picked.images[0], "cosine", 0.5, 0.5)
+    assert "None of the" in panels.walk(material, material.picked.images[0], "pca", 0.001, 0.002)
+
+
+def test_neighbours_need_a_run_and_class_names_stay_text(trained: Material, splits: Splits) -> None:
+    assert "none was given" in panels.neighbours(Material(splits), splits.train.images[0])
+    named = copy.copy(trained)
+    named.train = dataclasses.replace(splits.train, classes=("<script>alert(1)</script>", '"><b>'))
+    page = panels.neighbours(named, splits.train.images[0])
+    assert page.count("<figure>") == 1 + panels.NEIGHBOURS
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "&lt;script&gt;" in page

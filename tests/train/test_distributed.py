@@ -1,0 +1,147 @@
+"""Several processes train one run: the curve of one process, one writer, and nobody left waiting for the dead."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pmae.runs import Run
+from pmae.train.distributed import ALONE, World, is_main, restarted
+
+SCRIPT = Path(__file__).with_name("processes.py")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class Tried(NamedTuple):
+    """Where the runs are, how their processes ended, and what they said."""
+
+    folder: Path
+    codes: dict[str, list[int]]
+    errors: str
+
+    def run(self, name: str) -> Run:
+        return Run(self.folder / name)
+
+
+def _tried(folder: Path, most: int) -> Tried:
+    command = [sys.executable, str(SCRIPT), str(folder), str(most)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0, done.stderr
+    return Tried(folder, json.loads(done.stdout), done.stderr)
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Tried:
+    return _tried(tmp_path_factory.mktemp("processes"), 2)
+
+
+def lines(run: Run) -> list[dict[str, float]]:
+    return [{key: value for key, value in line.items() if key != "images_per_second"} for line in run.metrics()]
+
+
+def losses(run: Run) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in run.metrics() if "loss" in line}
+
+
+def tensors(run: Run) -> dict[str, torch.Tensor]:
+    files = sorted(run.checkpoint().glob("*.safetensors"))
+    return {f"{file.name}/{key}": value for file in files for key, value in load_file(file).items()}
+
+
+@pytest.mark.parametrize(("one", "several"), [("of-1", "of-2"), ("mae", "mae-of-2")])
+def test_two_processes_have_the_losses_of_one(tried: Tried, one: str, several: str) -> None:
+    assert tried.codes[several] == [0, 0]
+    assert len(losses(tried.run(one))) == 12
+    assert losses(tried.run(several)) == pytest.approx(losses(tried.run(one)), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_four_processes_have_the_losses_of_one(tmp_path: Path) -> None:
+    tried = _tried(tmp_path, 4)
+    assert tried.codes["of-4"] == [0, 0, 0, 0]
+    assert losses(tried.run("of-4")) == pytest.approx(losses(tried.run("of-1")), rel=1e-5)
+
+
+def test_the_fit_of_two_processes_is_that_of_one(tried: Tried) -> None:
+    one, two = (load_file(tried.folder / name / "fitted.safetensors") for name in ("of-1", "of-2"))
+    for name in ("standardize.mean", "standardize.std", "space.mean", "space.variance"):
+        torch.testing.assert_close(two[name], one[name], rtol=1e-6, atol=1e-6)
+    # Float32 products leave an axis free to turn a little where a neighbour's variance is near; their sum does not.
+    spectra = [part["space.components"].T * part["space.variance"] @ part["space.components"] for part in (one, two)]
+    torch.testing.assert_close(spectra[1], spectra[0], rtol=1e-5, atol=1e-6)
+
+
+def test_one_process_writes_and_leaves_what_a_single_one_leaves(tried: Tried) -> None:
+    names = [{str(p.relative_to(r)) for p in r.rglob("*")} for r in (tried.folder / "of-1", tried.folder / "of-2")]
+    assert names[0] == names[1]
+    steps = [line["step"] for line in tried.run("of-2").metrics() if "loss" in line]
+    assert steps == sorted(set(steps))
+
+
+def test_sigterm_to_one_process_stops_all_and_the_resumed_run_is_the_same(tried: Tried) -> None:
+    assert tried.codes["stopped"] == [143, 143]
+    assert tried.codes["resumed"] == [0, 0]
+    # The signal came after 16 steps; they agree when they log, after 18.
+    assert (tried.folder / "stopped" / "checkpoints" / "epoch_0003").is_dir()
+    whole, resumed = tensors(tried.run("of-2")), tensors(tried.run("stopped"))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    assert lines(tried.run("stopped")) == lines(tried.run("of-2"))
+
+
+def test_a_killed_process_ends_the_job_with_a_message_and_one_process_can_go_on(tried: Tried) -> None:
+    assert tried.codes["killed"] == [2, -9]
+    assert "killed: process 0 of 2 lost another one" in tried.errors
+    assert tried.codes["seconds until all knew"][0] < 60
+    assert tried.codes["resumed by one"] == [0]
+    assert losses(tried.run("killed")) == pytest.approx(losses(tried.run("of-1")), rel=1e-5)
+
+
+def test_a_silent_process_ends_the_job_after_the_timeout(tried: Tried) -> None:
+    assert tried.codes["silent"] == [2, 2]
+    assert "silent for 4 s (PMAE_TIMEOUT)" in tried.errors
+
+
+def test_what_cannot_be_divided_or_is_taken_is_refused_by_all(tried: Tried) -> None:
+    assert tried.codes["odd"] == [2, 2, 2]
+    assert "train.batch_size must be a multiple of the number of processes, 3, got 32" in tried.errors
+    assert not (tried.folder / "odd").exists()
+    assert tried.codes["occupied"] == [2, 2]
+    assert "of-2: out must be a folder without a run" in tried.errors
+    assert tried.codes["counted"] == tried.codes["learned"] == tried.codes["normalized"] == [2, 2]
+    assert "counted: objective.scale must be constant or sum in several processes" in tried.errors
+    assert "learned: space.name must be a space that does not learn" in tried.errors
+    assert "normalized: encoder.name must have no batch normalization" in tried.errors
+
+
+def test_torchrun_restarts_a_run_whose_process_was_killed(tmp_path: Path) -> None:
+    out, began = tmp_path / "elastic", time.monotonic()
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [sys.executable, "-m", *launcher, str(SCRIPT), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "process 0 of 2 lost another one" in done.stderr or "SIGKILL" in done.stderr or "exitcode: -9" in done.stderr
+    run = Run(out)
+    assert run.metrics()[-1]["step"] == 36
+    # The first checkpoint is of before the restart, so the folder was continued and not begun anew.
+    first, last = ((out / "checkpoints" / name / "state.json").stat().st_mtime for name in ("epoch_0002", "epoch_0006"))
+    assert 0 < last - first < time.monotonic() - began
+
+
+def test_a_process_alone_is_its_own_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert is_main()
+    assert not restarted(tmp_path)
+    assert ALONE.gather(3) == [3]
+    tensor = torch.ones(2)
+    assert ALONE.add_up(tensor) is tensor
+    assert ALONE.rows(8) == slice(0, 8)
+    assert [World(rank, 4).rows(8) for rank in range(4)] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]
