@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,17 +121,14 @@ def test_what_cannot_be_divided_or_is_taken_is_refused_by_all(tried: Tried) -> N
 
 
 def test_torchrun_restarts_a_run_whose_process_was_killed(tmp_path: Path) -> None:
-    out, began = tmp_path / "elastic", time.monotonic()
+    out = tmp_path / "elastic"
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     command = [sys.executable, "-m", *launcher, str(SCRIPT), str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
-    assert "process 0 of 2 lost another one" in done.stderr or "SIGKILL" in done.stderr or "exitcode: -9" in done.stderr
-    run = Run(out)
-    assert run.metrics()[-1]["step"] == 36
-    # The first checkpoint is of before the restart, so the folder was continued and not begun anew.
-    first, last = ((out / "checkpoints" / name / "state.json").stat().st_mtime for name in ("epoch_0002", "epoch_0006"))
-    assert 0 < last - first < time.monotonic() - began
+    assert "exitcode: -9" in done.stderr
+    # Nobody asked for --resume: without a restart the existing folder is refused.
+    assert list(losses(Run(out))) == list(range(3, 37, 3))
 
 
 def test_a_process_alone_is_its_own_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

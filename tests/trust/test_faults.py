@@ -49,7 +49,9 @@ def same(first: Run, second: Run) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize(("call", "number"), enumerate(2 * [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES], 1))
+@pytest.mark.parametrize(
+    ("call", "number"), list(enumerate(2 * [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES], 1))
+)
 def test_a_disk_that_refuses_any_write_is_one_sentence_and_the_run_resumes(
     config: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: int
 ) -> None:
@@ -181,7 +183,7 @@ def test_a_batch_that_turns_bad_later_is_saved_and_named(
     assert not saved["finite_images"].any()
 
 
-@pytest.mark.parametrize(("error", "step"), zip(NO_MEMORY, (0, 5, 0), strict=True))
+@pytest.mark.parametrize(("error", "step"), list(zip(NO_MEMORY, (0, 5, 0), strict=True)))
 def test_out_of_memory_names_the_batch_to_try(
     config: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, step: int
 ) -> None:

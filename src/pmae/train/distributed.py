@@ -129,8 +129,8 @@ def joined(device: torch.device) -> Iterator[World]:
 def _meet(world: World) -> None:
     """Through a store of this attempt alone: `torchrun` may keep one over a restart, with the addresses of the dead."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))
-    store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
+    store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))  # type: ignore[attr-defined]
+    store = torch.distributed.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
     backend, mine = ("nccl", world.device) if world.device.type == "cuda" else ("gloo", None)
     torch.distributed.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=_timeout(), device_id=mine
