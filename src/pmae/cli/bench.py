@@ -96,7 +96,8 @@ def _compare(options: argparse.Namespace, device: "torch.device", pace: "Pace") 
     note = (
         f"Batch {options.batch}, {precision}, median of {pace.repeats} rounds of {pace.steps} steps in turn, crops "
         f"and flips included; peers load with {options.workers} workers. Limit: {limit / 1e12:,.3g} TFLOP/s, one large "
-        "product. PMAE by a peer: its network with no patch dropped, our masking around it. Peak memory: tensors on "
+        "product. PMAE by a peer: its network with no patch dropped, our masking around it. stable-pretraining decodes "
+        "without [CLS], which is less work than its TFLOP/s assume. Peak memory: tensors on "
         "CUDA, growth of the process on a CPU. Warm-up: the first steps, compilation included."
     )
     _finish(options, "speed", f"Training steps on {machine.name_of(device)}", found, note, device, limit)
