@@ -161,7 +161,7 @@ def _missing(run: Contents) -> list[str]:
     elif run.epoch < (run.config.train.epochs or 0):
         found.append(f"training stopped at epoch {run.epoch:.4g} of {run.config.train.epochs}")
     if not run.checkpoints:
-        found.append("there is no checkpoint, so nothing could be evaluated")
+        found.append("there is no checkpoint in the run folder: nothing more can be evaluated")
     if not run.samples:
         found.append(
             "there are no sample pictures (training writes them when it ends): no reconstructions, masks or spectrum"
