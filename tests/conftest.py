@@ -1,5 +1,11 @@
 """Small data and small settings that many tests share."""
 
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +13,13 @@ import torch
 from pmae.config import Config, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig
 from pmae.data.images import ImageSet, Splits
 
-torch.set_num_threads(2)
+# Two cores serve one process with two threads, or two workers with one thread each.
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+BROWSER_FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
 
 
 def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
@@ -39,3 +51,27 @@ def tiny() -> Config:
         optim=OptimConfig(base_lr=4e-3, warmup_epochs=1.0),
         train=TrainConfig(epochs=3, batch_size=32, device="cpu", log_every=2, checkpoint_every=1, precision="float32"),
     )
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without their figures, which are seconds of drawing each, for tests that do not look at them."""
+    monkeypatch.setattr("pmae.api.save_figures", lambda run: [])
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """A real Chromium with a profile of its own, which keeps what pages say and ask for."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("needs chromium and chromedriver on the path")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*BROWSER_FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()

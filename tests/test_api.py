@@ -15,6 +15,8 @@ from pmae.evaluate.protocols import only, preset
 from pmae.evaluate.watch import watch_with
 from pmae.train.checkpoint import load_encoder
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 
 def test_arrays_in_features_out(tiny: Config, tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (64, 16, 16), dtype=np.uint8)
@@ -24,6 +26,25 @@ def test_arrays_in_features_out(tiny: Config, tmp_path: Path) -> None:
     first, again = (encoder.features(standardize(x))["mean"] for _ in range(2))
     assert first.shape == (4, 32)
     assert torch.equal(first, again)
+
+
+def test_images_that_are_held_out_are_never_trained_or_fitted_on(tiny: Config, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (40, 16, 16), dtype=np.uint8)
+    config = replace(tiny, train__epochs=2, train__batch_size=16)
+    run = pmae.pretrain(config, images, tmp_path / "a", quiet=True)
+    held = [int(name.removeprefix("#")) for name in run.results["held_out"]]
+    assert len(held) == 4
+    assert run.environment["data"]["counts"] == {"train": 36, "val": 4}
+    changed = images.copy()
+    changed[held] = 0
+    other = pmae.pretrain(config, changed, tmp_path / "b", quiet=True)
+    for name in ("fitted.safetensors", "checkpoints/epoch_0002/encoder.safetensors"):
+        assert (run.path / name).read_bytes() == (other.path / name).read_bytes()
+    assert run.results["pretrain"]["held_out_r2"] != other.results["pretrain"]["held_out_r2"]
+    # Too few to spare any: the number says what it is.
+    few = pmae.pretrain(config, images[:19], tmp_path / "c", quiet=True).results["pretrain"]
+    assert "train_r2" in few
+    assert "held_out_r2" not in few
 
 
 def test_evaluations_of_different_protocols_add_up(tiny: Config, toy: Splits, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from pmae.cli import main
 from pmae.cli.pretrain import SHORT
+from pmae.data.images import Splits
 from pmae.runs import Run
 
 SMALL = [
@@ -38,14 +39,16 @@ def test_pretrain_prints_its_settings_and_says_what_it_derived(
 ) -> None:
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 2) == 0
     printed = capsys.readouterr().out
-    assert "60 train images of 16x16, 3 channels, uint8" in printed
-    assert "train.batch_size            16   <- about 64 steps an epoch of 60 images" in printed
+    assert "54 train, 6 val images of 16x16, 3 channels, uint8" in printed
+    assert "6 of the 60 images are held out as val" in printed
+    assert "train.batch_size            16   <- about 64 steps an epoch of 54 images" in printed
     assert "held_out_r2" in printed
     run = Run(tmp_path / "run")
     assert run.config.train.epochs == 2
     assert {p.name for p in (run.path / "figures").glob("*.png")} >= {"reconstructions.png", "spectrum.png"}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_saved_config_repeats_the_run(array: Path, tmp_path: Path) -> None:
     assert (
         pretrain("--data", array, "--out", tmp_path / "a", "--epochs", 1, "--masked-variance", 0.35, "--seed", 3) == 0
@@ -58,6 +61,7 @@ def test_a_saved_config_repeats_the_run(array: Path, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_resume_after_a_real_interrupt_ends_where_an_uninterrupted_run_does(array: Path, tmp_path: Path) -> None:
     common = ["--data", str(array), "--epochs", "40", "--train.checkpoint-every", "40", "--probe.every", "40", *SMALL]
     command = [sys.executable, "-m", "pmae", "pretrain"]
@@ -185,6 +189,7 @@ def test_a_mistake_is_one_clear_error_and_leaves_nothing(
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_unreadable_file_is_named_in_one_line_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +202,7 @@ def test_an_unreadable_file_is_named_in_one_line_and_skipped(
     assert any("broken.png" in note for note in Run(tmp_path / "run").environment["data"]["notes"])
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_is_never_overwritten(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
@@ -216,6 +222,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert "did you mean 'pretrain'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_ctrl_c_before_training_is_quiet(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,29 +249,24 @@ def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[s
     assert all(flag in printed for flag in SHORT)
 
 
-def test_evaluate_and_report_on_labelled_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert pretrain("--data", "digits", "--out", tmp_path / "run", "--epochs", 2, "--batch-size", 128) == 0
-    common = [
-        "evaluate",
-        str(tmp_path / "run"),
-        "--protocols",
-        "linear",
-        "knn",
-        "--device",
-        "cpu",
-        "--epochs",
-        "1",
-        "2",
-    ]
-    assert main(common) == 0
+@pytest.mark.usefixtures("no_figures")
+def test_evaluate_and_report_on_labelled_data(toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert toy.test is not None
+    parts = {"train": toy.train, "test": toy.test}
+    arrays = {f"{name}_images": part.images.transpose(0, 2, 3, 1) for name, part in parts.items()}
+    np.savez(tmp_path / "toy.npz", **arrays, **{f"{name}_labels": part.labels for name, part in parts.items()})
+    run = str(tmp_path / "run")
+    assert pretrain("--data", tmp_path / "toy.npz", "--out", run, "--epochs", 2, "--batch-size", 32) == 0
+    assert main(["evaluate", run, "--protocols", "linear", "knn", "--device", "cpu", "--epochs", "1", "2"]) == 0
     printed = capsys.readouterr().out
     assert all(
         name in printed for name in ("pmae epoch 1", "pmae epoch 2", "random weights", "raw pixels", "pca features")
     )
-    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")]) == 0
+    assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
     assert "<html" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_evaluating_without_labels_is_refused(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
     assert main(["evaluate", str(tmp_path / "run")]) == 2

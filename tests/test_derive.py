@@ -5,8 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmae.config import Config, replace
-from pmae.derive import batch_for, describe, patch_for, resolve
+from pmae.derive import base_lr_for, batch_for, describe, patch_for, resolve
 from pmae.errors import UserError
+from pmae.experiments.recipes import recipe
+from pmae.method import build_method
+from pmae.spaces import Pixels
 
 
 @pytest.mark.parametrize(
@@ -33,12 +36,57 @@ def test_a_derived_batch_fits_the_data(count: int) -> None:
     assert 1 <= batch_for(count) <= min(count, 512)
 
 
+@given(st.integers(1, 4096))
+def test_the_peak_rate_never_falls_under_that_of_batches_of_512(batch: int) -> None:
+    peak = base_lr_for(batch)[0] * batch / 256
+    assert peak == pytest.approx(max(3e-4, 1.5e-4 * batch / 256), rel=5e-3)
+
+
 def test_resolution_leaves_nothing_open_and_gives_reasons() -> None:
     config, reasons = resolve(Config(), 50_000, (3, 32, 32))
     assert (config.train.batch_size, config.train.epochs, config.encoder.patch_size) == (512, 100, 4)
     assert config.masking.masked_variance == 0.2
+    assert (config.optim.base_lr, config.decoder.name, config.encoder.width) == (1.5e-4, "released", None)
     assert "50,000 images" in reasons["train.batch_size"]
     assert "train.batch_size            512   <- about 64 steps" in describe(config, reasons)
+
+
+def test_a_small_set_takes_steps_as_large_as_a_big_one() -> None:
+    config, reasons = resolve(Config(), 198, (3, 32, 32))
+    assert (config.train.batch_size, config.optim.base_lr) == (16, 4.8e-3)
+    assert "0.0048   <- a peak rate of 0.0003 with batches of 16" in describe(config, reasons)
+
+
+def test_without_a_gpu_the_networks_are_small_and_say_why() -> None:
+    config, reasons = resolve(Config(), 198, (3, 32, 32), gpu=False)
+    assert (config.encoder.width, config.encoder.depth, config.decoder.width, config.decoder.depth) == (96, 4, 96, 1)
+    assert "encoder.depth               4   <- no GPU" in describe(config, reasons)
+    small, large = (
+        sum(
+            p.numel()
+            for p in build_method(
+                resolve(Config(), 198, (3, 32, 32), gpu=gpu)[0], (3, 32, 32), Pixels((3, 32, 32))
+            ).parameters()
+        )
+        for gpu in (False, True)
+    )
+    assert 20 * small < large
+    assert resolve(config, 198, (3, 32, 32)) == (config, {})
+
+
+@pytest.mark.parametrize("name", ["paper", "released", "mae", "mae_released", "kmae"])
+def test_what_a_recipe_of_the_paper_means_does_not_hang_on_the_machine(name: str) -> None:
+    on_gpu, on_cpu = (resolve(recipe(name), 50_000, (3, 32, 32), gpu=gpu)[0] for gpu in (True, False))
+    assert on_gpu == on_cpu
+    assert on_cpu.optim.base_lr == 1.5e-4
+
+
+@pytest.mark.parametrize("given", [{"encoder__depth": 6}, {"decoder__name": "small"}, {"encoder__name": "resnet10t"}])
+def test_a_network_that_was_chosen_is_left_alone(given: dict[str, object]) -> None:
+    config, _ = resolve(replace(Config(), **given), 198, (3, 32, 32), gpu=False)
+    assert config.encoder.width is None
+    assert config.decoder.depth is None
+    assert config.decoder.name == "small"
 
 
 def test_what_is_given_is_kept() -> None:

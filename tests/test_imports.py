@@ -25,7 +25,8 @@ ALLOWED = {
     "train": LEAVES | {"masking", "spaces", "models", "data", "method", "runs"},
     "evaluate": LEAVES | {"models", "data", "spaces", "runs", "train.schedule"},
     # Experiments run whole jobs through the front door and show them, so they stand above both; recipes do not.
-    "experiments": LEAVES | {"derive", "data", "evaluate.protocols", "report", "runs", "api"},
+    "experiments": LEAVES
+    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "train.environment", "api"},
     "report": LEAVES | {"runs"},
     "export": LEAVES | {"models", "data", "runs", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method"},

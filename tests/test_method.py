@@ -49,7 +49,7 @@ def test_pmae_equals_its_definition(tiny: Config, x: torch.Tensor, target: str, 
     z = (flat - mean) @ v.T
     visible = (z * ~hidden) @ v + mean
     image = torch.from_numpy(visible).float().unflatten(1, SHAPE)
-    y = unpatchify(model.predict(image), 4, SHAPE).flatten(1).double().numpy()
+    y = unpatchify(model.predict(image)[0], 4, SHAPE).flatten(1).double().numpy()
     if target == "components":
         error = ((((y - mean) @ v.T - z) * hidden) ** 2).sum(1)
         energy = ((z * hidden) ** 2).sum(1)

@@ -36,5 +36,6 @@ def test_the_table_in_the_readme_is_what_was_measured(data: str, row: str) -> No
             wanted = [e for e in entries if (e["protocol"], e["split"]) == ("linear", "test") and e["pooling"] != "cls"]
             found.append(f"{100 * wanted[0]['metrics']['accuracy']['value']:.1f}")
     random_weights, pca, pmae, mae = found
-    line = next(line for line in (RESULTS.parent / "README.md").read_text().splitlines() if line.startswith(f"| {row} |"))
+    page = (RESULTS.parent / "README.md").read_text().splitlines()
+    line = next(line for line in page if line.startswith(f"| {row} |"))
     assert line == f"| {row} | {random_weights} | {pca} | {mae} | **{pmae}** |"

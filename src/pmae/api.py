@@ -11,13 +11,14 @@ from safetensors.torch import save_file
 from pmae.config import Config, DataConfig, SpaceConfig, replace
 from pmae.data.batches import Batches
 from pmae.data.datasets import load
+from pmae.data.held_out import with_held_out
 from pmae.data.images import ImageSet, Splits
 from pmae.data.readers.arrays import from_arrays
 from pmae.derive import describe, resolve
 from pmae.errors import UserError
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
-from pmae.evaluate.features import Representation, extract
+from pmae.evaluate.features import Part, Representation, extract
 from pmae.evaluate.protocols import Protocols, only, preset, without_augmentation
 from pmae.evaluate.splits import complete
 from pmae.evaluate.watch import watch_with
@@ -26,7 +27,7 @@ from pmae.report.figures import save_figures
 from pmae.runs import Run, write_whole
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
-from pmae.train.distributed import is_main
+from pmae.train.distributed import World, is_main, joined, placed
 from pmae.train.environment import pick_device
 
 MAPPED = 2000
@@ -38,18 +39,25 @@ def pretrain(
     out: Path | str = "runs/pmae",
     resume: bool = False,
     quiet: bool = False,
+    until: int | None = None,
 ) -> Run:
-    """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`."""
+    """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
+
+    With `until` it stops after that epoch of its schedule, to be resumed later or never.
+    """
     config = config or Config()
-    splits = load(config.data) if images is None else in_memory(images, config.data)
-    config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors)
+    whole = load(config.data) if images is None else in_memory(images, config.data)
+    splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
+    config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
     probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
     _same_shape("probe.data", splits.train.shape, probe.train)
     quiet = quiet or not is_main()
     if not quiet:
-        print(f"{splits.name}: {_counts(splits)}\n{describe(config, reasons)}", flush=True)
-    run = loop.pretrain(config, splits, out, resume, quiet, watch_with(probe))
+        print("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]), flush=True)
+    run = loop.pretrain(config, splits, out, resume, quiet, watch_with(probe), until)
     if is_main():
+        if splits.val is not None and splits is not whole:
+            run.add_results(held_out=list(splits.val.names))
         save_figures(run)
     return run
 
@@ -64,23 +72,37 @@ def evaluate(
     device: str = "auto",
     say: Callable[[str], None] = lambda message: None,
 ) -> Run:
-    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json."""
-    run, protocols, where = Run(path), protocols or preset("strong"), pick_device(device)
+    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json.
+
+    Processes that `torchrun` started compute the features together, and the first one writes.
+    """
+    run, protocols, where = Run(path), protocols or preset("strong"), placed(pick_device(device))
     config, encoder, standardize = load_encoder(run)
     splits = complete(splits or load(config.data))
     _same_shape("data", encoder.shape, splits.train)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
     standardize = standardize.to(where)
-    for epoch in epochs:
-        _, encoder, _ = load_encoder(run, epoch)
-        state = epoch or _last_epoch(run)
-        label = f"{'mae' if config.space.name == 'pixels' else 'pmae'} epoch {state}"
-        _score(run, label, encoder.to(where), splits, standardize, protocols, seeds, say)
-    _save_features(run, encoder, splits, standardize, where)
-    for label, (represent, chosen) in _baselines(run, splits, standardize, protocols).items() if baselines else ():
-        _score(run, label, represent, splits, standardize, chosen, seeds, say)
-    save_figures(run)
+    with joined(where) as world:
+        _require_no_finetuning(protocols, world)
+        for epoch in epochs:
+            _, encoder, _ = load_encoder(run, epoch)
+            state = epoch or _last_epoch(run)
+            label = f"{'mae' if config.space.name == 'pixels' else 'pmae'} epoch {state}"
+            _score(run, label, encoder.to(where), splits, standardize, protocols, seeds, say, world)
+        for label, (represent, chosen) in _baselines(run, splits, standardize, protocols).items() if baselines else ():
+            _score(run, label, represent, splits, standardize, chosen, seeds, say, world)
+    if is_main():
+        _save_features(run, encoder, splits, standardize, where)
+        save_figures(run)
     return run
+
+
+def _require_no_finetuning(protocols: Protocols, world: World) -> None:
+    if world.size > 1 and protocols.finetune:
+        raise UserError(
+            f"protocols must be linear, mlp or knn in several processes ({world.size}), got 'finetune': it trains the "
+            "encoder, which one process does; run it without torchrun"
+        )
 
 
 def pretrain_twin(path: Path | str, splits: Splits | None = None) -> Run:
@@ -131,6 +153,7 @@ def _score(
     protocols: Protocols,
     seeds: Sequence[int],
     say: Callable[[str], None],
+    world: World,
 ) -> None:
     """One representation through the suite, merged into results.json as soon as it is there."""
     folder = run.path / "finetune" / label.replace(" ", "-")
@@ -142,10 +165,13 @@ def _score(
         device=standardize.mean.device,
         seeds=seeds,
         folder=folder,
-        say=lambda message: say(f"{label}: {message}"),
+        say=lambda message: say(f"{label}: {message}") if world.main else None,
+        part=Part(world.rank, world.size, world.add_up),
     )
-    known, key = run.results.get("evaluation", {}), f"{label} [{protocols.name}]"
-    run.add_results(evaluation={**known, key: _merged(known.get(key), found)})
+    with world.agreed():
+        if world.main:
+            known, key = run.results.get("evaluation", {}), f"{label} [{protocols.name}]"
+            run.add_results(evaluation={**known, key: _merged(known.get(key), found)})
 
 
 def _merged(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:

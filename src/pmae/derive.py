@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from pmae.config import Config, replace
+from pmae.config import Config, DecoderConfig, EncoderConfig, replace
 from pmae.errors import UserError, require
 
 IMAGES_SEEN = 5_000_000
@@ -11,11 +11,21 @@ TOKENS_A_SIDE = 8
 TOKENS_A_ROW = 12
 FEWEST, MOST = 4, 64
 """Tokens of a signal that a derived patch may leave."""
+BASE_LR, LARGE_BATCH = 1.5e-4, 512
+PAIR = {
+    "encoder.width": 96,
+    "encoder.depth": 4,
+    "encoder.heads": 6,
+    "decoder.width": 96,
+    "decoder.depth": 1,
+    "decoder.heads": 6,
+}
+"""Networks for a machine without a GPU, where the paper's learn nothing in the time these need to learn something."""
 UNORDERED = "columns of vectors have neither an order nor a unit in common"
 
 
 def resolve(
-    config: Config, count: int, shape: tuple[int, int, int], vectors: bool = False
+    config: Config, count: int, shape: tuple[int, int, int], vectors: bool = False, gpu: bool = True
 ) -> tuple[Config, dict[str, str]]:
     """The configuration with nothing left open for `count` images (C, H, W), and a reason per derived setting."""
     require(count >= 2, "data", "at least 2 images", count)
@@ -40,8 +50,13 @@ def resolve(
         patch = patch_for(*shape[1:])
         rows = max(1, shape[1] // patch)
         settle("encoder.patch_size", patch, f"{rows}x{shape[2] // patch} tokens of {shape[1]}x{shape[2]}")
+    if not gpu and _networks_open(config):
+        for name, size in PAIR.items():
+            settle(name, size, "no GPU: small networks, unless you give a size of one")
+    settle("decoder.name", "released" if gpu else "small", "as in the authors' code" if gpu else "no GPU")
     config = _overrule(config, shape, vectors, reasons)
     settle("train.batch_size", batch_for(count), f"about 64 steps an epoch of {count:,} images")
+    settle("optim.base_lr", *base_lr_for(config.train.batch_size or 1))
     settle("train.epochs", epochs_for(count), f"about {IMAGES_SEEN:,} images seen, 10 to 800 epochs")
     if config.optim.warmup_steps is None:
         settle("optim.warmup_epochs", round(0.05 * (config.train.epochs or 0), 2), "5% of the epochs")
@@ -87,9 +102,21 @@ def batch_for(count: int) -> int:
     return min(max(16, min(512, power)), count)
 
 
+def base_lr_for(batch: int) -> tuple[float, str]:
+    """The rate for a batch of 256, so that the peak rate of small batches is no lower than that of 512; and why."""
+    peak = BASE_LR * max(batch, LARGE_BATCH) / 256
+    return float(f"{peak * 256 / batch:.3g}"), f"a peak rate of {peak:g} with batches of {batch}"
+
+
 def epochs_for(count: int) -> int:
     """Enough epochs to see a fixed number of images."""
     return min(800, max(10, round(IMAGES_SEEN / count)))
+
+
+def _networks_open(config: Config) -> bool:
+    """Whether nothing at all was said about the sizes of the two networks."""
+    plain = EncoderConfig(patch_size=config.encoder.patch_size)
+    return config.encoder == plain and config.decoder == DecoderConfig()
 
 
 def _overrule(config: Config, shape: tuple[int, int, int], vectors: bool, reasons: dict[str, str]) -> Config:

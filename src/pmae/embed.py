@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,15 @@ from torch import Tensor
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import ImageSet, as_tensor
-from pmae.data.stream import plain_folder, stream
+from pmae.data.stream import converts, stream
 from pmae.errors import UserError, require, unknown_name
 from pmae.evaluate.features import evaluating
 from pmae.feature_files import Rows, writer_for
+from pmae.feature_parts import part_of, read_rows, write_rows
 from pmae.models import Encoder
 from pmae.runs import Run, disk_errors, write_whole
 from pmae.train.checkpoint import load_encoder
+from pmae.train.distributed import World, joined, placed
 from pmae.train.environment import pick_device
 
 POOLINGS = ("mean", "cls", "both", "patches")
@@ -107,21 +109,50 @@ def embed(
 ) -> int:
     """Write the features of all images of a source to a .npz, .csv or .parquet file; returns how many there are.
 
-    Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it.
+    Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it. Processes
+    that `torchrun` started divide the images, and the first one writes; the others return how many were theirs.
     """
-    out = Path(out)
+    out, where = Path(out), placed(pick_device(device))
     write = writer_for(out, flat=pooling != "patches")
     _, encoder, standardize = load_encoder(run, epoch)
-    embedder = Embedder(encoder, standardize, pooling, pick_device(device), batch_size)
-    source = stream(data, embedder.batch_size, split)
-    rows = (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in _fitting(source.chunks, run, data))
-    # The first rows before the first file: whatever does not fit leaves nothing behind.
-    first = next(rows)
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    counted = _Counted(chain([first], rows), say)
-    write_whole(out, lambda temporary: write(temporary, counted, embedder.names))
+    embedder = Embedder(encoder, standardize, pooling, where, batch_size)
+    with joined(where) as world:
+        source = stream(data, embedder.batch_size, split, world.share)
+        mine = (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in _fitting(source.chunks, run, data))
+        rows = _in_step(mine, world)
+        # The first rows before the first file: whatever does not fit leaves nothing behind.
+        first = list(islice(rows, 1))
+        with disk_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        if world.main:
+            counted = _Counted(chain(first, rows, _of_others(out, world)), say)
+            write_whole(out, lambda temporary: write(temporary, counted, embedder.names))
+        else:
+            counted = _Counted(chain(first, rows), say)
+            write_whole(part_of(out, world.rank), lambda temporary: write_rows(temporary, counted))
+            world.wait()
     return counted.count
+
+
+def _in_step(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
+    """Rows until no process has more: they go on together, so that the end of one is noticed by all."""
+    more = True
+    while any(world.gather(more)):
+        with world.agreed():
+            part = next(rows, None) if more else None
+        more = part is not None
+        if part is not None:
+            yield part
+
+
+def _of_others(out: Path, world: World) -> Iterator[Rows]:
+    """The rows of the other processes, in order, as soon as all are there."""
+    world.wait()
+    for rank in range(1, world.size):
+        try:
+            yield from read_rows(part_of(out, rank))
+        finally:
+            part_of(out, rank).unlink()
 
 
 def _fitting(chunks: Iterator[tuple[str, ImageSet]], run: Run, data: DataConfig) -> Iterator[tuple[str, ImageSet]]:
@@ -129,7 +160,7 @@ def _fitting(chunks: Iterator[tuple[str, ImageSet]], run: Run, data: DataConfig)
     trained = run.environment["data"]
     for number, (split, part) in enumerate(chunks):
         if list(part.shape) != trained["shape"]:
-            hint = "; --resize and --channels convert image files" if plain_folder(data) else ""
+            hint = "; --resize and --channels convert image files" if converts(data) else ""
             raise UserError(
                 f"data must have images of the shape that the run was trained on, {_size(trained['shape'])}, "
                 f"got {_size(part.shape)}{hint}"
@@ -157,7 +188,7 @@ def _rows(embedder: Embedder, split: str, part: ImageSet, several: bool) -> Rows
     if part.labels is not None:
         classes = np.array([*part.classes, ""])
         columns |= {"label": part.labels, "class": classes[part.labels]}
-    return Rows(embedder(part.images), columns)
+    return Rows(embedder(np.asarray(part.images)), columns)
 
 
 class _Counted:

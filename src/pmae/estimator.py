@@ -64,8 +64,10 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
     masked_variance : share of the variance that is hidden, 0.2 if not given; for every space but "pixels".
     masked_patches : share of the patches that is hidden, 0.75 if not given; for "pixels".
     space : where masking happens: "pca" (PMAE), "pixels" (MAE) or another of `config.SpaceConfig`.
-    epochs, batch_size, base_lr : length and step of training; the peak rate is base_lr x batch_size / 256.
-    encoder, patch_size : "vit_tiny" or a timm model, and the side of its patches in pixels.
+    epochs, batch_size, base_lr : length and step of training; the peak rate is base_lr x batch_size / 256. Without
+        base_lr, small batches have the peak rate of large ones.
+    encoder, patch_size : "vit_tiny" or a timm model, and the side of its patches in pixels. Without a GPU, and if
+        `config` says nothing of their sizes, encoder and decoder are small ones.
     pooling : "mean" of the patch tokens, the "cls" token, or "both" one after the other.
     image_shape : (H, W), (H, W, C) or (C, H, W) of the rows of a flat X.
     augment : whether to crop and flip at random while training; not for tables if not given.
@@ -129,7 +131,9 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         images = self._read(X, fitting=True)
         splits = Splits("array", ImageSet(images))
         table = is_flat(X) and self.image_shape is None
-        config, reasons = resolve(self._settings(table), len(images), splits.train.shape)
+        settings = self._settings(table)
+        gpu = pick_device(settings.train.device).type == "cuda"
+        config, reasons = resolve(settings, len(images), splits.train.shape, gpu=gpu)
         if self.verbose:
             print(describe(config, reasons), flush=True)
         with self._folder() as folder:
@@ -158,8 +162,8 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         model, standardize = copy.deepcopy((self.fitted_.model, self.fitted_.standardize))
         model.precision = pick_precision(config.train.precision, device)
         batches = Batches(images, device, config.data.keep_on)
-        found = hidden_r2(model.to(device), standardize.to(device), batches, config.train.seed)
-        return found["held_out_r2"]
+        found = hidden_r2(model.to(device), standardize.to(device), batches, config.train.seed, "r2")
+        return found["r2"]
 
     def save(self, path: str | Path) -> Run:
         """Write a run folder that `load` and every command of `pmae` read; it needs no pickle."""

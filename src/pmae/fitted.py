@@ -67,5 +67,5 @@ def _write(path: Path | str, fitted: Fitted, epoch: int, step: int) -> Run:
     checkpoint.save_fitted(run, fitted.standardize, fitted.model.space)
     optimizer = build_optimizer(fitted.model, fitted.config.optim, on_graph=False)
     name, state = f"epoch_{epoch:04d}", {"epoch": epoch, "step": step}
-    checkpoint.save(run, fitted.model, optimizer, name, state, fitted.config.train.keep)
+    checkpoint.save(run, checkpoint.contents(fitted.model, optimizer), name, state, fitted.config.train.keep)
     return run

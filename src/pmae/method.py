@@ -6,6 +6,7 @@ Shapes: B images (C, H, W), K components, N patches of P numbers.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from pmae import masking, objectives
 from pmae.config import Config
 from pmae.errors import UserError
-from pmae.models import Decoder, Encoder, build_encoder, patchify, unpatchify
+from pmae.models import Decoder, Encoder, Projector, build_encoder, patchify, unpatchify
 from pmae.spaces import Space, build_space
 
 
@@ -43,6 +44,11 @@ class Pictures(NamedTuple):
     target: Tensor
 
 
+def alone(features: Tensor) -> Tensor:
+    """One process has the features of the whole batch."""
+    return features
+
+
 class MaskedAutoencoder(nn.Module, ABC):
     """What MAE and PMAE share: an encoder that is kept, a decoder that is not, and a space in which to hide."""
 
@@ -54,6 +60,10 @@ class MaskedAutoencoder(nn.Module, ABC):
         self.config, self.patch, self.precision = config, patch, torch.float32
         self.space, self.encoder, self.decoder = space, encoder, Decoder(config.decoder, encoder, patch)
         self.patches = self.decoder.grid[0] * self.decoder.grid[1]
+        self.views = 2 if config.objective.contrast else 1
+        self.gather: Callable[[Tensor], Tensor] = alone
+        if self.views == 2:
+            self.decoder.projector = Projector(encoder.width)  # saved with the decoder, and thrown away with it
 
     @property
     @abstractmethod
@@ -72,17 +82,32 @@ class MaskedAutoencoder(nn.Module, ABC):
     def pictures(self, x: Tensor, draw: Draw) -> Pictures:
         """The same as `forward`, for the eye."""
 
-    def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> Tensor:
-        """Every patch (B, N, P) from the images, or from the patches a mask leaves; networks run in `precision`."""
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
-            if mask is None:
-                return self.decoder(*self.encoder(x)).float()
-            return self.decoder(*self.encoder(x, mask.keep), mask.restore).float()
+    def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> tuple[Tensor, Tensor]:
+        """Every patch (B, N, P) from the images, or from the patches a mask leaves, and the mean token (B, width).
+
+        The networks run in `precision`.
+        """
+        with self._arithmetic(x):
+            tokens = self.encoder(x) if mask is None else self.encoder(x, mask.keep)
+            patches = self.decoder(*tokens, None if mask is None else mask.restore)
+        return patches.float(), tokens[1].mean(1)
 
     def loss(self, comparison: objectives.Comparison, energy: Tensor | float) -> Tensor:
         """The error over the ratio's share of the total energy, or as the objective's scale says."""
         constant = masking.nominal_ratio(self.config.masking) * energy
         return objectives.scaled(comparison, self.config.objective.scale, constant)
+
+    def contrast(self, features: Tensor) -> Tensor | float:
+        """The second task, if there is one: in training the second half of a batch shows the first half's images."""
+        if self.views == 1 or not self.training:
+            return 0.0
+        features, objective = self.gather(features), self.config.objective
+        with self._arithmetic(features):
+            points = self.decoder.projector(features)  # type: ignore[operator]
+        return objective.contrast * objectives.contrast(points, objective.temperature)
+
+    def _arithmetic(self, x: Tensor) -> torch.autocast:
+        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)
 
 
 class PMAE(MaskedAutoencoder):
@@ -119,7 +144,8 @@ class PMAE(MaskedAutoencoder):
 
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
         z, hidden, visible = self.hide(x, draw)
-        y = unpatchify(self.predict(visible), self.patch, self.encoder.shape)
+        predicted, features = self.predict(visible)
+        y = unpatchify(predicted, self.patch, self.encoder.shape)
         if self.on_pixels:
             comparison = objectives.on_pixels(y, x - visible)
         else:
@@ -127,12 +153,12 @@ class PMAE(MaskedAutoencoder):
         share = (self.space.share * hidden).sum(1).expand(len(x))
         learns = self.space.learns
         loss = objectives.unexplained(comparison) if learns else self.loss(comparison, self._energy(x))
-        return Outcome(loss, comparison.error, comparison.energy, share)
+        return Outcome(loss + self.contrast(features), comparison.error, comparison.energy, share)
 
     def component_errors(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         """(units,) squared error and energy of each thing that is hidden, summed over the images in which it was."""
         z, hidden, visible = self.hide(x, draw)
-        y = unpatchify(self.predict(visible), self.patch, self.encoder.shape)
+        y = unpatchify(self.predict(visible)[0], self.patch, self.encoder.shape)
         predicted = self.space.project(y + visible if self.on_pixels else y)
         error, energy = ((predicted - z).square() * hidden).sum(0), (z.square() * hidden).sum(0)
         return self.space.by_unit(error), self.space.by_unit(energy)
@@ -140,7 +166,7 @@ class PMAE(MaskedAutoencoder):
     def pictures(self, x: Tensor, draw: Draw) -> Pictures:
         """The hidden part of the prediction beside the hidden part of the image."""
         z, hidden, visible = self.hide(x, draw)
-        y = unpatchify(self.predict(visible), self.patch, self.encoder.shape)
+        y = unpatchify(self.predict(visible)[0], self.patch, self.encoder.shape)
         if not self.on_pixels:
             y = self._image_of(hidden, self.space.project(y))
         return Pictures(visible, y, self._image_of(hidden, z))
@@ -177,13 +203,15 @@ class MAE(MaskedAutoencoder):
         mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
         patches = patchify(x, self.patch)
         normalize = self.config.objective.normalize_patches
-        comparison = objectives.on_patches(self.predict(x, mask), patches, mask.hidden, normalize)
-        return Outcome(self.loss(comparison, x[0].numel()), *comparison[:2], mask.hidden.float().mean(1))
+        predicted, features = self.predict(x, mask)
+        comparison = objectives.on_patches(predicted, patches, mask.hidden, normalize)
+        loss = self.loss(comparison, x[0].numel()) + self.contrast(features)
+        return Outcome(loss, *comparison[:2], mask.hidden.float().mean(1))
 
     def pictures(self, x: Tensor, draw: Draw) -> Pictures:
         """The image without its hidden patches, and the predicted patches in their gaps, in the image's own units."""
         mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
-        y, patches, hidden = self.predict(x, mask), patchify(x, self.patch), mask.hidden[..., None]
+        y, patches, hidden = self.predict(x, mask)[0], patchify(x, self.patch), mask.hidden[..., None]
         if self.config.objective.normalize_patches:
             y = y * (patches.var(2, keepdim=True) + 1e-6).sqrt() + patches.mean(2, keepdim=True)
         shown = (patches * ~hidden, y * hidden, patches * hidden)

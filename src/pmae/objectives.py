@@ -5,7 +5,9 @@ R2 = 1 - error / energy is the share of hidden variance that is predicted; 0 is 
 
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class Comparison(NamedTuple):
@@ -53,3 +55,12 @@ def scaled(comparison: Comparison, scale: Literal["constant", "sum", "mean"], co
     if scale == "mean":
         return comparison.error.sum() / comparison.size.sum()
     return comparison.error.mean() / (constant if scale == "constant" else 1.0)
+
+
+def contrast(points: Tensor, temperature: float) -> Tensor:
+    """How badly each of 2B points on the unit sphere finds its partner, B rows away, among all others."""
+    count, device = len(points), points.device
+    near = points @ points.t() / temperature
+    itself = torch.eye(count, dtype=torch.bool, device=device)
+    partner = torch.arange(count, device=device).roll(count // 2)
+    return functional.cross_entropy(near.masked_fill(itself, float("-inf")), partner)

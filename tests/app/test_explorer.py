@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import socket
 import sys
 import time
@@ -21,11 +20,6 @@ from pmae.app.material import Material
 from pmae.cli import main
 from pmae.errors import UserError
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 WIDE = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 TEXT = "return document.querySelector(arguments[0])?.innerText || ''"
 SHOWN = "return document.querySelectorAll(arguments[0] + ' figure img').length"
@@ -56,28 +50,13 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def served(trained: Material, addresses: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("gradio", reason="gradio is not installed")
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
+    # Any free port: the usual one may be taken by a page that another worker tests.
+    monkeypatch.setattr(explorer, "PORT", 0)
     page, address = explorer.open_page(trained, browser=False)
     try:
         yield address
     finally:
         page.close(verbose=False)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("needs chromium and chromedriver on the path")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -174,6 +153,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(material: Material, tmp_path: Path, m
 
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     monkeypatch.setattr(explorer, "wait", stop)
+    monkeypatch.setattr(explorer, "PORT", 0)
     explorer.explore(material, None, False, said.append)
     assert said[0].startswith("exploring at http://127.0.0.1:")
     assert not folders[0].exists()

@@ -12,6 +12,7 @@ from pmae.config import Config, DecoderConfig, EncoderConfig, MaskingConfig, Obj
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import build_method, draw_mask
+from pmae.models.projector import POINTS
 
 BATCH = 2
 SMALL = {
@@ -42,6 +43,15 @@ def test_closed_form_is_what_torch_counts(name: str, shape: tuple[int, int, int]
     draw = draw_mask(model, BATCH, ratio, torch.Generator().manual_seed(0))
     x = torch.randn(BATCH, *shape, generator=torch.Generator().manual_seed(1))
     assert counted(lambda: model(x, draw).loss) == BATCH * flops_per_image(config, shape)
+
+
+def test_a_second_task_counts_both_views() -> None:
+    config, _ = resolve(Config(**SMALL, objective=ObjectiveConfig(contrast=1.0)), 64, (3, 16, 16))
+    model, views = build_method(config, (3, 16, 16)), 2 * BATCH
+    draw = draw_mask(model, views, 0.2, torch.Generator().manual_seed(0))
+    similarities = 3 * 2 * views**2 * POINTS
+    work = BATCH * flops_per_image(config, (3, 16, 16)) + similarities
+    assert counted(lambda: model(torch.randn(views, 3, 16, 16), draw).loss) == work
 
 
 @pytest.mark.parametrize("peer", ["transformers", "lightly"])

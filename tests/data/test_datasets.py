@@ -38,7 +38,7 @@ def test_a_missing_path_is_named(source: str) -> None:
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,2")
-    with pytest.raises(UserError, match=r"\.npy or a \.npz file.*a\.csv"):
+    with pytest.raises(UserError, match=r"a \.npy, \.npz, \.tar.* file, got .*a\.csv"):
         load(DataConfig(source=str(tmp_path / "a.csv")))
 
 

@@ -51,3 +51,9 @@ def test_the_card_has_the_scores_of_its_own_epoch_and_the_baselines(
     assert "| random weights (CLS) | linear probe | strong | toy test | 40.0" in text
     assert hidden not in text
     assert ("on held-out images: 0.345" in text) == (epoch is None)
+
+
+def test_the_card_says_which_images_r2_is_of(make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    run.add_results(pretrain={"epoch": 2, "train_r2": 0.2})
+    assert "R2 of the hidden variance on training images, as none were held out: 0.200" in card(run, tmp_path / "out")

@@ -1,43 +1,19 @@
 """The page in a real browser, from disk: on a phone and a desktop, light and dark."""
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from pmae.report.page import write_report
 from pmae.runs import Run
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the path")
-FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 EMPTY = (
     "return [...document.querySelectorAll('figure svg')].filter(s => !(s.getBoundingClientRect().height > 40)).length"
 )
 INK = "return getComputedStyle(document.querySelector('figure svg text')).fill"
 PAPER = "return getComputedStyle(document.body).backgroundColor"
 WIDE = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 def test_the_page_is_whole_in_a_browser(

@@ -1,11 +1,15 @@
 """The plain words at the top, in every case that decides them differently."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from pmae.config import replace
+from pmae.report.charts import learning_curves
 from pmae.report.contents import load
+from pmae.report.galleries import reconstructions
 from pmae.report.summary import between, verdict
 from pmae.runs import Run
 
@@ -61,6 +65,18 @@ def test_without_labels_the_page_does_not_pretend(make_run: MakeRun) -> None:
     assert "It predicts 20% of the hidden variance of held-out images (R² 0.20)." in said.more
 
 
+def test_r2_of_training_images_is_not_called_held_out(make_run: MakeRun) -> None:
+    path = make_run().path
+    metrics = path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("held_out_r2", "train_r2"))
+    run = load(path)
+    assert "It predicts 20% of the hidden variance of training images (R² 0.20)." in verdict(run).more
+    titles = [axes.get_title(loc="left") for axes in learning_curves([run]).figure.axes]
+    assert "R² on training images (faint: in training)" in titles
+    assert "Train r2" not in titles
+    assert "on training images" in reconstructions(run).caption
+
+
 def test_a_model_that_learned_nothing_is_named(make_run: MakeRun) -> None:
     assert "has not learned" in verdict(load(make_run(epochs=1).path)).more[-1]
 
@@ -91,3 +107,15 @@ def test_the_mae_twin_and_other_runs_are_compared(make_run: MakeRun, suite: Suit
     assert between([first, second]) == [
         "first (pmae epoch 3) gets 5.0 points more than second (mae epoch 3) (65.0%): the intervals do not overlap."
     ]
+
+
+def test_baselines_evaluated_with_another_run_of_the_same_encoder_serve_both(make_run: MakeRun, suite: Suite) -> None:
+    rivals = {name: suite({KEYS[name]: 0.5}) for name in KEYS}
+    first = load(make_run("first", evaluation={"pmae epoch 3": suite({OURS: 0.7}), **rivals}).path)
+    second = load(make_run("second", space="pixels", evaluation={"mae epoch 3": suite({OURS: 0.65})}).path)
+    said = verdict(second, [first, second])
+    assert said.headline == "Yes: pretraining helped"
+    assert "Baselines are those evaluated with first." in said.more
+    assert not any("Baselines are" in words for words in verdict(first, [first, second]).more)
+    larger = dataclasses.replace(second, config=replace(second.config, encoder__width=36))
+    assert verdict(larger, [first, larger]).headline.startswith("No evidence yet")

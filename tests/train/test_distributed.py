@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from pmae.config import TrainConfig
+from pmae.errors import UserError
 from pmae.runs import Run
 from pmae.train.distributed import ALONE, World, is_main, restarted
 
@@ -54,7 +57,10 @@ def tensors(run: Run) -> dict[str, torch.Tensor]:
     return {f"{file.name}/{key}": value for file in files for key, value in load_file(file).items()}
 
 
-@pytest.mark.parametrize(("one", "several"), [("of-1", "of-2"), ("mae", "mae-of-2")])
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [("of-1", "of-2"), ("mae", "mae-of-2"), ("contrast-1", "contrast-2"), ("contrast-1", "sharded-contrast")],
+)
 def test_two_processes_have_the_losses_of_one(tried: Tried, one: str, several: str) -> None:
     assert tried.codes[several] == [0, 0]
     assert len(losses(tried.run(one))) == 12
@@ -118,6 +124,67 @@ def test_what_cannot_be_divided_or_is_taken_is_refused_by_all(tried: Tried) -> N
     assert "counted: objective.scale must be constant or sum in several processes" in tried.errors
     assert "learned: space.name must be a space that does not learn" in tried.errors
     assert "normalized: encoder.name must have no batch normalization" in tried.errors
+
+
+@pytest.mark.parametrize(("whole", "divided"), [("clipped", "sharded"), ("mae-of-2", "sharded-mae")])
+def test_a_divided_model_trains_as_a_whole_one_and_leaves_the_same_files(
+    tried: Tried, whole: str, divided: str
+) -> None:
+    assert tried.codes[divided] == [0, 0]
+    assert losses(tried.run(divided)) == pytest.approx(losses(tried.run(whole)), rel=1e-5)
+    expected, found = tensors(tried.run(whole)), tensors(tried.run(divided))
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=2e-5)
+    r2 = [tried.run(name).results["pretrain"]["held_out_r2"] for name in (whole, divided)]
+    assert r2[0] == pytest.approx(r2[1], rel=1e-4)
+
+
+def test_a_divided_run_goes_on_in_one_process_and_divided_again(tried: Tried) -> None:
+    assert tried.codes["sharded-killed"] == [2, -9]
+    assert "sharded-killed: process 0 of 2 lost another one" in tried.errors
+    assert tried.codes["whole again"] == [143]
+    assert tried.codes["divided again"] == [0, 0]
+    expected, found = losses(tried.run("of-1")), losses(tried.run("sharded-killed"))
+    # One process stops where it is, at step 23: that line and the next have other steps behind them.
+    assert found.keys() - expected.keys() == {23}
+    assert {step: found[step] for step in expected if step != 24} == pytest.approx(
+        {step: loss for step, loss in expected.items() if step != 24}, rel=1e-5
+    )
+
+
+def test_one_process_has_nobody_to_divide_a_model_with(tried: Tried) -> None:
+    assert tried.codes["sharded-alone"] == [2]
+    assert "train.shard must be off in one process" in tried.errors
+    assert not (tried.folder / "sharded-alone").exists()
+    with pytest.raises(UserError, match=r"train\.engine must be plain or auto where train\.shard is on, got 'graph'"):
+        TrainConfig(shard=True, engine="graph")
+
+
+def test_two_processes_evaluate_as_one_does(tried: Tried) -> None:
+    assert tried.codes["scored-1"] == [0]
+    assert tried.codes["scored-2"] == [0, 0]
+    found = [tried.run(name).results["evaluation"] for name in ("scored-1", "scored-2")]
+    assert len(found[0]) == 4
+    for one, two in zip(*(scores.values() for scores in found), strict=True):
+        assert len(one["results"]) >= 2
+        assert {**one, "seconds": 0} == {**two, "seconds": 0}
+    assert tried.codes["finetuned"] == [2, 2]
+    assert "protocols must be linear, mlp or knn in several processes (2), got 'finetune'" in tried.errors
+
+
+@pytest.mark.parametrize(("source", "count"), [("array.npy", 192), ("files", 49), ("few", 1)])
+def test_two_processes_embed_as_one_does(tried: Tried, source: str, count: int) -> None:
+    assert tried.codes[f"{source}-2.npz"] == [0, 0]
+    assert (tried.folder / f"{source}-2.npz").read_bytes() == (tried.folder / f"{source}-1.npz").read_bytes()
+    with np.load(tried.folder / f"{source}-2.npz") as found:
+        assert len(found["features"]) == count
+
+
+def test_what_one_process_cannot_embed_leaves_nothing_behind(tried: Tried) -> None:
+    assert tried.codes["refused.npz"] == [2, 2]
+    assert "refused.npz: data.max_unreadable is 0" in tried.errors
+    assert not [path for path in tried.folder.iterdir() if "refused" in path.name or "of-process" in path.name]
 
 
 def test_torchrun_restarts_a_run_whose_process_was_killed(tmp_path: Path) -> None:

@@ -26,6 +26,23 @@ def test_plain_lines_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFi
     assert printed[1].endswith("0m00s left")
 
 
+def test_a_long_run_is_foretold_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(float(second) for second in range(0, 1000, 6))
+    monkeypatch.setattr("pmae.train.journal.time.monotonic", lambda: next(clock))
+    for epochs in (3, 3000):
+        with Journal(tmp_path / f"{epochs}.jsonl", epochs, steps_an_epoch=10, done=0) as journal:
+            for step in (1, 2, 3):
+                journal.show(VALUES, step)
+    told = [line for line in capsys.readouterr().out.splitlines() if "will take" in line]
+    # A look at the clock in each of two calls of `show`, so a step takes 12 s here.
+    assert told == [
+        "3000 epochs will take about 99h59m on this machine; --epochs with a smaller number takes less, Ctrl-C saves "
+        "and --resume goes on"
+    ]
+
+
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Journal(tmp_path / "metrics.jsonl", 3, 10, 0, quiet=True) as journal:
         journal.show(VALUES, 30)

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pmae.config import Config, replace
 from pmae.data.images import Splits
@@ -68,6 +69,41 @@ def test_a_damaged_encoder_is_not_evaluated(run: Run) -> None:
     with pytest.raises(UserError, match=r"checkpoint must be whole, .*encoder\.safetensors missing or not as written"):
         load_encoder(run)
     assert load_encoder(run, 1)[0] == run.config
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
+def test_damaged_statistics_are_refused(run: Run, config: Config, toy: Splits, damage: str) -> None:
+    file = run.path / "fitted.safetensors"
+    if damage == "bit":
+        flip_a_bit(file)
+    elif damage == "cut":
+        os.truncate(file, file.stat().st_size // 2)
+    else:
+        file.unlink()
+    words = "whose checksum differs: it is damaged" if damage == "bit" else "must be a readable safetensors file"
+    with pytest.raises(UserError, match=words):
+        load_encoder(run)
+    if damage != "gone":
+        with pytest.raises(UserError, match=words):
+            pretrain(config, toy, run.path, resume=True, quiet=True)
+
+
+def test_flipped_bits_in_the_statistics_are_seen(run: Run) -> None:
+    file = run.path / "fitted.safetensors"
+    whole, draw = file.read_bytes(), random.Random(0)
+    for _ in range(20):
+        damaged, place = bytearray(whole), draw.randrange(len(whole))
+        damaged[place] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"fitted\.safetensors"):
+            load_encoder(run)
+
+
+def test_statistics_from_before_there_were_checksums_still_load(run: Run) -> None:
+    file = run.path / "fitted.safetensors"
+    mean = load_encoder(run)[2].mean.clone()
+    save_file({key: value.clone() for key, value in load_file(file).items()}, file)
+    assert torch.equal(load_encoder(run)[2].mean, mean)
 
 
 def test_a_checkpoint_from_before_there_were_checksums_still_loads(run: Run, config: Config, toy: Splits) -> None:

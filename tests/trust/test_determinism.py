@@ -12,14 +12,18 @@ import pytest
 import torch
 
 from pmae import api
-from pmae.config import Config, replace
+from pmae.config import Config, TrainConfig, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
+from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
 from pmae.runs import Run
+from pmae.train.environment import same_bits
 from pmae.train.loop import pretrain
+from pmae.train.step import Plain
 
 COMMAND = ("pretrain", "--data", "images.npy", "--data.layout", "NCHW", "--epochs", "2", "--device", "cpu")
+WITHOUT_FIGURES = "import sys; from pmae import api, cli; api.save_figures = print; sys.exit(cli.main())"
 SIZES = (("width", 16), ("depth", 1), ("heads", 2))
 SMALL = ["--patch-size=4", *(f"--{part}.{key}={n}" for part in ("encoder", "decoder") for key, n in SIZES)]
 
@@ -35,7 +39,7 @@ def test_two_processes_agree_in_every_file(toy: Splits, tmp_path: Path) -> None:
     for name, salt in (("a", "1"), ("b", "2")):
         # Another salt orders every set of strings otherwise.
         environment = {**os.environ, "PYTHONHASHSEED": salt, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pmae", *COMMAND, *SMALL, "--out", name]
+        command = [sys.executable, "-c", WITHOUT_FIGURES, *COMMAND, *SMALL, "--out", name]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     first, second = digests(tmp_path / "a"), digests(tmp_path / "b")
@@ -61,6 +65,37 @@ def test_the_random_state_of_the_caller_neither_matters_nor_changes(
     assert found[0] == found[1]
 
 
+def test_deterministic_kernels_are_asked_for_while_training_and_no_longer(
+    tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve(replace(tiny, train__epochs=1), len(toy.train), toy.train.shape)[0]
+    plain = digests(pretrain(config, toy, tmp_path / "plain", quiet=True).path)
+    measure, asked = Plain.measure, []
+
+    def note(*arguments: object) -> object:
+        asked.append(torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic)
+        return measure(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Plain, "measure", note)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    run = pretrain(replace(config, train__deterministic=True), toy, tmp_path / "asked", quiet=True)
+    assert asked == [True] * 4
+    assert not torch.are_deterministic_algorithms_enabled()
+    # A CPU computes the same bits anyway.
+    assert digests(run.path) == plain
+
+
+def test_what_has_no_deterministic_kernel_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    words = r"train\.deterministic must be off for these settings on this device: put_ does not have a deterministic"
+    with pytest.raises(UserError, match=words), same_bits(True):
+        torch.zeros(4).put_(torch.tensor([1]), torch.ones(1))
+    assert not torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(UserError, match=r"train\.engine must be plain or auto where train\.deterministic is on"):
+        TrainConfig(deterministic=True, engine="graph")
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_scores_repeat(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     config = resolve(replace(tiny, train__epochs=1), len(toy.train), toy.train.shape)[0]
     run = pretrain(config, toy, tmp_path / "run", quiet=True)

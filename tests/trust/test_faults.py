@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import os
 import resource
 import shutil
 import subprocess
@@ -108,6 +109,38 @@ def test_a_data_file_that_vanishes_does_not_stop_a_run_but_its_resumption(
     assert same(pretrain(config, splits, tmp_path / "run", quiet=True), in_memory)
     with pytest.raises(UserError, match=r"cannot be read as arrays of numbers: .*No such file"):
         read_npy(tmp_path / "images.npy")
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_data_file_that_is_cut_short_stops_a_run_with_a_sentence(
+    config: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    path, calls, read = tmp_path / "images.npy", itertools.count(1), Batches._read
+    axes = (0, 1, 2, 3) if layout == "NCHW" else (0, 2, 3, 1)
+    np.save(path, np.ascontiguousarray(toy.train.images.transpose(axes)))
+    whole = path.stat().st_size
+
+    def cut(self: Batches, index: torch.Tensor) -> torch.Tensor:
+        # Two reads are the fits', four an epoch; the others are ahead of the steps.
+        if next(calls) == 8:
+            os.truncate(path, 5000)
+        return read(self, index)
+
+    monkeypatch.setattr(Batches, "_read", cut)
+    words = rf"the file must stay as it is while it is read; it had {whole:,} bytes and has 5,000 now"
+    with pytest.raises(UserError, match=words):
+        pretrain(config, read_npy(path, layout), tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match=r"images\.npy cannot be read as arrays of numbers"):
+        read_npy(path, layout)
+
+
+def test_a_mapped_file_that_is_cut_short_is_not_embedded(toy: Splits, tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", toy.train.images)
+    splits = read_npy(tmp_path / "images.npy", "NCHW")
+    assert len(splits.train.take(np.arange(4))) == 4
+    os.truncate(tmp_path / "images.npy", 5000)
+    with pytest.raises(UserError, match="and has 5,000 now"):
+        splits.train.take(np.arange(4))
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def _heading(material: Material) -> str:
 
 def _choice(material: Material) -> tuple[Any, Any]:
     """Pick or upload an image, and choose the space."""
-    pictures = (255 * material.view.pictures(material.picked.images.astype(np.float64))).round().astype(np.uint8)
+    pictures = (255 * material.view.pictures(np.asarray(material.picked.images, np.float64))).round().astype(np.uint8)
     chosen = gr.State(material.picked.images[0])
     space = gr.Dropdown(
         [(words, name) for name, words in material.offered().items()],

@@ -53,8 +53,8 @@ class Material:
         most = max(2, min(FITTED, NUMBERS // self.train.images[0].size))
         self.sample = Batches(self.train.images[spread(len(self.train), most)], CPU)
         self.standardize = fit_standardize(self.sample, "channel") if trained is None else trained.standardize
-        self.picked = self.shown.take(spread(len(self.shown), PICKED))
-        self.view = view_of(self.picked.images.astype(np.float64), self._range_name())
+        self.picked = self.shown.take(spread(len(self.shown), PICKED)).loaded()
+        self.view = view_of(np.asarray(self.picked.images, np.float64), self._range_name())
         self._spaces: dict[str, Space] = {}
         self._bank: Tensor | None = None
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class Material:
 
     def _range_name(self) -> str:
         """The dtype, unless bytes use a corner of their range and would all be black."""
-        narrow = self.dtype == np.uint8 and self.picked.images.max() < 64
+        narrow = self.dtype == np.uint8 and np.asarray(self.picked.images).max() < 64
         return "narrow" if narrow else self.dtype.name
 
 

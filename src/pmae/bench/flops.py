@@ -6,6 +6,7 @@ from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
 from pmae.models.encoder import VIT_TINY
 from pmae.models.patches import patch_sides
+from pmae.models.projector import HIDDEN, POINTS
 
 
 def flops_per_image(config: Config, shape: tuple[int, int, int]) -> int:
@@ -21,8 +22,9 @@ def flops_per_image(config: Config, shape: tuple[int, int, int]) -> int:
         tokens to pixels   3 x 2NwP
         components         4 x 2D^2                    (project, reconstruct; project the prediction, and its gradient)
 
-    The last line is PMAE's, whose T is N + 1; with pixels as target it is half of that. Crops, norms, activations,
-    masks and the optimizer are not counted: they are costs, not work.
+    The last line is PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrast there are two
+    views of everything, and two layers on top; the batch's similarities are left out, as they grow with it. Crops,
+    norms, activations, masks and the optimizer are not counted: they are costs, not work.
     """
     channels, height, width = shape
     patch = config.encoder.patch_size
@@ -34,17 +36,23 @@ def flops_per_image(config: Config, shape: tuple[int, int, int]) -> int:
     tokens = 1 + (visible_patches(patches, nominal_ratio(config.masking)) if is_mae else patches)
     wide, deep = (getattr(config.encoder, key) or VIT_TINY[key] for key in ("width", "depth"))
     decoder_wide, decoder_deep = (
-        getattr(config.decoder, key) or SIZES[config.decoder.name][key] for key in ("width", "depth")
+        getattr(config.decoder, key) or SIZES[config.decoder.name or "released"][key] for key in ("width", "depth")
     )
     linear = 2 * 2 * patches * numbers * wide + 3 * 2 * tokens * wide * decoder_wide
     linear += 3 * 2 * patches * decoder_wide * numbers
     blocks = deep * _block(tokens, wide) + decoder_deep * _block(patches + 1, decoder_wide)
-    return linear + 3 * blocks + (0 if is_mae else _components(config, channels * height * width))
+    one = linear + 3 * blocks + (0 if is_mae else _components(config, channels * height * width))
+    return 2 * (one + _contrast(wide)) if config.objective.contrast else one
 
 
 def _block(tokens: int, width: int) -> int:
     """One transformer block, forward."""
     return 24 * tokens * width**2 + 4 * tokens**2 * width
+
+
+def _contrast(width: int) -> int:
+    """The two layers of the projector."""
+    return 3 * 2 * (width * HIDDEN + HIDDEN * POINTS)
 
 
 def _components(config: Config, pixels: int) -> int:

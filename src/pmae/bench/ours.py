@@ -22,11 +22,12 @@ def build(work: Work, engine: str) -> Steps:
     if engine == "compiled":
         # The step looks this method up at every call: the instance's own comes first.
         trainer.stepper.__dict__["measure"] = torch.compile(trainer.stepper.measure, dynamic=False)
-    order = torch.randperm(work.images, device=trainer.device)
+    order = trainer.order(0)
 
     def steps(count: int) -> None:
         for number in range(count):
-            trainer.stepper(trainer.inputs(0, number % trainer.steps, order, RATE))
+            position = number % trainer.steps
+            trainer.stepper(trainer.inputs(0, position, trainer.batches.take(order[position]), RATE))
 
     return steps
 

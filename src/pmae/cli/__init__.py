@@ -12,6 +12,7 @@ COMMANDS = {
     "evaluate": "Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining.",
     "embed": "Write the features of any number of images to a .npz, .csv or .parquet file.",
     "paper": "Reproduce a table or figure of the paper, beside the published numbers.",
+    "spaces": "Compare masking spaces at the same budget in one table, and draw what each hides.",
     "sweep": "Pretrain over a grid of settings and find the best by validation.",
     "report": "Write one self-contained HTML page about one or several runs.",
     "export": "Write a run's encoder for timm, Hugging Face, ONNX or torch; re-loaded there and compared first.",
@@ -20,6 +21,7 @@ COMMANDS = {
     "doctor": "Examine this machine: versions, devices, compiler, all-reduce, and memory and disk for a data set.",
     "bench": "Time a training step: ours and the peers', how its cost grows, or where its time goes.",
     "demo": "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned.",
+    "completions": "Print the script that completes commands, flags and values in bash, zsh or fish.",
 }
 """What `pmae --help` says; command `x` is `run` in module `pmae.cli.x`."""
 
@@ -62,6 +64,6 @@ def _warn(message: Warning | str, category: type[Warning], *where: object) -> No
 
 
 def _overview() -> str:
-    lines = [f"  {name:<10} {sentence}" for name, sentence in COMMANDS.items()]
+    lines = [f"  {name:<11} {sentence}" for name, sentence in COMMANDS.items()]
     title = "pmae: learn image representations without labels by masking components instead of pixels"
     return "\n".join([title, "", "commands:", *lines, "", "pmae COMMAND --help tells the rest; pmae --version"])

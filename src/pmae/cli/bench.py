@@ -21,7 +21,7 @@ EXAMPLES = """examples:
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     # The profiler tells its own story on the terminal unless asked not to before torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from pmae.bench.compare import Pace, refuse_engine
@@ -58,7 +58,8 @@ def _fill_in(options: argparse.Namespace, cuda: bool) -> None:
             setattr(options, key, value)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(
         "pmae bench",
         description=__doc__,

@@ -10,9 +10,17 @@ EXAMPLES = """examples:
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
+    options = parser().parse_args(arguments)
     from pathlib import Path
 
-    from pmae.data.fetch import FETCHABLE, fetch
+    from pmae.data.fetch import fetch
+
+    print("\n".join(fetch(options.name, Path(options.root))))
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    from pmae.data.fetch import FETCHABLE
 
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -20,5 +28,4 @@ def run(arguments: list[str]) -> None:
     )
     parser.add_argument("name", help=f"one of {', '.join(FETCHABLE)}")
     parser.add_argument("--root", default="data", help="folder that holds named sets")
-    options = parser.parse_args(arguments)
-    print("\n".join(fetch(options.name, Path(options.root))))
+    return parser

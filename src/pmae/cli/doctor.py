@@ -13,16 +13,7 @@ Each line is ok, a warning or a problem, with what to do; the exit code is 1 if 
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
-    parser = argparse.ArgumentParser(
-        "pmae doctor",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--data", help="a named set or the path of one, to see what training on it takes")
-    parser.add_argument("--root", default="data", help="folder that holds named sets")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     from pmae.doctor import examine
 
     problems = 0
@@ -32,3 +23,17 @@ def run(arguments: list[str]) -> None:
     if problems:
         sys.exit(1)
     print("ready to train")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    parser = argparse.ArgumentParser(
+        "pmae doctor",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--data", help="a named set or the path of one, to see what training on it takes")
+    parser.add_argument("--root", default="data", help="folder that holds named sets")
+    return parser

@@ -16,9 +16,10 @@ EXAMPLES = """examples:
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     from pmae.embed import embed
     from pmae.runs import Run
+    from pmae.train.distributed import is_main
 
     run = Run(options.run)
     data = _data(options, run)
@@ -31,12 +32,14 @@ def run(arguments: list[str]) -> None:
         options.epoch,
         options.device,
         options.batch_size,
-        say=lambda message: print(message, flush=True),
+        say=lambda message: print(message, flush=True) if is_main() else None,
     )
-    print(f"{options.out}: {options.pooling} features of {count:,} images")
+    if is_main():
+        print(f"{options.out}: {options.pooling} features of {count:,} images")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         "pmae embed", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
@@ -60,12 +63,12 @@ def _data(options: argparse.Namespace, run: "Run") -> "DataConfig":
     """The source with the run's own way of reading, as far as it applies: only image files can be converted."""
     import dataclasses
 
-    from pmae.data.stream import plain_folder
+    from pmae.data.stream import converts
 
     of_run = run.config.data
     given = {"source": options.data, "root": options.root or of_run.root, "labels": options.labels}
     data = dataclasses.replace(of_run, resize=options.resize, channels=options.channels, **given)
-    if plain_folder(data) is None:
+    if not converts(data):
         return data
     ours = {key: getattr(of_run, key) for key in ("resize", "channels") if getattr(options, key) is None}
     return dataclasses.replace(data, **ours)

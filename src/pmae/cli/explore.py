@@ -18,7 +18,7 @@ The page is served to this machine alone; uploads stay on it and are deleted at 
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     from pmae.app.explorer import explore, gather, import_layout
     from pmae.runs import Run
 
@@ -29,7 +29,8 @@ def run(arguments: list[str]) -> None:
     explore(material, options.port, not options.no_browser, _say)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         "pmae explore", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
@@ -50,12 +51,12 @@ def _data(options: argparse.Namespace, run: "Run | None") -> "DataConfig":
     import dataclasses
 
     from pmae.config import DataConfig
-    from pmae.data.stream import plain_folder
+    from pmae.data.stream import converts
 
     names = {"source": "data", "root": "root", "labels": "labels", "resize": "resize", "channels": "channels"}
     given = {key: getattr(options, name) for key, name in names.items() if getattr(options, name) is not None}
     base = DataConfig() if run is None else run.config.data
-    if options.data and plain_folder(dataclasses.replace(base, source=options.data)) is None:
+    if options.data and not converts(dataclasses.replace(base, source=options.data)):
         # Only image files can be converted; another kind of source must not inherit that from the run.
         base = dataclasses.replace(base, resize=None, channels=None, labels="none")
     return dataclasses.replace(base, **given)

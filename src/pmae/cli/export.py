@@ -10,6 +10,15 @@ EXAMPLES = """examples:
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
+    options = parser().parse_args(arguments)
+    from pmae.export import export
+
+    difference = export(options.run, options.format, options.out, options.epoch)
+    print(f"exported: {options.out}   (largest difference from the original {difference:.1e})")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(
         "pmae export",
         description=__doc__,
@@ -21,8 +30,4 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--format", required=True, help="timm, huggingface, onnx or torch")
     parser.add_argument("-o", "--out", required=True, help="folder to write, new or empty")
     parser.add_argument("--epoch", type=int, help="which checkpoint; the last if not given")
-    options = parser.parse_args(arguments)
-    from pmae.export import export
-
-    difference = export(options.run, options.format, options.out, options.epoch)
-    print(f"exported: {options.out}   (largest difference from the original {difference:.1e})")
+    return parser

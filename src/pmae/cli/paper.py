@@ -2,6 +2,8 @@
 
 import argparse
 
+from pmae.cli.sweep import add_ray_options, ray_workers
+
 EXAMPLES = """examples:
   pmae paper --list                                                     every table and figure, with its cost
   pmae paper main --datasets cifar10 bloodmnist --epochs 100 --seeds 0 1 2 --out runs/paper
@@ -14,7 +16,7 @@ or a fifth of the training images where there is none), never on those of the fi
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     from pmae.experiments.paper import RATIOS, Plan, items
 
     plan = Plan(
@@ -34,6 +36,7 @@ def run(arguments: list[str]) -> None:
         print("\n".join(cost_lines(plan, preset, options.images_per_second)))
         return
     wanted = items(options.names)
+    from contextlib import nullcontext
     from pathlib import Path
 
     from pmae.experiments.reproduce import Way, reproduce
@@ -41,9 +44,10 @@ def run(arguments: list[str]) -> None:
 
     places, kinds = tuple(map(Path, options.runs)), tuple(options.protocols)
     way = Way(Path(options.out), places, preset, kinds, options.head_epochs, options.only_found)
-    for item in wanted:
-        page, paths = reproduce(item, plan, way)
-        print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *map(str, paths)]))
+    with ray_workers(options) or nullcontext() as workers:
+        for item in wanted:
+            page, paths = reproduce(item, plan, way, workers)
+            print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *map(str, paths)]))
 
 
 def settings_given(given: list[str]) -> tuple[tuple[str, str], ...]:
@@ -55,7 +59,8 @@ def settings_given(given: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, _, value in (text.partition("=") for text in given))
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(
         "pmae paper",
         description=__doc__,
@@ -81,4 +86,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--root", default="data", help="folder of named data sets")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--images-per-second", type=float, help="for --list: this machine's speed, at 32x32 in patches of 8")
+    add_ray_options(parser)
     return parser

@@ -53,7 +53,7 @@ def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
     from pmae.experiments.recipes import recipe
     from pmae.runs import Run, read_json
 
-    first = _first_pass(arguments)
+    first = parser().parse_known_args(arguments)[0]
     if sum(map(bool, (first.recipe, first.config, first.resume))) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
     if first.resume and not first.out:
@@ -80,13 +80,13 @@ def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
     return parsed.settings, first
 
 
-def _first_pass(arguments: list[str]) -> argparse.Namespace:
-    """The flags that choose where the settings start from."""
+def parser() -> argparse.ArgumentParser:
+    """The flags that choose where the settings start from; those of the settings are tyro's."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--out", "--recipe", "--config"):
         parser.add_argument(flag)
     parser.add_argument("--resume", action="store_true")
-    return parser.parse_known_args(arguments)[0]
+    return parser
 
 
 def arguments_long(arguments: list[str]) -> list[str]:

@@ -10,8 +10,15 @@ EXAMPLES = """examples:
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
+    options = parser().parse_args(arguments)
     from pmae.report.page import write_report
 
+    write_report(options.runs, options.out)
+    print(f"report: {options.out}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         "pmae report", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
@@ -20,6 +27,4 @@ def run(arguments: list[str]) -> None:
     parser.add_argument(
         "-o", "--out", default="report.html", help="the page to write; its tables and figures go beside"
     )
-    options = parser.parse_args(arguments)
-    write_report(options.runs, options.out)
-    print(f"report: {options.out}")
+    return parser

@@ -1,18 +1,24 @@
 """Pretrain over a grid of settings and find the best by validation; finished runs are reused, stopped ones go on."""
 
 import argparse
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pmae.experiments.jobs import Workers
 
 EXAMPLES = """examples:
   pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.4 --epochs 50 --out runs/ratios
   pmae sweep encoder.patch_size 2 4 8 --data scans/ --set data.labels=folders data.resize=32
   pmae sweep ratio 0.1 0.2 optim.base_lr 1.5e-4 5e-4 --recipe mae --data bloodmnist --seeds 0 1
+  pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.3 0.4 --epochs 90 --search asha --ray local --gpus-each 0.25
 `ratio` is masking.masked_variance, or masking.masked_patches in pixel space; several settings make a grid.
 """
 
 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     from pathlib import Path
 
     from pmae.cli.paper import settings_given
@@ -30,11 +36,36 @@ def run(arguments: list[str]) -> None:
     words = list(options.settings)
     if options.ratios:
         words = [word for word in words if word != RATIO] + [RATIO, *options.ratios]
-    trials, files = sweep(base, parse_grid(words, base), options.seeds, Path(options.out))
+    workers = ray_workers(options)
+    trials, files = sweep(base, parse_grid(words, base), options.seeds, Path(options.out), options.search, workers)
     print("\n".join([to_markdown(sweep_table(trials)), verdict(trials), *map(str, files)]))
 
 
-def _parser() -> argparse.ArgumentParser:
+def ray_workers(options: argparse.Namespace) -> "AbstractContextManager[Workers] | None":
+    """Workers on Ray, if they are asked for."""
+    from pmae.errors import require
+
+    if options.ray is None:
+        given = {"--gpus-each": options.gpus_each, "--cpus-each": options.cpus_each}
+        for flag, value in given.items():
+            require(value is None, flag, "given with --ray, which hands them out", value)
+        return None
+    from pmae.experiments.cluster import on_ray
+
+    gpus = 0 if options.gpus_each is None and options.device == "cpu" else options.gpus_each
+    return on_ray(options.ray, gpus, 1 if options.cpus_each is None else options.cpus_each)
+
+
+def add_ray_options(parser: argparse.ArgumentParser) -> None:
+    """The flags of commands that can run several jobs at a time."""
+    add = parser.add_argument
+    add("--ray", metavar="local|HOST:PORT", help="run several at a time by Ray, on this machine or on a cluster")
+    add("--gpus-each", type=float, help="with --ray: share of a GPU for a run; 1, or 0 where there are none")
+    add("--cpus-each", type=float, help="with --ray: CPU cores for a run; 1 if not given")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(
         "pmae sweep",
         description=__doc__,
@@ -53,4 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="further settings of all runs")
     add("--out", default="runs/sweep", help="folder for table, plot and, in runs/, the runs")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add("--search", default="grid", help="grid: all runs to their end; asha: only the best third of each rung goes on")
+    add_ray_options(parser)
     return parser

@@ -12,7 +12,7 @@ class DataConfig:
     """Where the images come from and how they are laid out."""
 
     source: str = "photos"
-    """A named set, or the path of a folder, .npy or .npz file."""
+    """A named set, or the path of a folder, .npy or .npz file, or shards: tar, parquet or Arrow files, or a pattern."""
     root: str = "data"
     """Folder that holds the files of named sets."""
     layout: Literal["auto", "NHWC", "NCHW", "NCL", "ND"] = "auto"
@@ -21,20 +21,24 @@ class DataConfig:
     labels: Literal["none", "folders"] = "none"
     """For a folder of images: whether its subfolders are classes."""
     resize: int | None = None
-    """Resize every image of a folder to this side; without it, sizes must agree."""
+    """Resize every image of a folder or of shards to this side; without it, sizes must agree."""
     channels: Literal[1, 3] | None = None
-    """Convert every image of a folder to this many channels; without it, channels must agree."""
+    """Convert every image of a folder or of shards to this many channels; without it, channels must agree."""
     max_unreadable: int = 10
     """How many unreadable files may be skipped before the run is refused."""
     standardize: Literal["channel", "pixel"] = "channel"
     """One mean and deviation per channel, or per pixel and channel (as the released code)."""
     keep_on: Literal["auto", "device", "host"] = "auto"
-    """Where the images wait; auto puts them on the device when they fit in half of its free memory."""
+    """Where the images wait; auto puts them on the device when they fit in half of its free memory, and leaves shards
+    on the disk."""
+    threads: int | None = None
+    """How many threads decode shards; as many as there are cores if not given. The batches do not depend on it."""
 
     def __post_init__(self) -> None:
         require(bool(self.source), "data.source", "a name or a path", self.source)
         at_least("data.resize", 1, self.resize)
         at_least("data.max_unreadable", 0, self.max_unreadable)
+        at_least("data.threads", 1, self.threads)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ class EncoderConfig:
     patch_size: int | None = None
     """Side of a patch in pixels, or length in samples; derived from the data's size if not given."""
     width: int | None = None
-    """Width of vit_tiny's tokens; 192 if not given."""
+    """Width of vit_tiny's tokens; 192 if not given, or 96 without a GPU if no size of either network is given."""
     depth: int | None = None
-    """Number of vit_tiny's blocks; 12 if not given."""
+    """Number of vit_tiny's blocks; 12 if not given, or 4 in the same case."""
     heads: int | None = None
-    """Number of vit_tiny's attention heads; 12 if not given."""
+    """Number of vit_tiny's attention heads; 12 if not given, or 6 in the same case."""
     weights: str | None = None
     """Start from a run folder, or from a local safetensors file or folder that timm or Hugging Face wrote."""
 
@@ -40,8 +40,9 @@ class EncoderConfig:
 class DecoderConfig:
     """The decoder that is thrown away after pretraining."""
 
-    name: Literal["released", "text", "small"] = "released"
-    """released: 512 wide, 8 blocks, 16 heads; text: 192, 12, 12; small: 192, 4, 12."""
+    name: Literal["released", "text", "small"] | None = None
+    """released: 512 wide, 8 blocks, 16 heads; text: 192, 12, 12; small: 192, 4, 12. If not given, released, or small
+    without a GPU."""
     width: int | None = None
     """Overrides the named width."""
     depth: int | None = None

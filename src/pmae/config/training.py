@@ -11,8 +11,9 @@ from pmae.errors import require
 class OptimConfig:
     """AdamW and its schedule."""
 
-    base_lr: float = 1.5e-4
-    """Rate for a batch of 256; the peak rate is base_lr x batch_size / 256."""
+    base_lr: float | None = None
+    """Rate for a batch of 256; the peak rate is base_lr x batch_size / 256. If not given, 1.5e-4 for batches of 512 and
+    more, and for smaller ones what keeps the peak rate from falling."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's two moments."""
     weight_decay: float = 0.05
@@ -27,7 +28,7 @@ class OptimConfig:
     """Largest norm of the gradient; no clipping if not given."""
 
     def __post_init__(self) -> None:
-        require(self.base_lr > 0, "optim.base_lr", "above 0", self.base_lr)
+        require(self.base_lr is None or self.base_lr > 0, "optim.base_lr", "above 0", self.base_lr)
         require(all(0 <= b < 1 for b in self.betas), "optim.betas", "two numbers in [0, 1)", self.betas)
         at_least("optim.weight_decay", 0, self.weight_decay)
         at_least("optim.warmup_epochs", 0, self.warmup_epochs)
@@ -53,6 +54,11 @@ class TrainConfig:
     """Arithmetic of the networks; auto is bfloat16 on CUDA, float32 elsewhere."""
     engine: Literal["auto", "plain", "graph"] = "auto"
     """plain: eager, readable, the reference; graph: compiled, the whole step in one CUDA graph; auto: graph on CUDA."""
+    shard: bool = False
+    """Divide weights, gradients and moments among the processes of torchrun (FSDP2), for encoders that outgrow a card;
+    the plain engine alone."""
+    deterministic: bool = False
+    """On a GPU, only kernels that give the same bits every time: slower, the plain engine alone. CPUs always do."""
     log_every: int | None = None
     """Steps between two lines of metrics.jsonl; about ten lines an epoch, at most every 50 steps, if not given."""
     checkpoint_every: int | None = None
@@ -66,6 +72,9 @@ class TrainConfig:
         for key in ("epochs", "batch_size", "log_every", "checkpoint_every", "keep"):
             at_least(f"train.{key}", 1, getattr(self, key))
         at_least("train.seed", 0, self.seed)
+        for key in ("shard", "deterministic"):
+            rule = f"plain or auto where train.{key} is on"
+            require(not getattr(self, key) or self.engine != "graph", "train.engine", rule, self.engine)
 
 
 @dataclass(frozen=True)

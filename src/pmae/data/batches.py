@@ -1,7 +1,9 @@
-"""Images held on the device when they fit, else on the host; statistics and passes over them in fixed order."""
+"""Images held on the device when they fit, else on the host or on the disk; statistics and passes in fixed order."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -9,11 +11,13 @@ import torch
 from torch import Tensor
 
 from pmae.data.augment import Standardize
-from pmae.data.images import as_tensor
+from pmae.data.images import CHUNK, OnDemand, as_tensor, require_uncut
 from pmae.errors import UserError
 
-NUMBERS = 2**26
-"""How many numbers a batch of a pass may have: a quarter of a gigabyte in float32."""
+NUMBERS = 2**24
+"""How many numbers a batch of a pass may have: 64 MiB in float32."""
+AHEAD = 2
+"""How many batches are read before they are asked for."""
 Share = tuple[int, int]
 """Which part of the images, and of how many parts."""
 
@@ -21,13 +25,19 @@ Share = tuple[int, int]
 class Batches:
     """Indexed access to images in batches on one device, without a host sync when they are resident."""
 
-    def __init__(self, images: np.ndarray, device: torch.device, keep_on: Literal["auto", "device", "host"] = "auto"):
-        self.device = device
-        self.resident = device.type == "cpu" or _belongs_on_device(images.nbytes, device, keep_on)
-        self._array = images
+    def __init__(
+        self,
+        images: np.ndarray | OnDemand,
+        device: torch.device,
+        keep_on: Literal["auto", "device", "host"] = "auto",
+    ) -> None:
+        self.device, self._array = device, images
         # A file mapped into memory stays on the disk for the CPU, and goes to another device whole.
         mapped = device.type == "cpu" and isinstance(images, np.memmap)
-        self._images = as_tensor(images).to(device) if self.resident and not mapped else None
+        self.resident = not mapped and _belongs_on_device(images, device, keep_on)
+        self._images = _whole(images, device) if self.resident else None
+        # Where positions are wanted: on the device only if that is where the images are.
+        self._at = device if self.resident else torch.device("cpu")
 
     def __len__(self) -> int:
         return len(self._array)
@@ -36,18 +46,51 @@ class Batches:
         """The images at `index`, on the device, in their own dtype."""
         if self._images is not None:
             return self._images[index]
-        rows = as_tensor(self._array[index.cpu().numpy()])
-        if self.device.type == "cpu":
-            return rows
-        return rows.pin_memory().to(self.device, non_blocking=True)
+        return self._moved(self._read(index))
+
+    def each(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
+        """What `take` gives for each index in turn; images that are not resident are read ahead, meanwhile."""
+        if self.resident:
+            yield from map(self.take, indices)
+            return
+        coming: deque[Future[Tensor]] = deque()
+        with ThreadPoolExecutor(1) as reader:
+            try:
+                for index in indices:
+                    coming.append(reader.submit(self._read, index))
+                    if len(coming) > AHEAD:
+                        yield self._moved(coming.popleft().result())
+                while coming:
+                    yield self._moved(coming.popleft().result())
+            finally:
+                for future in coming:
+                    future.cancel()
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """All positions in a random order; where the disk gives only whole blocks, a few of them mixed at a time."""
+        blocks = self._array.blocks() if isinstance(self._array, OnDemand) and not self.resident else None
+        if blocks is None:
+            return torch.randperm(len(self), generator=generator, device=self.device).to(self._at)
+        starts, window = blocks
+        parts = torch.tensor_split(torch.arange(len(self)), torch.from_numpy(starts[1:]))
+        turn = torch.randperm(len(parts), generator=generator, device=self.device).tolist()
+        mixed = [torch.cat([parts[i] for i in turn[k : k + window]]) for k in range(0, len(turn), window)]
+        return torch.cat([m[torch.randperm(len(m), generator=generator, device=self.device).cpu()] for m in mixed])
+
+    def _read(self, index: Tensor) -> Tensor:
+        require_uncut(self._array)
+        return as_tensor(self._array[index.cpu().numpy()])
+
+    def _moved(self, rows: Tensor) -> Tensor:
+        return rows if self.device.type == "cpu" else rows.pin_memory().to(self.device, non_blocking=True)
 
     def passes(self, size: int = 1024, share: Share = (0, 1)) -> Iterator[Tensor]:
         """All images of a share once, in order, at most `size` at a time and fewer where they are large."""
         size = max(1, min(size, NUMBERS // math.prod(self._array.shape[1:])))
         part, parts = share
         first, last = len(self) * part // parts, len(self) * (part + 1) // parts
-        for start in range(first, last, size):
-            yield self.take(torch.arange(start, min(start + size, last), device=self.device))
+        starts = range(first, last, size)
+        yield from self.each(torch.arange(start, min(start + size, last), device=self._at) for start in starts)
 
 
 class Standardized:
@@ -60,11 +103,25 @@ class Standardized:
         return (self.standardize(batch) for batch in self.batches.passes(2048, self.share))
 
 
-def _belongs_on_device(need: int, device: torch.device, keep_on: str) -> bool:
-    if keep_on != "auto":
+def _belongs_on_device(images: np.ndarray | OnDemand, device: torch.device, keep_on: str) -> bool:
+    if isinstance(images, OnDemand):
         return keep_on == "device"
+    if device.type == "cpu" or keep_on != "auto":
+        return device.type == "cpu" or keep_on == "device"
     free, _ = torch.cuda.mem_get_info(device)
-    return need <= free // 2
+    return images.nbytes <= free // 2
+
+
+def _whole(images: np.ndarray | OnDemand, device: torch.device) -> Tensor:
+    """All images on the device; those decoded on demand pass through the host a chunk at a time."""
+    if isinstance(images, np.ndarray):
+        require_uncut(images)
+        return as_tensor(images).to(device)
+    dtype = as_tensor(np.empty(0, images.dtype)).dtype
+    whole = torch.empty(images.shape, dtype=dtype, device=device)
+    for start in range(0, len(images), CHUNK):
+        whole[start : start + CHUNK] = as_tensor(images[start : start + CHUNK]).to(device)
+    return whole
 
 
 def fit_standardize(

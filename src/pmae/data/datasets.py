@@ -1,7 +1,7 @@
-"""From `data.source` to images: a named set, a folder, or a .npy or .npz file."""
+"""From `data.source` to images: a named set, a folder, a .npy or .npz file, or shards."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,29 +19,52 @@ from pmae.data.archives import (
 )
 from pmae.data.images import ImageSet, Splits
 from pmae.data.photos import load_photos
-from pmae.data.readers.arrays import read_npy, read_npz
-from pmae.data.readers.cifar import read_cifar10
+from pmae.data.readers.arrays import Layout, read_npy, read_npz
+from pmae.data.readers.cifar import is_cifar10, read_cifar10
 from pmae.data.readers.folder import read_folder
+from pmae.data.readers.members import open_npz
 from pmae.data.readers.tinyimagenet import is_tinyimagenet, read_tinyimagenet
+from pmae.data.shard_files import Shards, read_shards, shard_files
 from pmae.errors import UserError, unknown_name
 
 TEST_DIGITS = 0.25
+ReadArchive = Callable[[Path, Layout], Splits]
 
 
-def load(config: DataConfig) -> Splits:
-    """The images that the settings name."""
+def load(config: DataConfig, on_demand: bool = False) -> Splits:
+    """The images that the settings name; `on_demand` leaves those of a .npz file there until they are asked for."""
     if config.source in NAMED:
         if config.source != "tinyimagenet":
             _refuse_file_settings(config)
+        if on_demand and config.source in MEDMNIST_64:
+            return _medmnist(config, open_npz)
         return NAMED[config.source](config)
     path = Path(config.source).expanduser()
+    shards = shards_of(config)
+    if shards is not None:
+        _refuse_file_settings(config, ("labels",))
+        return read_shards(shards, config)
     if os.path.isdir(path):
         return _load_folder(path, config)
     if os.path.isfile(path):
-        return _load_file(path, config)
+        return _load_file(path, config, open_npz if on_demand else read_npz)
     if os.path.dirname(config.source) or path.suffix:
         raise UserError(f"data.source: there is no file or folder {path}")
     raise unknown_name("data.source", config.source, NAMED)
+
+
+def shards_of(config: DataConfig) -> Shards | None:
+    """The shards that a source is, if it is no known set nor something else."""
+    path = Path(config.source).expanduser()
+    known = config.source in NAMED or (os.path.isdir(path) and (is_cifar10(path) or is_tinyimagenet(path)))
+    return None if known else shard_files(config.source)
+
+
+def tinyimagenet_folder(config: DataConfig) -> Path | None:
+    """The tree of Tiny ImageNet that a source is, if it is one and is there."""
+    named = config.source == "tinyimagenet"
+    path = Path(config.root).expanduser() / TINYIMAGENET_FOLDER if named else Path(config.source).expanduser()
+    return path if is_tinyimagenet(path) and (named or config.source not in NAMED) else None
 
 
 def _load_folder(path: Path, config: DataConfig) -> Splits:
@@ -53,19 +76,21 @@ def _load_folder(path: Path, config: DataConfig) -> Splits:
     return _read_tinyimagenet(path, config) if is_tinyimagenet(path) else read_folder(path, config)
 
 
-def _load_file(path: Path, config: DataConfig) -> Splits:
-    readers = {".npy": read_npy, ".npz": read_npz}
+def _load_file(path: Path, config: DataConfig, read_archive: ReadArchive) -> Splits:
+    readers = {".npy": read_npy, ".npz": read_archive}
     if path.suffix.lower() not in readers:
-        raise UserError(f"data.source must be a name, a folder, a .npy or a .npz file, got {path}")
+        raise UserError(
+            f"data.source must be a name, a folder, a .npy, .npz, .tar, .parquet or .arrow file, got {path}"
+        )
     _refuse_file_settings(config)
     return readers[path.suffix.lower()](path, config.layout)
 
 
-def _refuse_file_settings(config: DataConfig) -> None:
+def _refuse_file_settings(config: DataConfig, settings: Sequence[str] = ("resize", "channels", "labels")) -> None:
     """Settings that only a folder of image files can honour are not silently dropped."""
-    for setting, unset in (("resize", None), ("channels", None), ("labels", "none")):
+    for setting in settings:
         value = getattr(config, setting)
-        if value != unset:
+        if value not in (None, "none"):
             raise UserError(f"data.{setting} is for folders of image files, got {value!r} for {config.source!r}")
 
 
@@ -90,14 +115,14 @@ def _read_tinyimagenet(folder: Path, config: DataConfig) -> Splits:
     return read_tinyimagenet(folder, replace(config, channels=config.channels or 3))
 
 
-def _medmnist(config: DataConfig) -> Splits:
+def _medmnist(config: DataConfig, read_archive: ReadArchive = read_npz) -> Splits:
     """The 64x64 file, or the 28x28 one where it is the only one there."""
     name, root = config.source, Path(config.root).expanduser()
     official = {f"{name}_64.npz": MEDMNIST_64[name].md5, f"{name}.npz": MEDMNIST_28_MD5[name]}
     file = next((file for file in official if (root / file).is_file()), None)
     if file is None:
         raise _missing(config, list(official))
-    splits = read_npz(root / file, "NHWC")
+    splits = read_archive(root / file, "NHWC")
     notes = [f"read from {file}" + ("" if "_64" in file else f"; {name}_64.npz is not there")]
     if file_md5(root / file) != official[file]:
         notes.append(f"{file} is not the file that MedMNIST published: report results on it as rebuilt")

@@ -136,7 +136,7 @@ def _verify_cifar10(folder: Path) -> None:
 
 
 def _digests(split: str, part: ImageSet) -> dict[str, str]:
-    images = np.ascontiguousarray(part.images.transpose(0, 2, 3, 1))
+    images = np.ascontiguousarray(np.asarray(part.images).transpose(0, 2, 3, 1))
     labels = part.labels.astype(np.uint8) if part.labels is not None else np.zeros(0, np.uint8)
     return {
         f"{split} images": hashlib.sha256(images.data).hexdigest(),

@@ -1,6 +1,10 @@
-"""What every reader returns and everything downstream takes: images in memory, channels first, in their own dtype."""
+"""What every reader returns and everything downstream takes: images channels first, in their own dtype."""
 
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,20 +12,69 @@ from torch import Tensor
 
 from pmae.errors import UserError, require
 
+CHUNK = 256
 DTYPES = ("uint8", "uint16", "int16", "float16", "float32", "float64")
+
+
+class OnDemand(ABC):
+    """Images (N, C, H, W) that are decoded when they are asked for: an array, as far as reading goes."""
+
+    shape: tuple[int, int, int, int]
+    dtype: np.dtype
+
+    @property
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """Name of each image, read when it is asked for."""
+
+    @abstractmethod
+    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
+        """The images at these positions; one that cannot be read is replaced by the next of its class."""
+
+    @abstractmethod
+    def readable(self) -> tuple[np.ndarray, np.ndarray]:
+        """All images that can be read, and their positions."""
+
+    @abstractmethod
+    def subset(self, index: np.ndarray) -> "OnDemand":
+        """The images at these positions, still not decoded."""
+
+    @abstractmethod
+    def blocks(self) -> tuple[np.ndarray, int] | None:
+        """Where runs of images begin that the disk gives only as a whole, and how many runs fit in memory together."""
+
+    @property
+    def ndim(self) -> int:
+        """Four axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """What all of them would take in memory."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for start in range(0, len(self), CHUNK):
+            yield from self[start : start + CHUNK]
 
 
 @dataclass(frozen=True)
 class ImageSet:
     """The images of one split."""
 
-    images: np.ndarray
-    """(N, C, H, W), in memory or memory-mapped, never cast."""
+    images: np.ndarray | OnDemand
+    """(N, C, H, W), in memory, memory-mapped or decoded on demand, never cast."""
     labels: np.ndarray | None = None
     """(N,) int64 class numbers, if there are any."""
     classes: tuple[str, ...] = ()
     """Name of each class number."""
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     """File name of each image, where it had one."""
     vectors: bool = False
     """Whether images are rows of a table: one line of numbers without an order or a unit in common."""
@@ -43,13 +96,21 @@ class ImageSet:
 
     def take(self, index: np.ndarray) -> "ImageSet":
         """The images at these positions, as a set of their own."""
-        return ImageSet(
-            self.images[index],
-            None if self.labels is None else self.labels[index],
-            self.classes,
-            tuple(self.names[i] for i in index) if self.names else (),
-            self.vectors,
-        )
+        labels = None if self.labels is None else self.labels[index]
+        if isinstance(self.images, OnDemand):
+            part = self.images.subset(index)
+            return ImageSet(part, labels, self.classes, part.names, self.vectors)
+        require_uncut(self.images)
+        names = tuple(self.names[i] for i in index) if self.names else ()
+        return ImageSet(self.images[index], labels, self.classes, names, self.vectors)
+
+    def loaded(self) -> "ImageSet":
+        """The same set in memory, without the images that cannot be read."""
+        if not isinstance(self.images, OnDemand):
+            return self
+        images, kept = self.images.readable()
+        labels = None if self.labels is None else self.labels[kept]
+        return ImageSet(images, labels, self.classes, tuple(self.names[i] for i in kept if self.names), self.vectors)
 
 
 @dataclass(frozen=True)
@@ -62,6 +123,18 @@ class Splits:
     test: ImageSet | None = None
     notes: tuple[str, ...] = ()
     """What a reader of results must know: skipped files, rebuilt pixels, missing splits."""
+
+
+def require_uncut(images: np.ndarray | OnDemand) -> None:
+    """Refuse a mapped file that was cut short since: reading what is gone would end the process without a message."""
+    base: Any = images
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and base.size() < len(base):
+        raise UserError(
+            f"data.source: the file must stay as it is while it is read; it had {len(base):,} bytes and has "
+            f"{base.size():,} now"
+        )
 
 
 def as_tensor(images: np.ndarray) -> Tensor:

@@ -119,11 +119,11 @@ def data(source: str, root: str) -> dict[str, Any]:
     from pmae.method import build_method
     from pmae.models import build_encoder
     from pmae.spaces import Pixels
-    from pmae.spaces.moments import bytes_of_exact
+    from pmae.spaces.cost import bytes_of_exact
 
     splits = load(DataConfig(source=source, root=root))
     shape, parts = splits.train.shape, (splits.train, splits.val, splits.test)
-    config, _ = resolve(Config(), len(splits.train), shape)
+    config, _ = resolve(Config(), len(splits.train), shape, gpu=torch.cuda.is_available())
     with torch.device("meta"):
         # A space without a basis: the networks are the same, and no memory is asked for.
         model = build_method(config, shape, Pixels(shape))
@@ -137,7 +137,7 @@ def data(source: str, root: str) -> dict[str, Any]:
         "shape": shape,
         "dtype": str(splits.train.images.dtype),
         "set": sum(part.images.nbytes for part in parts if part is not None),
-        "mapped": isinstance(splits.train.images, np.memmap),
+        "mapped": not isinstance(splits.train.images, np.ndarray) or isinstance(splits.train.images, np.memmap),
         "fit": bytes_of_exact(size),
         # The basis; full checkpoints hold weights and two moments, the older ones the encoder alone.
         "disk": 4 * size * size + 3 * weights * config.train.keep + kept * (epochs // every),

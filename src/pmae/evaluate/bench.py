@@ -14,7 +14,7 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
-from pmae.evaluate.features import Extractor, Representation, effective_rank
+from pmae.evaluate.features import ALL, Extractor, Part, Representation, effective_rank
 from pmae.evaluate.splits import duplicates, hold_out
 
 WIDEST = 4096
@@ -72,17 +72,18 @@ def set_up(
     device: torch.device,
     compile: bool | None,
     keep_on: Literal["auto", "device", "host"],
+    part: Part = ALL,
 ) -> Bench:
     """Put the parts of the data on the device and number their classes."""
-    sets = {name: part for name in ("train", "val", "test") if (part := getattr(splits, name)) is not None}
-    labels = {name: _labels(part, name) for name, part in sets.items()}
-    count = max(len(splits.train.classes), 1 + max(int(part.max()) for part in labels.values()))
+    sets = {name: found for name in ("train", "val", "test") if (found := getattr(splits, name)) is not None}
+    labels = {name: _labels(found, name) for name, found in sets.items()}
+    count = max(len(splits.train.classes), 1 + max(int(numbers.max()) for numbers in labels.values()))
     names = splits.train.classes if len(splits.train.classes) == count else tuple(map(str, range(count)))
     bench = Bench(
         represent,
         standardize,
-        Extractor(represent, standardize, device, compile),
-        {name: Batches(part.images, device, keep_on) for name, part in sets.items()},
+        Extractor(represent, standardize, device, compile, part),
+        {name: Batches(found.images, device, keep_on) for name, found in sets.items()},
         labels,
         names,
         share,

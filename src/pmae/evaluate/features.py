@@ -1,8 +1,8 @@
 """Representations of all images in one pass: no gradient, no masking, evaluation mode, bfloat16 on CUDA."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,17 @@ class Representation(Protocol):
         """Switch between training and evaluation."""
 
 
+class Part(NamedTuple):
+    """Which chunks of the images are this process's, `rank` of every `size`, and the sum of a tensor over processes."""
+
+    rank: int
+    size: int
+    add_up: Callable[[Tensor], Tensor]
+
+
+ALL = Part(0, 1, lambda tensor: tensor)
+
+
 @contextmanager
 def evaluating(represent: Representation) -> Iterator[None]:
     """Evaluation mode and no gradients inside; the module's mode is put back after."""
@@ -45,12 +56,20 @@ def evaluating(represent: Representation) -> Iterator[None]:
 
 
 class Extractor:
-    """Computes features pass after pass with one compiled forward; representation and statistics are on the device."""
+    """Computes features pass after pass with one compiled forward; representation and statistics are on the device.
+
+    Several processes that call it alike divide the chunks among them, and each has the features of all.
+    """
 
     def __init__(
-        self, represent: Representation, standardize: Standardize, device: torch.device, compile: bool | None = None
+        self,
+        represent: Representation,
+        standardize: Standardize,
+        device: torch.device,
+        compile: bool | None = None,
+        part: Part = ALL,
     ) -> None:
-        self.represent = represent
+        self.represent, self.part = represent, part
         self.standardize = standardize
         self.device = device
         self.compiled = device.type == "cuda" if compile is None else compile
@@ -64,14 +83,19 @@ class Extractor:
         found: dict[str, Tensor] = {}
         self.interpolation = augment.interpolation if augment else self.interpolation
         with evaluating(self.represent):
-            for start, stop, index in _chunks(batches, self.compiled):
+            chunks = list(_chunks(batches, self.compiled))
+            mine = chunks[self.part.rank :: self.part.size]
+            # A process without a chunk computes the first one, to know what all of them add up.
+            for start, stop, index in mine or chunks[:1]:
                 images = batches.take(index)
                 boxes = None if augment is None else self._boxes(images, augment, (*key, start))
                 for name, value in self._forward(images, boxes).items():
                     if name not in found:
-                        found[name] = torch.empty(len(batches), value.shape[1], device=self.device)
-                    found[name][start:stop] = value[: stop - start]
-        return found
+                        found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)
+                    if mine:
+                        found[name][start:stop] = value[: stop - start]
+        # A sum with zeros is exact: all processes have the numbers that one would have.
+        return {name: self.part.add_up(value) for name, value in found.items()}
 
     def _boxes(self, images: Tensor, augment: AugmentConfig, key: tuple[int, ...]) -> Boxes:
         count, _, height, width = images.shape

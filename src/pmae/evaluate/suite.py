@@ -36,7 +36,7 @@ from pmae.data.augment import Standardize
 from pmae.data.images import Splits
 from pmae.errors import require
 from pmae.evaluate.bench import Bench, describe, set_up, shape_of
-from pmae.evaluate.features import Representation, stacked
+from pmae.evaluate.features import ALL, Part, Representation, stacked
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.neighbours import nearest, votes
 from pmae.evaluate.probes import Task, choose, train_together
@@ -59,17 +59,19 @@ def evaluate(
     compile: bool | None = None,
     keep_on: Literal["auto", "device", "host"] = "auto",
     say: Callable[[str], None] = lambda message: None,
+    part: Part = ALL,
 ) -> dict[str, Any]:
     """Run the protocols and return the results described above; `folder` makes fine-tuning resumable.
 
-    `represent` and `standardize` are on `device`; `say` hears what is being done.
+    `represent` and `standardize` are on `device`; `say` hears what is being done. Several processes that call this
+    alike compute features together (`part`); heads are trained in each, alike.
     """
     require(len(set(seeds)) == len(seeds) > 0, "seeds", "at least one number, no two alike", tuple(seeds))
     splits = complete(splits)
-    bench = set_up(represent, splits, standardize, protocols.validation_share, device, compile, keep_on)
+    bench = set_up(represent, splits, standardize, protocols.validation_share, device, compile, keep_on, part)
     say("features")
     with bench.timed("features"):
-        bench.features = {name: bench.extractor(part) for name, part in bench.parts.items()}
+        bench.features = {name: bench.extractor(images) for name, images in bench.parts.items()}
     shapes = {name: shape_of(value) for name, value in bench.features["train"].items()}
     measured: list[Measured] = []
     if protocols.probe:

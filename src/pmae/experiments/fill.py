@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pmae.experiments.evaluations import Need
-from pmae.experiments.jobs import Accept, anything, find_run, run_jobs
+from pmae.experiments.jobs import Accept, InTurn, Workers, anything, carry_out, find_run
 from pmae.experiments.library import Job, Library, validation
 from pmae.experiments.paper import Cell, Item, Plan, job_of, ratios_of
 from pmae.runs import Run
@@ -24,14 +24,12 @@ class Filled:
     note: str = ""
 
 
-def run_missing(item: Item, folder: Path, library: Library) -> Get:
+def run_missing(item: Item, folder: Path, library: Library, workers: Workers) -> Get:
     """A way to get runs: those that are not found are pretrained."""
 
     def get(jobs: Sequence[Job], accept: Accept) -> list[Run | None]:
-        unique = list({job.config: job for job in jobs}.values())
-        runs = run_jobs(unique, folder, library, accept, item.loosely)
-        by_config = dict(zip((job.config for job in unique), runs, strict=True))
-        return [by_config[job.config] for job in jobs]
+        runs = carry_out(InTurn(jobs), folder, library, workers, accept, item.loosely)
+        return [runs[job.config] for job in jobs]
 
     return get
 

@@ -1,21 +1,96 @@
-"""Doing what is missing: a list of jobs, and the function that runs one of them.
+"""Doing what is missing: a plan says what to train next, workers train it, and run folders hold what came of it.
 
-`run_job` needs nothing but its arguments, so whatever can call a function elsewhere can take the place of `run_jobs`.
+`train` needs nothing but its arguments and may be called again after it was killed, here or on another machine.
 """
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pmae import api
-from pmae.config import DataConfig, replace
+from pmae.config import Config, DataConfig, replace
 from pmae.data.datasets import load
 from pmae.data.images import Splits
+from pmae.errors import UserError
 from pmae.experiments.library import Job, Library, finished
 from pmae.runs import Run
 
 Accept = Callable[[Run], bool]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job, what to call it while it is done, and how far to take it."""
+
+    job: Job
+    name: str
+    until: int | None = None
+    """The epoch to stop after, ready to go on; the last one if not given."""
+
+
+class Plan(Protocol):
+    """What is to be trained, in which order."""
+
+    def next(self, running: bool) -> Task | None:
+        """What to begin now; None for nothing, or nothing before what is running has ended."""
+
+    def ended(self, task: Task, run: Run) -> None:
+        """Take note of how a task ended."""
+
+
+class Workers(Protocol):
+    """Those who train: so many runs at a time."""
+
+    def free(self) -> bool:
+        """Whether another run can begin."""
+
+    def begin(self, path: Path, config: Config, until: int | None) -> None:
+        """Have a run folder trained."""
+
+    def wait(self) -> Path:
+        """The folder of a run that has ended."""
+
+
+class InTurn:
+    """A plan: all jobs to their end, one for each different configuration."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        different = list({job.config: job for job in jobs}.values())
+        self._tasks = [Task(job, f"[{number}/{len(different)}] {job.name}") for number, job in enumerate(different, 1)]
+
+    def next(self, running: bool) -> Task | None:
+        """The first one that has not begun."""
+        return self._tasks.pop(0) if self._tasks else None
+
+    def ended(self, task: Task, run: Run) -> None:
+        """Nothing follows from it."""
+
+
+class Here:
+    """A worker: this process, one run after another."""
+
+    def __init__(self) -> None:
+        self._given: tuple[Path, Config, int | None] | None = None
+
+    def free(self) -> bool:
+        """Whether no run was given."""
+        return self._given is None
+
+    def begin(self, path: Path, config: Config, until: int | None) -> None:
+        """Take a run."""
+        self._given = path, config, until
+
+    def wait(self) -> Path:
+        """Train it."""
+        if self._given is None:
+            raise RuntimeError("there is no run to wait for")
+        path, config, until = self._given
+        train(path, config, until)
+        self._given = None
+        return path
 
 
 def anything(_: Run) -> bool:
@@ -23,36 +98,56 @@ def anything(_: Run) -> bool:
     return True
 
 
-def run_jobs(
-    jobs: Sequence[Job], folder: Path, library: Library, accept: Accept = anything, loosely: bool = False
-) -> list[Run]:
-    """The finished run of each job, one after another in this process; says what it does, not what it finds."""
-    runs = []
-    for number, job in enumerate(jobs, 1):
-        runs.append(run_job(job, folder, library, accept, loosely, f"[{number}/{len(jobs)}] "))
-    return runs
-
-
-def run_job(
-    job: Job, folder: Path, library: Library, accept: Accept = anything, loosely: bool = False, prefix: str = ""
-) -> Run:
-    """The finished run of one job: found in the library, or else continued or made below `folder`.
+def carry_out(
+    plan: Plan,
+    folder: Path,
+    library: Library,
+    workers: Workers,
+    accept: Accept = anything,
+    loosely: bool = False,
+) -> dict[Config, Run]:
+    """The runs that a plan asks for: found in the library, or else continued or made below `folder`.
 
     Finished runs that `accept` refuses are left alone; `loosely` takes a run of any length and seed.
     """
-    run = find_run(job, library, accept, loosely)
-    if run is not None:
-        return run
-    begun = [run for run in library.find(job.config) if not finished(run) and run.path.parent == folder]
-    path, config = folder / job.folder, job.config
-    if begun:
+    runs: dict[Config, Run] = {}
+    begun: dict[Path, tuple[Task, float]] = {}
+
+    def end(task: Task, run: Run) -> None:
+        runs[task.job.config] = run
+        plan.ended(task, run)
+
+    while True:
+        while workers.free() and (task := plan.next(bool(begun))) is not None:
+            run = find_run(task.job, library, accept, loosely) or _far_enough(task, folder, library)
+            if run is not None:
+                end(task, run)
+                continue
+            path = _place(task.job, folder, library, begun)
+            print(f"{task.name}: {'goes on' if _has_run(path) else 'pretrains'} in {path}", flush=True)
+            workers.begin(path, task.job.config, task.until)
+            begun[path] = task, time.monotonic()
+        if not begun:
+            return runs
+        path = workers.wait()
+        task, since = begun.pop(path)
+        print(f"{task.name}: done in {time.monotonic() - since:.0f} s", flush=True)
+        end(task, Run(path))
+
+
+def train(path: Path, config: Config, until: int | None = None) -> None:
+    """Begin the run of a folder, or go on with the one that is there."""
+    if _has_run(path):
         here = {"train__device": config.train.device, "data__root": config.data.root}
-        path, config = begun[0].path, replace(begun[0].config, **here)
-    print(f"{prefix}{job.name}: {'goes on' if begun else 'pretrains'} in {path}", flush=True)
-    began = time.monotonic()
-    run = api.pretrain(config, splits(config.data), path, resume=bool(begun), quiet=True)
-    print(f"{prefix}{job.name}: done in {time.monotonic() - began:.0f} s", flush=True)
-    return run
+        config = replace(Run(path).config, **here)
+    data = splits(config.data)
+    # A run is stopped early to be compared with others, and without labels nothing compares.
+    if until is not None and data.train.labels is None and config.probe.data is None:
+        raise UserError(
+            f"data must have labels for a search that stops runs early, got none in {config.data.source!r}; give a "
+            "small labelled set with --set probe.data=NAME"
+        )
+    api.pretrain(config, data, path, resume=_has_run(path), quiet=True, until=until)
 
 
 def find_run(job: Job, library: Library, accept: Accept = anything, loosely: bool = False) -> Run | None:
@@ -64,3 +159,25 @@ def find_run(job: Job, library: Library, accept: Accept = anything, loosely: boo
 def splits(data: DataConfig) -> Splits:
     """The images that settings name; the last set stays at hand, since neighbouring jobs share it."""
     return load(data)
+
+
+def _begun(job: Job, folder: Path, library: Library) -> list[Run]:
+    return [run for run in library.find(job.config) if not finished(run) and run.path.parent == folder]
+
+
+def _far_enough(task: Task, folder: Path, library: Library) -> Run | None:
+    """A run that was scored at the epoch a task ends with, or later."""
+    if task.until is None:
+        return None
+    begun = _begun(task.job, folder, library)
+    return next((run for run in begun if run.results.get("pretrain", {}).get("epoch", 0) >= task.until), None)
+
+
+def _place(job: Job, folder: Path, library: Library, taken: Container[Path]) -> Path:
+    """The folder of a run that was begun, unless another task has it right now, or a new one."""
+    there = [run.path for run in _begun(job, folder, library) if run.path not in taken]
+    return there[0] if there else folder / job.folder
+
+
+def _has_run(path: Path) -> bool:
+    return (path / "config.json").exists()

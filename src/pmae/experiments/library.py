@@ -42,11 +42,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Known:
-    """What finding needs of a run: its settings by dotted name, and the size of its data."""
+    """What finding needs of a run: its settings by dotted name, the size of its data, and the kind of its machine."""
 
     settings: dict[str, Any]
     count: int
     shape: tuple[int, int, int]
+    gpu: bool
 
 
 class Library:
@@ -79,11 +80,11 @@ def validation(run: Run) -> float | None:
 
 
 def _alike(path: Path, wanted: Config, free: frozenset[str]) -> bool:
-    """Whether a run is what the wanted settings become on its data."""
+    """Whether a run is what the wanted settings become on its data and its machine."""
     known = _known(path, path.stat().st_mtime_ns)
     if known is None or known.settings["data.source"] != wanted.data.source:
         return False
-    resolved = _resolved(wanted, known.count, known.shape)
+    resolved = _resolved(wanted, known.count, known.shape, known.gpu)
     return resolved is not None and all(resolved[name] == known.settings[name] for name in resolved.keys() - free)
 
 
@@ -92,19 +93,19 @@ def _known(path: Path, changed: int) -> Known | None:
     """A run folder's settings and data, read again when its config.json has changed; None if it cannot be read."""
     run = Run(path.parent)
     try:
-        data = run.environment["data"]
+        data, gpu = run.environment["data"], not run.environment["device"].startswith("CPU")
         channels, height, width = data["shape"]
-        return Known(_flat(run.config), int(data["counts"]["train"]), (channels, height, width))
-    except (UserError, KeyError, TypeError, ValueError) as error:
+        return Known(_flat(run.config), int(data["counts"]["train"]), (channels, height, width), gpu)
+    except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         warnings.warn(f"{run.path} cannot be read and is passed over: {error}", stacklevel=2)
         return None
 
 
 @functools.lru_cache(maxsize=1000)
-def _resolved(wanted: Config, count: int, shape: tuple[int, int, int]) -> dict[str, Any] | None:
-    """The wanted settings on data of this size; None where they are impossible, so that no run can have them."""
+def _resolved(wanted: Config, count: int, shape: tuple[int, int, int], gpu: bool) -> dict[str, Any] | None:
+    """The wanted settings on such data and such a machine; None where they are impossible: no run can have them."""
     try:
-        return _flat(resolve(wanted, count, shape)[0])
+        return _flat(resolve(wanted, count, shape, gpu=gpu)[0])
     except UserError:
         return None
 

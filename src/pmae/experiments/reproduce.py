@@ -10,6 +10,7 @@ from pmae.errors import UserError, unknown_name
 from pmae.evaluate.protocols import PROTOCOLS, preset
 from pmae.experiments.evaluations import needed, shortened
 from pmae.experiments.fill import Filled, evaluate, fill, only_found, run_missing
+from pmae.experiments.jobs import Here, Workers
 from pmae.experiments.library import Library
 from pmae.experiments.pages import Page, notes_of, page_of, write_page
 from pmae.experiments.paper import PAIRS, Item, Plan
@@ -40,8 +41,8 @@ class Way:
     """Take the runs and results that are there, and run nothing."""
 
 
-def reproduce(item: Item, plan: Plan, way: Way) -> tuple[Page, list[Path]]:
-    """Run what is missing, evaluate what is not evaluated, and write the item's files."""
+def reproduce(item: Item, plan: Plan, way: Way, workers: Workers | None = None) -> tuple[Page, list[Path]]:
+    """Run what is missing, here or by `workers`, evaluate what is not evaluated, and write the item's files."""
     if item.kind == "scheme":
         return Page(), write_page(item, Page(), [SCHEME], way.out)
     if item.kind == "settings":
@@ -50,7 +51,7 @@ def reproduce(item: Item, plan: Plan, way: Way) -> tuple[Page, list[Path]]:
     need = needed(way.preset, kept(item, way.kinds), item.with_plain, item.every_epoch, way.head_epochs)
     folder = way.out / "runs"
     library = Library([folder, *way.places])
-    get = only_found(item, library) if way.only_found else run_missing(item, folder, library)
+    get = only_found(item, library) if way.only_found else run_missing(item, folder, library, workers or Here())
     filled: list[Filled] = fill(item, plan, get, need)
     if not way.only_found:
         evaluate(filled, need, plan)

@@ -47,7 +47,7 @@ def _pretraining(config: Config) -> Values:
         "epochs": config.train.epochs,
         "batch size": batch,
         "base rate": optim.base_lr,
-        "rate": optim.base_lr * batch / 256,
+        "rate": (optim.base_lr or 0.0) * batch / 256,
         "optimizer": "AdamW",
         "betas": ", ".join(map(str, optim.betas)),
         "warm-up": f"{optim.warmup_epochs:g} epochs" if steps is None else f"{steps} steps",

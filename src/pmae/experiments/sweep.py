@@ -1,13 +1,15 @@
 """A grid of settings: one run for each combination and seed, and the best of them by validation."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pmae.config import Config, replace
 from pmae.config_file import to_dict, with_settings
-from pmae.errors import UserError, require
-from pmae.experiments.jobs import run_jobs
+from pmae.errors import UserError, require, unknown_name
+from pmae.experiments.halving import Halving
+from pmae.experiments.jobs import Here, InTurn, Plan, Workers, carry_out
 from pmae.experiments.library import Job, Library
 from pmae.report.figures import save_drawing
 from pmae.report.sweeps import Trial, sweep_plot, sweep_table, trial_of, verdict
@@ -16,6 +18,9 @@ from pmae.runs import write_text
 
 RATIO = "ratio"
 """A short name for the masked share, whichever of the two the masking space takes."""
+
+SEARCHES: dict[str, Callable[[Sequence[Job]], Plan]] = {"grid": InTurn, "asha": Halving}
+"""All runs to their end, or most of them stopped early."""
 
 Grid = dict[str, list[str]]
 
@@ -48,19 +53,39 @@ def grid_jobs(base: Config, grid: Grid, seeds: Sequence[int]) -> list[tuple[dict
     return [(chosen, [_job(base, chosen, seed) for seed in seeds]) for chosen in combined]
 
 
-def sweep(base: Config, grid: Grid, seeds: Sequence[int], out: Path) -> tuple[list[Trial], list[Path]]:
-    """Run the whole grid, reusing what is finished, and write its table and plot; returns the trials and the files."""
-    planned = grid_jobs(base, grid, seeds)
-    folder = out / "runs"
-    runs = iter(run_jobs([job for _, jobs in planned for job in jobs], folder, Library([folder])))
-    trials = [trial_of(chosen, [next(runs) for _ in jobs]) for chosen, jobs in planned]
+def sweep(
+    base: Config,
+    grid: Grid,
+    seeds: Sequence[int],
+    out: Path,
+    search: str = "grid",
+    workers: AbstractContextManager[Workers] | None = None,
+) -> tuple[list[Trial], list[Path]]:
+    """Run the grid, by `workers` or here, reusing what is there; returns the trials and the files it wrote."""
+    planned, folder = grid_jobs(base, grid, seeds), out / "runs"
+    plan = plan_of(search, [job for _, jobs in planned for job in jobs])
+    # Entered when all settings are checked: a cluster takes a while to meet.
+    with workers or nullcontext(Here()) as hands:
+        runs = carry_out(plan, folder, Library([folder]), hands)
+    trials = [trial_of(chosen, [runs[job.config] for job in jobs]) for chosen, jobs in planned]
+    return trials, _write(trials, out)
+
+
+def plan_of(search: str, jobs: Sequence[Job]) -> Plan:
+    """The plan of a search by name."""
+    if search not in SEARCHES:
+        raise unknown_name("--search", search, SEARCHES)
+    return SEARCHES[search](jobs)
+
+
+def _write(trials: Sequence[Trial], out: Path) -> list[Path]:
     table = sweep_table(trials)
     files = {"sweep.csv": to_csv(table), "sweep.md": f"{to_markdown(table)}\n{verdict(trials)}\n"}
     for name, text in files.items():
         write_text(out / name, text)
     drawings = [sweep_plot(trials)] if any(trial.validation is not None for trial in trials) else []
     drawn = [save_drawing(drawing, out / f"sweep.{kind}") for drawing in drawings for kind in ("png", "svg")]
-    return trials, [*(out / name for name in files), *drawn]
+    return [*(out / name for name in files), *drawn]
 
 
 def _job(base: Config, chosen: Mapping[str, str], seed: int) -> Job:

@@ -86,10 +86,11 @@ def _evaluation(source: Source) -> str:
 def _r2(source: Source) -> str:
     """How well the hidden part is predicted, where that was measured at this epoch."""
     signals = source.run.results.get("pretrain", {})
-    if signals.get("epoch") != source.epoch or "held_out_r2" not in signals:
+    named = {"held_out_r2": "held-out images", "train_r2": "training images, as none were held out"}
+    told = [f"{images}: {signals[name]:.3f}" for name, images in named.items() if name in signals]
+    if signals.get("epoch") != source.epoch or not told:
         return ""
-    value = signals["held_out_r2"]
-    return f"\n\nR2 of the hidden variance on held-out images: {value:.3f} (0 is predicting the mean, 1 is perfect)."
+    return f"\n\nR2 of the hidden variance on {told[0]} (0 is predicting the mean, 1 is perfect)."
 
 
 def _settings(source: Source) -> str:

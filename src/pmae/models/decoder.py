@@ -28,7 +28,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig, encoder: Encoder, patch: int) -> None:
         super().__init__()
         channels, height, width = encoder.shape
-        dim, depth, heads = (getattr(config, key) or size for key, size in SIZES[config.name].items())
+        dim, depth, heads = (getattr(config, key) or size for key, size in SIZES[config.name or "released"].items())
         require(dim % heads == 0, "decoder.width", f"a multiple of decoder.heads ({heads})", dim)
         rows, columns = patch_sides(patch, height)
         self.grid, self.aspect = (height // rows, width // columns), height / width

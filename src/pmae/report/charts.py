@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MARKS = (0.5, 0.8, 0.95)
 LOWEST_R2 = -0.2
 PROBES = {"linear": "Linear probe, held-out accuracy", "knn": "k-NN, held-out accuracy"}
-LOGGED = {"epoch", "step", "loss", "r2", "masked_share", "lr", "images_per_second", "held_out_r2"}
+LOGGED = {"epoch", "step", "loss", "r2", "masked_share", "lr", "images_per_second", "held_out_r2", "train_r2"}
 
 
 @styled
@@ -39,7 +39,7 @@ def spectrum(run: Contents) -> Drawing:
         summed.annotate(f"{mark:.0%}: {count:,}", (count, 100 * mark), **place)
     summed.set(title="Cumulated share (%)", xlabel=f"{run.units}, largest first", ylabel="%", ylim=(0, 106))
     summed.set_xlim(0.9, len(share) * 1.1)
-    _plain_log_ticks(each, summed)
+    plain_log_ticks(each, summed)
     first = f"The first of {len(share):,} {run.units} holds {share[0]:.1%} of the variance of the training images"
     counts = ", ".join(f"{int(np.searchsorted(cumulated, m)) + 1:,} hold {m:.0%}" for m in MARKS)
     leading = run.config.space.name == "pca" and run.config.space.components is not None
@@ -49,15 +49,16 @@ def spectrum(run: Contents) -> Drawing:
 
 @styled
 def learning_curves(runs: Sequence[Contents]) -> Drawing:
-    """Loss, R2 while training and on held-out images, and probes where there are any, of all runs."""
+    """Loss, R2 while training and between epochs, and probes where there are any, of all runs."""
     probes = sorted({key for run in runs for key in _probe_keys(run)}, key=lambda key: (key not in PROBES, key))
     figure, axes = panels([2.1, 2.1, *[1.8] * len(probes)])
     for position, run in enumerate(runs):
         look = {"color": color(position), "linestyle": dash(position)}
-        _draw_run(axes, run, ["held_out_r2", *probes], look, short(run.name, 44 if len(runs) > 2 else 20))
+        _draw_run(axes, run, [run.r2_name, *probes], look, short(run.name, 44 if len(runs) > 2 else 20))
     _scale_loss(axes[0], runs)
     axes[1].axhline(0, color=INK, linewidth=0.8, linestyle=":")
-    axes[1].set(title="R² on held-out images (faint: in training)")
+    measured = " or ".join(sorted({run.measured_on for run in runs}))
+    axes[1].set(title=f"R² on {measured} (faint: in training)")
     _cut_r2(axes[1])
     for panel, key in zip(axes[2:], probes, strict=True):
         panel.set(title=PROBES.get(key, key.replace("_", " ").capitalize()))
@@ -77,7 +78,7 @@ def learning_curves(runs: Sequence[Contents]) -> Drawing:
 
 @styled
 def band_curves(run: Contents) -> Drawing:
-    """R2 on held-out images within each band of the spectrum."""
+    """R2 within each band of the spectrum."""
     bands = sorted({key for line in run.signals for key in line if key.startswith("r2_band_")}, key=_band_start)
     figure, (axes,) = panels((2.5,))
     for position, key in enumerate(bands):
@@ -86,7 +87,7 @@ def band_curves(run: Contents) -> Drawing:
         marker = "os^Dv"[position % 5]
         axes.plot(*_two_columns(known), color=color(position), marker=marker, markersize=4, label=label)
     axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
-    axes.set(xlabel="epoch", title="R² by band of the spectrum, held-out images")
+    axes.set(xlabel="epoch", title=f"R² by band of the spectrum, {run.measured_on}")
     _cut_r2(axes)
     figure.legend(loc="outside lower center", ncols=2, title=f"{run.units} by cumulated variance, last R²")
     caption = f"How much of the hidden variance is predicted in each band: the first holds the largest {run.units}."
@@ -132,7 +133,8 @@ def _cut_r2(axes: "Axes") -> None:
     axes.set_ylim(max(low, LOWEST_R2), max(min(high, 1.0), 0.1))
 
 
-def _plain_log_ticks(*axes: "Axes") -> None:
+def plain_log_ticks(*axes: "Axes") -> None:
+    """Write the powers of ten along x as whole numbers."""
     from matplotlib.ticker import FuncFormatter
 
     for one in axes:

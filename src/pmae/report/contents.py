@@ -53,13 +53,23 @@ class Contents:
         return "groups" if self.config.space.grouped else "components"
 
     @property
+    def r2_name(self) -> str:
+        """How the signals call R2: that of held-out images, or of training images where none were held out."""
+        return "train_r2" if any("train_r2" in line for line in self.metrics) else "held_out_r2"
+
+    @property
+    def measured_on(self) -> str:
+        """The images that signals and pictures are of."""
+        return "training images" if self.r2_name == "train_r2" else "held-out images"
+
+    @property
     def training(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl that training steps wrote."""
         return [line for line in self.metrics if "loss" in line]
 
     @property
     def signals(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl that measurements on held-out images wrote."""
+        """The lines of metrics.jsonl that measurements between epochs wrote."""
         return [line for line in self.metrics if "loss" not in line]
 
     @property

@@ -33,7 +33,7 @@ def reconstructions(run: Contents) -> Drawing:
     image, scale = view.pictures(samples["original"]), view.scale(target)
     columns = {"image": image, "visible": visible_part(run, view.pictures(samples["visible"]), target)}
     restored = None if std is None else view.pictures(samples["visible"] + prediction * std)
-    said = ["What was hidden and what the model predicted for it, on held-out images."]
+    said = [f"What was hidden and what the model predicted for it, on {run.measured_on}."]
     if run.method == "MAE" and restored is not None:
         gaps = hidden_pixels(target)
         columns |= {"hidden": np.where(gaps, image, 0.5), "predicted": np.where(gaps, restored, 0.5)}
@@ -102,15 +102,16 @@ def masks(run: Contents) -> Drawing:
 
 
 def gallery(
-    columns: dict[str, Array], labels: Sequence[str] | None, strip: bool = False
+    columns: dict[str, Array], labels: Sequence[str] | None, strip: bool = False, margin: float = 0.55
 ) -> "tuple[Figure, Axes | None]":
-    """A sheet of pictures with titles over its columns, labels beside its rows, and axes on the right if asked."""
+    """A sheet of pictures with titles over its columns, labels in a margin (inches) beside its rows, and axes on the
+    right if asked."""
     from matplotlib.figure import Figure
 
     made = sheet(columns)
     height, width = made.image.shape[:2]
     lines = 1 + max(title.count("\n") for title in columns)
-    left, right, top = 0.55 if labels else 0.04, 1.3 if strip else 0.04, 0.1 + 0.15 * lines
+    left, right, top = margin if labels else 0.04, 1.3 if strip else 0.04, 0.1 + 0.15 * lines
     across = WIDTH - left - right
     down = across * height / width
     bottom = 0.42 if strip else 0.04

@@ -72,7 +72,7 @@ def render(
         title=", ".join(run.name for run in runs) or "no runs",
         runs=runs,
         refused=refused,
-        verdicts=[summary.verdict(run) for run in runs],
+        verdicts=[summary.verdict(run, runs) for run in runs],
         between=summary.between(runs),
         bars=[plate for name, plate in plates.items() if name.startswith("accuracy-")],
         curves=plates.get("learning-curves"),

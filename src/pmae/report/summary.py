@@ -1,7 +1,7 @@
 """Did pretraining help? The answer in plain words, from the evaluated representations of a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pmae.report.contents import Contents
 from pmae.report.scores import Score, pretrained, primary
@@ -9,6 +9,7 @@ from pmae.report.scores import Score, pretrained, primary
 FROZEN = ("linear", "knn", "mlp")
 ARTICLES = {"linear": "a linear probe", "mlp": "an MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
 RIVALS = ("random weights", "raw pixels", "pca features")
+BASELINES = (*RIVALS, "from scratch")
 SPOKEN = {
     "random weights": "the same encoder with random weights",
     "pca features": "PCA features",
@@ -28,10 +29,16 @@ class Verdict:
     more: list[str] = field(default_factory=list)
 
 
-def verdict(run: Contents) -> Verdict:
-    """Compare the pretrained encoder with what was not pretrained, on the same protocol, split and preset."""
-    score = main_score(run)
+def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
+    """Compare the pretrained encoder with what was not pretrained, on the same protocol, split and preset.
+
+    Baselines that were evaluated with one of the other runs of the page serve this one too.
+    """
+    borrowed, lenders = _borrowed(run, others)
+    run, score = replace(run, scores=[*run.scores, *borrowed]), main_score(run)
     more = [*_finetuning(run), *_training_words(run)]
+    if lenders:
+        more.append(f"Baselines are those evaluated with {_listed(lenders)}.")
     if score is None or score.accuracy.value is None:
         words = "Nothing was evaluated with labels, so this page cannot say whether pretraining helped."
         tip = "Evaluate the run together with its baselines (random weights, raw pixels, PCA features) to find out."
@@ -40,6 +47,19 @@ def verdict(run: Contents) -> Verdict:
     kind, headline = _judge(score, rivals)
     compared = [f"{_against(score, rival)}." for rival in rivals] + _twins(run, score)
     return Verdict(run.name, kind, headline, [_evidence(score)], compared, [*_limits(score, rivals), *more])
+
+
+def _borrowed(run: Contents, others: Sequence[Contents]) -> tuple[list[Score], list[str]]:
+    """Baselines this run lacks, from runs of the same encoder and statistics, which would have the same; and whose."""
+    own, found, lenders = {score.label for score in run.scores}, list[Score](), list[str]()
+    for other in others:
+        alike = other.config.encoder == run.config.encoder
+        if other.name == run.name or not alike or other.config.data.standardize != run.config.data.standardize:
+            continue
+        lent = [s for s in other.scores if s.label in BASELINES and s.label not in own]
+        if lent:
+            found, lenders, own = [*found, *lent], [*lenders, other.name], own | {score.label for score in lent}
+    return found, lenders
 
 
 def compare(score: Score, rival: Score, name: str) -> str:
@@ -151,14 +171,14 @@ def _finetuning(run: Contents) -> list[str]:
 
 
 def _training_words(run: Contents) -> list[str]:
-    """What training itself says about its success: R2 on held-out images."""
-    last = next((line["held_out_r2"] for line in reversed(run.signals) if line.get("held_out_r2") is not None), None)
+    """What training itself says about its success: R2 on held-out images, or on its own where none were held out."""
+    last = next((line[run.r2_name] for line in reversed(run.signals) if line.get(run.r2_name) is not None), None)
     if last is None:
         return ["How much of the hidden part is predicted on held-out images was not measured."]
     if last <= 0:
         shown = f"R² {last:.2f}".replace("-", "−")
         return [f"The model predicts hidden parts no better than their mean ({shown}): it has not learned the task."]
-    return [f"It predicts {last:.0%} of the hidden variance of held-out images (R² {last:.2f})."]
+    return [f"It predicts {last:.0%} of the hidden variance of {run.measured_on} (R² {last:.2f})."]
 
 
 def _plain(rival: Score) -> str:

@@ -12,7 +12,8 @@ from pmae.runs import Run
 MARKERS = "os^DvPX*"
 HOW = (
     "Validation is the linear probe that pretraining ends with (logistic regression on mean-pooled features), on the "
-    "val split or, without one, on a fifth of the training images. R2 is of held-out images; no test label is used."
+    "val split or, without one, on a fifth of the training images. R2 is of held-out images, if there are any; no "
+    "test label is used."
 )
 
 
@@ -29,6 +30,8 @@ class Trial:
     effective_rank: float | None
     speed: float | None
     runs: tuple[str, ...]
+    stopped: int | None = None
+    """The epoch after which a search gave it up; None if it came to its end."""
 
     @property
     def name(self) -> str:
@@ -46,16 +49,17 @@ def trial_of(settings: Mapping[str, str], runs: Sequence[Run]) -> Trial:
         validation=statistics.fmean(linear) if linear else None,
         spread=statistics.stdev(linear) if len(linear) > 1 else None,
         knn=_mean(ends, "knn", 100),
-        r2=_mean(ends, "held_out_r2"),
+        r2=_mean([{"r2": end.get("held_out_r2", end.get("train_r2"))} for end in ends], "r2"),
         effective_rank=_mean(ends, "effective_rank"),
         speed=statistics.median(speeds) if speeds else None,
         runs=tuple(run.path.name for run in runs),
+        stopped=_stopped(runs),
     )
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the best validation accuracy; None without labels."""
-    known = [trial for trial in trials if trial.validation is not None]
+    """The trial with the best validation accuracy of those that came to their end; None without labels."""
+    known = [trial for trial in trials if trial.validation is not None and trial.stopped is None]
     return max(known, key=lambda trial: trial.validation or 0, default=None)
 
 
@@ -67,19 +71,23 @@ def verdict(trials: Sequence[Trial]) -> str:
             "The data has no labels, so nothing says which settings are best: R2 does not compare between ratios or "
             "spaces. Give a small labelled set with --set probe.data=NAME."
         )
-    return f"The best by validation is {best.name} ({best.validation:.1f}%)."
+    stopped = sum(trial.stopped is not None for trial in trials)
+    early = f" {stopped} of {len(trials)} were stopped early." if stopped else ""
+    return f"The best by validation is {best.name} ({best.validation:.1f}%).{early}"
 
 
 def sweep_table(trials: Sequence[Trial]) -> Table:
     """A row a combination of settings."""
-    names = list(trials[0].settings)
+    names, early = list(trials[0].settings), any(trial.stopped is not None for trial in trials)
     rows: list[list[Cell]] = []
     for trial in trials:
         rank = None if trial.effective_rank is None else float(trial.effective_rank)
         scores: list[Cell] = [trial.validation, trial.spread, trial.knn, _three(trial.r2), rank]
         speed = None if trial.speed is None else round(trial.speed)
-        rows.append([*(trial.settings[name] for name in names), *scores, speed, " ".join(trial.runs)])
-    header = [*names, "validation %", "± seeds", "k-NN %", "R2", "effective rank", "images/s", "runs"]
+        ends: list[Cell] = [trial.stopped] if early else []
+        rows.append([*(trial.settings[name] for name in names), *scores, *ends, speed, " ".join(trial.runs)])
+    header = [*names, "validation %", "± seeds", "k-NN %", "R2", "effective rank"]
+    header += [*["stopped at epoch"] * early, "images/s", "runs"]
     return Table("sweep", f"Sweep over {' and '.join(names)}", header, rows, HOW)
 
 
@@ -95,9 +103,13 @@ def sweep_plot(trials: Sequence[Trial]) -> Drawing:
         lines.setdefault(", ".join(f"{name}={trial.settings[name]}" for name in others), []).append(trial)
     for position, (label, line) in enumerate(lines.items()):
         known = sorted((t for t in line if t.validation is not None), key=lambda t: place[t.settings[first]])
-        x, y = [place[t.settings[first]] for t in known], [t.validation or 0.0 for t in known]
+        ended, stopped = [t for t in known if t.stopped is None], [t for t in known if t.stopped is not None]
+        x, y = [place[t.settings[first]] for t in ended], [t.validation or 0.0 for t in ended]
         look: dict[str, Any] = {"color": color(position), "marker": MARKERS[position % len(MARKERS)], "markersize": 4.5}
-        axes.errorbar(x, y, [t.spread or 0.0 for t in known], label=short(label, 44), elinewidth=1, **look)
+        axes.errorbar(x, y, [t.spread or 0.0 for t in ended], label=short(label, 44), elinewidth=1, **look)
+        # Hollow and apart: an accuracy of an earlier epoch is not one to compare with.
+        hollow = look | {"linestyle": "none", "markerfacecolor": "none"}
+        axes.plot([place[t.settings[first]] for t in stopped], [t.validation or 0.0 for t in stopped], **hollow)
     best = best_of(trials)
     if best is not None and best.validation is not None:
         ring: dict[str, Any] = {"markersize": 12, "markerfacecolor": "none", "markeredgecolor": PALETTE[3]}
@@ -106,7 +118,8 @@ def sweep_plot(trials: Sequence[Trial]) -> Drawing:
     axes.set(xlabel=first, title="Linear probe on validation images (%)")
     if others:
         figure.legend(loc="outside lower center", ncols=1)
-    return Drawing("sweep", f"Sweep over {first}", f"{verdict(trials)} {HOW}", figure)
+    early = " Hollow: stopped early." if any(trial.stopped is not None for trial in trials) else ""
+    return Drawing("sweep", f"Sweep over {first}", f"{verdict(trials)} {HOW}{early}", figure)
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:
@@ -115,6 +128,12 @@ def _places(values: Sequence[str]) -> dict[str, float]:
         return {value: float(value) for value in values}
     except ValueError:
         return {value: float(position) for position, value in enumerate(values)}
+
+
+def _stopped(runs: Sequence[Run]) -> int | None:
+    """The earliest epoch at which one of the runs stands before its end."""
+    reached = [(run.results.get("pretrain", {}).get("epoch"), run.config.train.epochs) for run in runs]
+    return min((int(epoch) for epoch, last in reached if epoch is not None and epoch != last), default=None)
 
 
 def _mean(ends: Sequence[dict[str, Any]], key: str, times: float = 1.0) -> float | None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import SpaceConfig
+from pmae.spaces.cost import FitCost
 from pmae.spaces.together import ALONE, Together
 
 
@@ -31,6 +32,8 @@ class Space(nn.Module, ABC):
     """Whether the part of an image that the coefficients cannot express stays visible: it makes any space exact."""
     learns: bool = False
     """Whether the space has parameters that train with the model; they are saved with every checkpoint."""
+    way_out: str = "use smaller images (data.resize)"
+    """What to do where the fit does not fit in memory."""
     together: Together = ALONE
     """The processes among which `fit` may divide its work; a space that ignores them does all of it in each."""
 
@@ -57,6 +60,10 @@ class Space(nn.Module, ABC):
         finally:
             for part in parts:
                 part.together = ALONE
+
+    def fit_cost(self, images: int) -> FitCost:
+        """What `fit` will take for so many images, as far as it is more than a few passes over them."""
+        return FitCost(0, 0)
 
     @abstractmethod
     def project(self, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pmae.errors import UserError
+from pmae.spaces.cost import EIGH, QR, FitCost
 from pmae.spaces.moments import added, centred, mean_and_variance, principal_axes, signs
 from pmae.spaces.together import ALONE, Together
 
@@ -44,9 +45,11 @@ def leading_axes(batches: Iterable[Tensor], count: int, together: Together = ALO
     return Leading(mean, variance, axes.mul_(signs(axes)), rest.clamp(min=0))
 
 
-def bytes_of_leading(size: int, count: int) -> int:
-    """What the fit holds at its peak: basis, product and the orthogonalization's copies, with float32 ones on a CPU."""
-    return 6 * 8 * size * min(size, count + OVERSAMPLE)
+def cost_of_leading(images: int, size: int, count: int) -> FitCost:
+    """At its peak the fit holds basis, product and the orthogonalization's copies, with float32 ones on a CPU."""
+    wide = min(size, count + OVERSAMPLE)
+    operations = (PASSES + 1) * 4 * images * size * wide + PASSES * QR * size * wide**2 + EIGH * wide**3
+    return FitCost(6 * 8 * size * wide, operations)
 
 
 def _start(size: int, count: int) -> Tensor:

@@ -87,11 +87,6 @@ def refuse_beyond_memory(what: str, need: int, way: str) -> None:
         raise UserError(f"{what} need {need:,} bytes for the fit, more than {LIMIT:,}; {way}")
 
 
-def bytes_of_exact(size: int) -> int:
-    """What an exact fit holds: the covariance, its eigenvectors and a workspace of twice that, all float64."""
-    return 4 * 8 * size * size
-
-
 def _add_lower_products(products: Tensor, x: Tensor) -> None:
     """Add x^T x to the lower triangle block by block: little over half the work of the full product."""
     for start in range(0, x.shape[1], BLOCK):

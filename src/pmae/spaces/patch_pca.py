@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
-from pmae.spaces.moments import bytes_of_exact, covariance_of, principal_axes, refuse_beyond_memory
+from pmae.spaces.cost import FitCost, cost_of_exact
+from pmae.spaces.moments import covariance_of, principal_axes, refuse_beyond_memory
 from pmae.spaces.orthonormal import Orthonormal
 
 LARGEST = 16
@@ -30,10 +31,16 @@ class PatchPCA(Orthonormal):
         self.sides = (1 if height == 1 else self.patch, self.patch)
         numbers = self.sides[0] * self.sides[1]
         size, places = channels * numbers, height * width // numbers
-        refuse_beyond_memory(f"space 'patch_pca': patches of {size} numbers", bytes_of_exact(size), "lower space.patch")
+        need = cost_of_exact(0, size).bytes
+        refuse_beyond_memory(f"space 'patch_pca': patches of {size} numbers", need, "lower space.patch")
         self.register_buffer("components", torch.eye(size))
         if self.config.grouped:
             self.group(np.repeat(np.arange(size), places))
+
+    def fit_cost(self, images: int) -> FitCost:
+        size = len(self.components)
+        places = self.shape[0] * self.shape[1] * self.shape[2] // size
+        return cost_of_exact(images * places, size)
 
     def learn(self, batches: Iterable[Tensor]) -> None:
         share, add_up = self.together

@@ -8,8 +8,9 @@ from torch import Tensor
 from pmae.config import SpaceConfig
 from pmae.errors import require
 from pmae.spaces.base import Space
-from pmae.spaces.leading import Leading, bytes_of_leading, leading_axes
-from pmae.spaces.moments import bytes_of_exact, covariance_of, principal_axes, refuse_beyond_memory
+from pmae.spaces.cost import FitCost, cost_of_exact
+from pmae.spaces.leading import Leading, cost_of_leading, leading_axes
+from pmae.spaces.moments import covariance_of, principal_axes, refuse_beyond_memory
 from pmae.spaces.together import Together
 
 EXACT = 4096
@@ -35,16 +36,20 @@ class PCA(Space):
         rule = f"below the number of pixels, {self.size}, or unset for all"
         require(self.all or self.kept < self.size, "space.components", rule, self.kept)
         self.exact = self.all or self.size <= EXACT
-        need = bytes_of_exact(self.size) if self.exact else bytes_of_leading(self.size, self.kept)
         way = "keep leading ones alone (space.components)" if self.all else "lower space.components"
-        way += ", or use space.name patch_pca, cosine or wavelet, or smaller images (data.resize)"
-        refuse_beyond_memory(f"space 'pca': {self.kept} components of {self.size} pixels", need, way)
+        self.way_out = f"{way}, or use space.name patch_pca, cosine or wavelet, or smaller images (data.resize)"
+        need = self.fit_cost(0).bytes
+        refuse_beyond_memory(f"space 'pca': {self.kept} components of {self.size} pixels", need, self.way_out)
         self.register_buffer("mean", torch.zeros(self.size))
         self.register_buffer("components", torch.eye(self.kept, self.size))
         self.register_buffer("variance", torch.ones(self.size if self.all else self.kept + self.size))
         if not self.all:
             self.groups = torch.arange(self.kept + self.size).clamp(max=self.kept)
             self.group_count = self.kept + 1
+
+    def fit_cost(self, images: int) -> FitCost:
+        exact = cost_of_exact(images, self.size)
+        return exact if self.exact else cost_of_leading(images, self.size, self.kept)
 
     def fit(self, batches: Iterable[Tensor]) -> None:
         found = (_exact_axes if self.exact else leading_axes)(batches, self.kept, self.together)

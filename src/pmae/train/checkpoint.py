@@ -15,25 +15,32 @@ from pmae.method import MaskedAutoencoder
 from pmae.models import Encoder, build_encoder
 from pmae.runs import Run, read_object, write_json, write_whole
 from pmae.spaces import Space, build_space
-from pmae.train.manifest import damage, require_whole, sealed
+from pmae.train.manifest import damage, require_whole, sealed, stated_digest, tensors_digest
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
 
 
-def save(
-    run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer, name: str, state: dict[str, int], keep: int
-) -> Path:
+Contents = Mapping[str, Mapping[str, Tensor]]
+"""The tensors of each file of a checkpoint."""
+
+
+def contents(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> Contents:
+    """What training needs to go on, file by file; the tensors are those in use, not copies."""
+    parts = {
+        "encoder.safetensors": model.encoder.net.state_dict(),
+        "decoder.safetensors": model.decoder.state_dict(),
+        "optimizer.safetensors": _optimizer_tensors(model, optimizer),
+    }
+    if model.space.learns:
+        parts["space.safetensors"] = {key: value.detach() for key, value in model.space.named_parameters()}
+    return parts
+
+
+def save(run: Run, parts: Contents, name: str, state: dict[str, int], keep: int) -> Path:
     """Write a checkpoint whose state says its epoch and step, and thin out those before the last `keep`."""
 
     def write(folder: Path) -> None:
         folder.mkdir(parents=True)
-        parts = {
-            "encoder.safetensors": model.encoder.net.state_dict(),
-            "decoder.safetensors": model.decoder.state_dict(),
-            "optimizer.safetensors": _optimizer_tensors(model, optimizer),
-        }
-        if model.space.learns:
-            parts["space.safetensors"] = {key: value.detach() for key, value in model.space.named_parameters()}
         for name, tensors in parts.items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
         write_json(folder / "state.json", sealed(state, folder, parts))
@@ -87,7 +94,9 @@ def save_fitted(run: Run, standardize: Standardize, space: Space) -> None:
     tensors = {f"standardize.{key}": value for key, value in standardize.state_dict().items()}
     tensors |= {f"space.{key}": value for key, value in space.state_dict().items()}
     whole = {key: value.contiguous() for key, value in tensors.items()}
-    write_whole(run.path / "fitted.safetensors", lambda temporary: save_file(whole, temporary))
+    # Inside the file: two files could not be written as one.
+    seal = {"blake2b": tensors_digest(whole)}
+    write_whole(run.path / "fitted.safetensors", lambda temporary: save_file(whole, temporary, seal))
 
 
 def load_space(run: Run, epoch: int | None = None) -> Space:
@@ -131,13 +140,16 @@ def _require_fit(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[st
 
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Tensors of a safetensors file whose names start with `prefix`, without it."""
+    """Tensors of a safetensors file whose names start with `prefix`, without it; checked if it carries a checksum."""
     try:
         # Read, not memory-mapped: a mapped file that is cut short later kills the process without a message.
-        tensors = load(path.read_bytes())
+        data = path.read_bytes()
+        tensors, stated = load(data), stated_digest(data)
     # Beside its own error, the format's library lets out whatever an odd header trips over (KeyError, AssertionError).
     except Exception as error:
         raise UserError(f"file must be a readable safetensors file, got {str(path)!r}: {error}") from error
+    if stated is not None and stated != tensors_digest(tensors):
+        raise UserError(f"file must be as it was written, got {str(path)!r}, whose checksum differs: it is damaged")
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 

@@ -1,6 +1,7 @@
 """One run in several processes, as `torchrun` starts them: who they are, their sums, and what stops all of them."""
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from pmae.method import PMAE, MaskedAutoencoder
 
 TIMEOUT = "PMAE_TIMEOUT"
 """Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
+MEETINGS = itertools.count()
+"""A process may meet the others more than once: to train a twin, and then to evaluate it."""
 
 
 class LostProcess(UserError):
@@ -42,7 +45,7 @@ class World:
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor on the world's device over all processes, in place."""
         if self.size > 1:
-            with _losses(self):
+            with losses(self):
                 torch.distributed.all_reduce(tensor)
         return tensor
 
@@ -118,7 +121,9 @@ def joined(device: torch.device) -> Iterator[World]:
         yield World(device=device)
         return
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
-    with _losses(world):
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with losses(world):
         _meet(world)
     try:
         yield world
@@ -127,10 +132,10 @@ def joined(device: torch.device) -> Iterator[World]:
 
 
 def _meet(world: World) -> None:
-    """Through a store of this attempt alone: `torchrun` may keep one over a restart, with the addresses of the dead."""
+    """Through names of this meeting alone: `torchrun` may keep a store over a restart, with addresses of the dead."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))  # type: ignore[attr-defined]
-    store = torch.distributed.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    store = torch.distributed.PrefixStore(f"attempt {attempt}, meeting {next(MEETINGS)}", store)  # type: ignore[attr-defined]
     backend, mine = ("nccl", world.device) if world.device.type == "cuda" else ("gloo", None)
     torch.distributed.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=_timeout(), device_id=mine
@@ -138,8 +143,10 @@ def _meet(world: World) -> None:
 
 
 def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder, size: int) -> None:
-    """Refuse what several processes would compute otherwise than one does at the same batch."""
+    """Refuse what several processes would compute otherwise than one does at the same batch, or one cannot."""
     if size == 1:
+        rule = "off in one process, which has nobody to share with (torchrun --nproc-per-node starts several)"
+        require(not config.train.shard, "train.shard", rule, config.train.shard)
         return
     require(batch_size % size == 0, "train.batch_size", f"a multiple of the number of processes, {size}", batch_size)
     counted = config.objective.scale == "mean" and isinstance(model, PMAE) and not model.on_pixels
@@ -173,7 +180,7 @@ def _timeout() -> timedelta:
 
 
 @contextlib.contextmanager
-def _losses(world: World) -> Iterator[None]:
+def losses(world: World) -> Iterator[None]:
     """One sentence for whatever a backend says when a process is gone."""
     try:
         yield

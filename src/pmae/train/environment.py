@@ -1,13 +1,17 @@
 """The machine a run is on: which device, arithmetic and engine to use, and what to write down about it."""
 
+import contextlib
+import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pmae.config import TrainConfig
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 
@@ -33,13 +37,35 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def pick_engine(name: str, device: torch.device) -> str:
-    """The graph engine on CUDA unless told otherwise; it needs CUDA."""
-    if name == "graph" and device.type != "cuda":
+def pick_engine(config: TrainConfig, device: torch.device) -> str:
+    """The graph engine on CUDA unless told otherwise, or where a setting needs the plain one; it needs CUDA."""
+    if config.engine == "graph" and device.type != "cuda":
         raise UserError(f"train.engine 'graph' must run on CUDA, got {device.type!r}; choices here: auto, plain")
-    if name == "auto":
-        return "graph" if device.type == "cuda" else "plain"
-    return name
+    if config.engine == "auto":
+        return "plain" if device.type != "cuda" or config.shard or config.deterministic else "graph"
+    return config.engine
+
+
+@contextlib.contextmanager
+def same_bits(wanted: bool) -> Iterator[None]:
+    """Inside, if wanted, no kernel whose bits depend on the order in which threads come; one without other fails."""
+    if not wanted:
+        yield
+        return
+    # Read when cuBLAS is first used: a workspace that streams do not share.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+            yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        said = str(error).partition(",")[0]
+        raise UserError(f"train.deterministic must be off for these settings on this device: {said}") from error
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]:

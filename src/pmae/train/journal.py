@@ -14,6 +14,10 @@ from pmae.runs import disk_errors, whole_lines, write_whole
 from pmae.train.tracking import Tracker
 
 PLAIN_SECONDS = 10.0
+SETTLED_SECONDS = 5.0
+"""How long the speed is measured before the end of a run is foretold from it."""
+LONG_SECONDS = 1800.0
+"""What is worth a warning."""
 
 
 class Journal:
@@ -31,7 +35,8 @@ class Journal:
         self._tracker = tracker
         self._path, self._epochs, self._steps_an_epoch = path, epochs, steps_an_epoch
         self._quiet, self._last_line, self._began = quiet, 0.0, time.monotonic()
-        self._began_at = done
+        self._began_at, self._foretold = done, False
+        self._settled_from: tuple[float, int] | None = None
         self._live = _live_progress() if sys.stderr.isatty() and not quiet else None
         self._task = self._live.add_task("", total=epochs * steps_an_epoch, completed=done) if self._live else None
         forget_after(path, done)
@@ -58,6 +63,7 @@ class Journal:
 
     def show(self, values: dict[str, float], step: int) -> None:
         """Move the live line, or print a plain one if the last is a while ago or an epoch ends."""
+        self._foretell(step)
         text = f"epoch {values['epoch']:.1f}/{self._epochs}  {_line(values)}"
         if self._live and self._task is not None:
             self._live.update(self._task, completed=step, description=text)
@@ -67,6 +73,21 @@ class Journal:
             self._last_line = now
             left = (now - self._began) / max(step - self._began_at, 1) * (self._epochs * self._steps_an_epoch - step)
             print(f"{text}  {_clock(left)} left", flush=True)
+
+    def _foretell(self, step: int) -> None:
+        """Once, if the run will be long: when it ends, and what makes it shorter."""
+        now = time.monotonic()
+        # The first steps compile and warm up, so the speed is that of those after them.
+        since, first = self._settled_from = self._settled_from or (now, step)
+        if self._quiet or self._foretold or step == first or now - since < SETTLED_SECONDS:
+            return
+        self._foretold = True
+        left = (now - since) / (step - first) * (self._epochs * self._steps_an_epoch - step)
+        if left >= LONG_SECONDS:
+            (self._live.console.print if self._live else print)(
+                f"{self._epochs} epochs will take about {_clock(left)} on this machine; "
+                "--epochs with a smaller number takes less, Ctrl-C saves and --resume goes on"
+            )
 
 
 def forget_after(path: Path, step: int) -> None:

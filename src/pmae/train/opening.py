@@ -17,7 +17,7 @@ from pmae.train.environment import describe_environment
 from pmae.train.lock import locked
 from pmae.train.start import Start
 
-FREE = ("train.log_every", "train.keep", "train.track", "train.device", "data.root")
+FREE = ("train.log_every", "train.keep", "train.track", "train.device", "train.shard", "data.root", "data.threads")
 """Settings that a resumed run may change."""
 
 

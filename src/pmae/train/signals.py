@@ -1,4 +1,4 @@
-"""Signals without labels: how much of the hidden variance is predicted on held-out images, in total and by band."""
+"""Signals without labels: how much of the hidden variance is predicted on some images, in total and by band."""
 
 from itertools import pairwise
 
@@ -14,8 +14,10 @@ MOST_IMAGES = 2048
 
 
 @torch.no_grad()
-def hidden_r2(model: MaskedAutoencoder, standardize: Standardize, batches: Batches, seed: int) -> dict[str, float]:
-    """R2 on up to 2,048 plain images under masks that depend on the seed alone; `held_out_r2`, and one per band.
+def hidden_r2(
+    model: MaskedAutoencoder, standardize: Standardize, batches: Batches, seed: int, name: str = "held_out_r2"
+) -> dict[str, float]:
+    """R2 on up to 2,048 plain images under masks that depend on the seed alone: in total, as `name`, and one per band.
 
     A band is named by the cumulated variance it spans: `r2_band_50_80` holds the components, or what is hidden as one,
     between 50% and 80%, the largest first.
@@ -33,7 +35,7 @@ def hidden_r2(model: MaskedAutoencoder, standardize: Standardize, batches: Batch
         error, energy = error + outcome.error.sum(), energy + outcome.energy.sum()
         if isinstance(model, PMAE):
             by_component += torch.stack(model.component_errors(x, draw))
-    values = {"held_out_r2": float(1 - error / energy)}
+    values = {name: float(1 - error / energy)}
     return values | (_bands(model.space.before, *by_component) if isinstance(model, PMAE) else {})
 
 

@@ -81,13 +81,19 @@ class Plain:
 
     def measure(self, images: Tensor, boxes: Boxes, draw: Draw) -> tuple[Tensor, Tensor]:
         """The loss, and (loss, error, energy, share) summed up for the tally."""
+        # Two boxes an image where two views of it are wanted.
+        images = images.repeat(len(boxes.flip) // len(images), 1, 1, 1)
         x = self.standardize(crop(images, boxes, self.config.augment.interpolation))
         outcome = self.model(x, draw)
         values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.share.mean()])
         return outcome.loss, values.detach()
 
-    def _update(self, values: Tensor) -> None:
+    def _average(self) -> None:
+        """Make gradients the means of those of all processes."""
         self.world.average([p.grad for p in self._trainable if p.grad is not None])
+
+    def _update(self, values: Tensor) -> None:
+        self._average()
         if self.config.optim.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._trainable, self.config.optim.clip_norm, foreach=True)
         self.optimizer.step()

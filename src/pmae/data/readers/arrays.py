@@ -1,7 +1,7 @@
 """Arrays and tensors, in memory or in .npy and .npz files."""
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -104,7 +104,7 @@ def _one_per_image(labels: np.ndarray) -> np.ndarray:
 
 def read_npy(path: Path, layout: Layout = "auto") -> Splits:
     """One array of images, memory-mapped: it may be larger than memory."""
-    with _plain_numbers_only(path):
+    with plain_numbers_only(path):
         images = np.load(path, mmap_mode="r", allow_pickle=False)
     require(isinstance(images, np.ndarray), "data.source", "a .npy file of one array", str(path))
     return Splits(path.stem, from_arrays(images, None, layout), notes=("no labels and no held-out images in the file",))
@@ -112,7 +112,11 @@ def read_npy(path: Path, layout: Layout = "auto") -> Splits:
 
 def read_npz(path: Path, layout: Layout = "auto") -> Splits:
     """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*."""
-    arrays = _npz_arrays(path)
+    return npz_splits(path, _npz_arrays(path), lambda x, y, names: _image_set(x, y, names, layout))
+
+
+def npz_splits(path: Path, arrays: dict[str, Any], make: Callable[..., ImageSet]) -> Splits:
+    """The splits that the keys name; `make` takes images, labels and classes."""
     train = "train_" if "train_images" in arrays else ""
     if f"{train}images" not in arrays:
         found = ", ".join(arrays) or "neither"
@@ -124,13 +128,13 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
     for (split, prefix), labels in zip(present.items(), numbers, strict=True):
         # Taken out one by one, so that at most one split is held in both axis orders.
         images = arrays.pop(f"{prefix}images")
-        sets[split] = _image_set(images, labels, classes if labels is not None else (), layout)
+        sets[split] = make(images, labels, classes if labels is not None else ())
     _require_alike(sets, path)
     return Splits(path.stem, sets["train"], sets.get("val"), sets.get("test"))
 
 
 def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
-    with _plain_numbers_only(path):
+    with plain_numbers_only(path):
         with zipfile.ZipFile(path) as archive:
             require_room(sum(member.file_size for member in archive.infolist()), str(path))
         with np.load(path, allow_pickle=False) as archive:
@@ -149,7 +153,7 @@ def _require_alike(sets: dict[str, ImageSet], path: Path) -> None:
 
 
 @contextmanager
-def _plain_numbers_only(path: Path) -> Iterator[None]:
+def plain_numbers_only(path: Path) -> Iterator[None]:
     """Whatever NumPy says of a broken file or of pickled objects, as one sentence with the file's name."""
     try:
         yield

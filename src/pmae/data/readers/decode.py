@@ -1,5 +1,6 @@
 """One image file as an array, in the depth it was saved in."""
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +22,28 @@ class LossError(ValueError):
     """Pillow cannot hold what is in this file without cutting something off."""
 
 
-def decode(path: Path, config: DataConfig) -> np.ndarray:
-    """(C, H, W) pixels, converted and resized as the settings ask; raises whatever a broken file makes Pillow raise."""
+def decode(path: Path, config: DataConfig, content: bytes | None = None) -> np.ndarray:
+    """(C, H, W) pixels, converted and resized as the settings ask; raises whatever a broken file makes Pillow raise.
+
+    With the file's `content` at hand, the path is only its name.
+    """
     suffix = path.suffix.lower()
     if suffix in dicom.SUFFIXES:
-        return _convert(dicom.read_dicom(path), config)
+        return convert(dicom.read_dicom(_opened(path, content)), config)
     try:
-        return _decode_with_pillow(path, config)
+        return _decode_with_pillow(_opened(path, content), config)
     except (LossError, UnidentifiedImageError):
         if suffix not in tiff.SUFFIXES:
             raise
-    return _convert(tiff.read_tiff(path), config)
+    return convert(tiff.read_tiff(_opened(path, content)), config)
 
 
-def _decode_with_pillow(path: Path, config: DataConfig) -> np.ndarray:
-    with Image.open(path, formats=FORMATS) as image:
+def _opened(path: Path, content: bytes | None) -> Path | BytesIO:
+    return path if content is None else BytesIO(content)
+
+
+def _decode_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
+    with Image.open(file, formats=FORMATS) as image:
         _refuse_bombs(image)
         raw_mode = _raw_mode(image)
         _refuse_losses(image, raw_mode)
@@ -46,7 +54,7 @@ def _decode_with_pillow(path: Path, config: DataConfig) -> np.ndarray:
             raise LossError(str(error)) from error
         if image.mode in DEEP_MODES:
             pixels = _narrow(np.asarray(image), signed="16" in raw_mode and raw_mode.endswith("S"))
-            return _convert(pixels[None], config)
+            return convert(pixels[None], config)
         return _decode_bytes(image, config)
 
 
@@ -83,7 +91,7 @@ def _decode_bytes(image: Image.Image, config: DataConfig) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _convert(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
+def convert(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
     """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for."""
     if config.channels not in (None, len(pixels)):
         if len(pixels) > 1:

@@ -1,5 +1,6 @@
 """DICOM files through pydicom (extra `data`): the modality's own units, in the depth they were saved in."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pmae.errors import missing_extra
 SUFFIXES = (".dcm", ".dicom")
 
 
-def read_dicom(path: Path) -> np.ndarray:
+def read_dicom(path: Path | BytesIO) -> np.ndarray:
     """(C, H, W) pixels; a rescale slope and intercept (Hounsfield units) make float32 of them."""
     try:
         import pydicom

@@ -58,16 +58,16 @@ def stream_files(
     for file, pixels in _decoded_ahead(files, config, 2 * size):
         if isinstance(pixels, str):
             failures.append(pixels)
-            _refuse_too_many(failures, config)
+            refuse_too_many(failures, config)
             continue
         first = first or (file.name, pixels)
-        _require_alike(*first, file.name, pixels)
+        require_alike(*first, file.name, pixels)
         if chunk and (len(chunk) == size or chunk[-1][0].split != file.split):
             yield _joined(chunk, classes)
             chunk = []
         chunk.append((file, pixels))
     if not chunk:
-        raise UserError(f"data.source must have at least one readable image, got none: {_listed(failures)}")
+        raise UserError(f"data.source must have at least one readable image, got none: {listed(failures)}")
     yield _joined(chunk, classes)
     if failures:
         _warn_of(failures)
@@ -114,7 +114,7 @@ def _decode_all(files: Sequence[ImageFile], config: DataConfig) -> tuple[np.ndar
         pixels = _try_decode(files[position], config)
         if isinstance(pixels, str):
             return pixels
-        _require_alike(first.name, reference, files[position].name, pixels)
+        require_alike(first.name, reference, files[position].name, pixels)
         images[position] = pixels
         return None
 
@@ -123,7 +123,7 @@ def _decode_all(files: Sequence[ImageFile], config: DataConfig) -> tuple[np.ndar
         for position, failure in enumerate(pool.map(fill, range(len(files)))):
             if failure is not None:
                 failures[position] = failure
-                _refuse_too_many(list(failures.values()), config)
+                refuse_too_many(list(failures.values()), config)
     return images, failures
 
 
@@ -134,8 +134,8 @@ def _first_readable(files: Sequence[ImageFile], config: DataConfig) -> tuple[Ima
         if not isinstance(pixels, str):
             return file, pixels
         failures.append(pixels)
-        _refuse_too_many(failures, config)
-    raise UserError(f"data.source must have at least one readable image, got none: {_listed(failures)}")
+        refuse_too_many(failures, config)
+    raise UserError(f"data.source must have at least one readable image, got none: {listed(failures)}")
 
 
 def _try_decode(file: ImageFile, config: DataConfig) -> np.ndarray | str:
@@ -153,7 +153,7 @@ def _one_line(error: Exception, file: ImageFile) -> str:
     return " ".join(str(error).replace(repr(str(file.path)), "the file").split())
 
 
-def _require_alike(first_name: str, first: np.ndarray, name: str, pixels: np.ndarray) -> None:
+def require_alike(first_name: str, first: np.ndarray, name: str, pixels: np.ndarray) -> None:
     """Name two files that differ, and the setting that would make them alike."""
     if first.shape == pixels.shape and first.dtype == pixels.dtype:
         return
@@ -171,16 +171,16 @@ def _size(pixels: np.ndarray) -> str:
     return f"{pixels.shape[2]}x{pixels.shape[1]}"
 
 
-def _refuse_too_many(failures: list[str], config: DataConfig) -> None:
+def refuse_too_many(failures: list[str], config: DataConfig) -> None:
     if len(failures) > config.max_unreadable:
         cap = config.max_unreadable
-        raise UserError(f"data.max_unreadable is {cap}, and more files than that cannot be read: {_listed(failures)}")
+        raise UserError(f"data.max_unreadable is {cap}, and more files than that cannot be read: {listed(failures)}")
 
 
 def _warn_of(failures: list[str]) -> str:
-    warnings.warn(f"skipped {len(failures)} unreadable files: {_listed(failures)}", stacklevel=3)
+    warnings.warn(f"skipped {len(failures)} unreadable files: {listed(failures)}", stacklevel=3)
     return f"skipped {len(failures)} unreadable files: {', '.join(failures)}"
 
 
-def _listed(failures: list[str]) -> str:
+def listed(failures: list[str]) -> str:
     return ", ".join(failures[:SHOWN]) + (", ..." if len(failures) > SHOWN else "")

@@ -1,5 +1,6 @@
 """TIFF files of more channels or more depth than Pillow holds, through tifffile (extra `data`)."""
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ SUFFIXES = (".tif", ".tiff")
 _CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
 
 
-def read_tiff(path: Path) -> np.ndarray:
+def read_tiff(path: Path | BytesIO) -> np.ndarray:
     """(C, H, W) pixels in their own depth; a stack of planes that are not channels is refused."""
     try:
         import tifffile

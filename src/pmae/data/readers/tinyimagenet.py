@@ -21,13 +21,19 @@ def is_tinyimagenet(folder: Path) -> bool:
 
 
 def read_tinyimagenet(folder: Path, config: DataConfig) -> Splits:
-    """Training and validation images, classes in the order of their WordNet identifiers, named by words.txt."""
+    """Training and validation images in memory."""
+    classes, files = tinyimagenet_files(folder)
+    return read_files("tinyimagenet", files, classes, config, (NOTE,))
+
+
+def tinyimagenet_files(folder: Path) -> tuple[tuple[str, ...], list[ImageFile]]:
+    """The classes in the order of their WordNet identifiers, named by words.txt, and the files of both splits."""
     identifiers = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     number = {identifier: index for index, identifier in enumerate(identifiers)}
     files = [*_train_files(folder, number), *_val_files(folder, number)]
     if not files:
         raise UserError(f"data.source: the Tiny ImageNet folder {folder} holds no images")
-    return read_files("tinyimagenet", files, _class_names(folder, identifiers), config, (NOTE,))
+    return _class_names(folder, identifiers), files
 
 
 def _train_files(folder: Path, number: dict[str, int]) -> list[ImageFile]:

@@ -1,0 +1,151 @@
+"""Masking spaces at the same budget: the grid of spaces and ratios, its runs, and the table they make."""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from pmae.config import Config, DataConfig, SpaceConfig, replace
+from pmae.config_file import with_settings
+from pmae.derive import patch_for
+from pmae.errors import require, unknown_name
+from pmae.experiments.evaluations import Need, needed
+from pmae.experiments.fill import only_found, run_missing
+from pmae.experiments.jobs import Here, Workers, splits
+from pmae.experiments.library import Job, Library
+from pmae.experiments.pages import Page
+from pmae.experiments.paper import Item
+from pmae.experiments.recipes import recipe
+from pmae.experiments.reproduce import Way
+from pmae.report.spaces import run_row, run_table
+from pmae.report.tables import Table
+from pmae.runs import Run
+from pmae.spaces import SPACES, build_space
+
+CHOSEN = (
+    "pca", "pca:components=256", "patch_pca", "cosine", "cosine:grouped=true", "fourier:grouped=true", "wavelet",
+    "wavelet:grouped=true", "kernel_pca", "diffusion", "ica", "learned", "pixels",
+)  # fmt: skip
+"""The spaces that are compared if the caller does not say."""
+RATIOS, MAE_RATIOS = (0.1, 0.2, 0.4), (0.5, 0.75, 0.9)
+EPOCHS, PATCH = 50, 8
+KINDS = ("linear", "knn")
+ITEM = Item("spaces", "Masking spaces at the same budget", "not in the paper", "spaces", protocols=KINDS)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which spaces at which ratios, on which images; everything else is the same for all."""
+
+    data: DataConfig
+    spaces: tuple[str, ...] = CHOSEN
+    """`name` or `name:setting=value,setting=value`, such as `kernel_pca:landmarks=1024`."""
+    ratios: tuple[float, ...] = RATIOS
+    mae_ratios: tuple[float, ...] = MAE_RATIOS
+    """The ratios of pixel space, where patches are hidden."""
+    epochs: int = EPOCHS
+    seeds: tuple[int, ...] = (0,)
+    settings: tuple[tuple[str, str], ...] = ()
+    """Further settings of all runs by dotted name, as text."""
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        require(len(set(self.spaces)) == len(self.spaces) > 0, "spaces", "at least one, no two alike", self.spaces)
+        require(len(set(self.seeds)) == len(self.seeds) > 0, "seeds", "at least one number, no two alike", self.seeds)
+        for name in ("ratios", "mae_ratios"):
+            given = getattr(self, name)
+            distinct = len(set(given)) == len(given) > 0
+            require(distinct and all(0 < r < 1 for r in given), name, "different shares in (0, 1)", given)
+
+    def shares(self, space: str) -> tuple[float, ...]:
+        """The ratios of a space."""
+        return self.mae_ratios if is_mae(space) else self.ratios
+
+    def config(self, space: str) -> Config:
+        """The settings of a space's runs but for ratio and seed; refused if the images cannot have such a space."""
+        height, width = self.shape[1:]
+        patch = PATCH if height % PATCH == width % PATCH == 0 else patch_for(height, width)
+        base = replace(
+            recipe("mae_ours" if is_mae(space) else "ours"),
+            encoder__patch_size=patch,
+            decoder__name="small",
+            train__epochs=self.epochs,
+            train__device=self.device,
+        )
+        base = Config(**{**vars(base), "data": self.data})
+        config = with_settings(with_settings(base, space_settings(space)), dict(self.settings))
+        with torch.device("meta"):
+            build_space(config.space, self.shape)
+        return config
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the images."""
+        return splits(self.data).train.shape
+
+
+def space_settings(text: str) -> dict[str, str]:
+    """`pca:components=256` as settings by dotted name."""
+    name, _, rest = text.partition(":")
+    if name not in SPACES:
+        raise unknown_name("spaces", name, SPACES)
+    parts = rest.split(",") if rest else []
+    for part in parts:
+        require("=" in part, "spaces", "name or name:setting=value,setting=value", text)
+    return {"space.name": name} | {f"space.{key}": value for key, _, value in (part.partition("=") for part in parts)}
+
+
+def space_label(text: str) -> str:
+    """`pca:components=256` as `pca 256 components`, `cosine:grouped=true` as `cosine grouped`."""
+    settings = space_settings(text)
+    name = settings.pop("space.name")
+    values = {key.removeprefix("space."): value for key, value in settings.items()}
+    said = [key if value == "true" else f"{value} {key}" for key, value in values.items()]
+    return " ".join([name.replace("_", " "), *said]) + (" (MAE)" if is_mae(text) else "")
+
+
+def is_mae(space: str) -> bool:
+    """Whether patches are hidden."""
+    return space_settings(space)["space.name"] == SpaceConfig("pixels").name
+
+
+def grid_jobs(grid: Grid) -> dict[tuple[str, float], list[Job]]:
+    """For each space and ratio a job a seed; all are checked before any is run."""
+    cells: dict[tuple[str, float], list[Job]] = {}
+    for space in grid.spaces:
+        config, share = grid.config(space), "masked_patches" if is_mae(space) else "masked_variance"
+        for ratio in grid.shares(space):
+            named = f"{space_label(space).replace(' ', '-')}-{ratio:g}"
+            chosen = [replace(config, **{f"masking__{share}": ratio, "train__seed": seed}) for seed in grid.seeds]
+            cells[space, ratio] = [Job(f"{named}-seed{one.train.seed}", one) for one in chosen]
+    return cells
+
+
+def table_page(grid: Grid, way: Way, workers: Workers | None = None) -> Page:
+    """Run what is missing, here or by `workers`, evaluate what is not evaluated, and compare."""
+    cells, folder = grid_jobs(grid), way.out / "runs"
+    need = needed(way.preset, KINDS, False, False, way.head_epochs)
+    library = Library([folder, *way.places])
+    get = only_found(ITEM, library) if way.only_found else run_missing(ITEM, folder, library, workers or Here())
+    found = iter(get([job for jobs in cells.values() for job in jobs], need.can_be_met))
+    runs = {cell: [run for run in islice(found, len(jobs)) if run is not None] for cell, jobs in cells.items()}
+    labelled = splits(grid.data).train.labels is not None
+    if labelled and not way.only_found:
+        for run in (run for group in runs.values() for run in group):
+            need.meet(run, run.config.train.seed, grid.device, grid.data.root)
+    return Page([_table(grid, runs, need)])
+
+
+def _table(grid: Grid, runs: dict[tuple[str, float], list[Run]], need: Need) -> Table:
+    preset = need.protocols[0].name
+    rows = [run_row(space_label(space), ratio, group, preset) for (space, ratio), group in runs.items()]
+    devices = sorted({str(run.environment["device"]) for group in runs.values() for run in group})
+    missing = sum(len(grid.seeds) - len(group) for group in runs.values())
+    note = [
+        f"{grid.epochs} epochs on {splits(grid.data).name}, {len(grid.seeds)} seed{'s' * (len(grid.seeds) > 1)}, on "
+        f"{' and '.join(devices) or 'no machine yet'}. R2 is of held-out images and compares within a space and ratio "
+        f"alone; accuracies are of the mean of the patch tokens, preset {preset}; masked is a share of the variance, "
+        "for MAE of the patches. The pre-image error is what a way back that is no inverse misses of new images.",
+        f"{missing} of {len(runs) * len(grid.seeds)} runs are not there yet." if missing else "",
+    ]
+    return run_table(rows, ITEM.title, " ".join(filter(None, note)))

@@ -1,0 +1,168 @@
+"""Tables of images, written by `datasets` itself: Arrow folders and parquet files, files and arrays, with classes."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from pmae.config import DataConfig
+from pmae.data.batches import Batches
+from pmae.data.datasets import load
+from pmae.data.images import ImageSet, OnDemand
+from pmae.data.readers import tables
+from pmae.data.stream import stream
+from pmae.errors import UserError
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (60, 8, 6, 3), dtype=np.uint8)
+FIRST = PIXELS.transpose(0, 3, 1, 2)
+FEATURES = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog"]), "image": datasets.Image()})
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    datasets.disable_progress_bars()
+
+
+def pictures(numbers: range) -> datasets.Dataset:
+    columns = {"label": [i % 2 for i in numbers], "image": [Image.fromarray(PIXELS[i]) for i in numbers]}
+    return datasets.Dataset.from_dict(columns, features=FEATURES)
+
+
+def source(path: Path | str, **settings: Any) -> ImageSet:
+    return load(DataConfig(source=str(path), **settings)).train
+
+
+def same(found: ImageSet, pixels: np.ndarray) -> None:
+    assert isinstance(found.images, OnDemand)
+    np.testing.assert_array_equal(found.images[:], pixels)
+    backwards = np.arange(len(pixels))[::-1].copy()
+    np.testing.assert_array_equal(found.images[backwards], pixels[::-1])
+
+
+def test_a_saved_data_set_and_its_splits(tmp_path: Path) -> None:
+    whole = {"train": pictures(range(50)), "validation": pictures(range(50, 56)), "test": pictures(range(56, 60))}
+    datasets.DatasetDict(whole).save_to_disk(tmp_path / "dict", num_shards={"train": 3, "validation": 1, "test": 1})
+    splits = load(DataConfig(source=str(tmp_path / "dict")))
+    assert splits.val is not None
+    assert splits.test is not None
+    for part, numbers in ((splits.train, range(50)), (splits.val, range(50, 56)), (splits.test, range(56, 60))):
+        same(part, FIRST[numbers])
+        assert part.labels is not None
+        assert (part.labels.tolist(), part.classes) == ([i % 2 for i in numbers], ("cat", "dog"))
+    whole["train"].save_to_disk(tmp_path / "one")
+    same(source(tmp_path / "one"), FIRST[:50])
+    chunks = [part for _, part in stream(DataConfig(source=str(tmp_path / "one")), 20).chunks]
+    assert ([len(part) for part in chunks], chunks[0].names[:2]) == ([20, 20, 10], ("row 0", "row 1"))
+
+
+def test_parquet_files(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    pictures(range(40)).to_parquet(tmp_path / "data" / "train-00000-of-00002.parquet", batch_size=7)
+    pictures(range(40, 50)).to_parquet(tmp_path / "data" / "train-00001-of-00002.parquet")
+    pictures(range(50, 60)).to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
+    splits = load(DataConfig(source=str(tmp_path)))
+    assert splits.test is not None
+    same(splits.train, FIRST[:50])
+    same(splits.test, FIRST[50:])
+    assert splits.train.classes == ("cat", "dog")
+    same(source(tmp_path / "data" / "train-*.parquet"), FIRST[:50])
+
+
+def test_parquet_is_shuffled_in_windows_and_keeps_few_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures(range(60)).to_parquet(tmp_path / "a.parquet", batch_size=6)
+    size = max(
+        pyarrow.parquet.ParquetFile(tmp_path / "a.parquet").metadata.row_group(i).total_byte_size for i in range(10)
+    )
+    monkeypatch.setattr(tables, "KEPT_BYTES", 3 * size)
+    found = source(tmp_path / "a.parquet", threads=1)
+    batches = Batches(found.images, torch.device("cpu"))
+    order = batches.order(torch.Generator().manual_seed(0))
+    assert sorted(order.tolist()) == list(range(60))
+    windows = [set((part // 6).tolist()) for part in order.split(18)]
+    assert [len(window) for window in windows] == [3, 3, 3, 1]
+    assert order[:18].tolist() != sorted(order[:18].tolist())
+    assert torch.equal(order, batches.order(torch.Generator().manual_seed(0)))
+    reads: list[int] = []
+    original = pyarrow.parquet.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pyarrow.parquet.ParquetFile, "read_row_group", lambda self, i, *a: reads.append(i) or original(self, i, *a)
+    )
+    assert torch.equal(torch.cat(list(batches.each(order.split(5)))), torch.from_numpy(FIRST.copy())[order])
+    assert sorted(reads) == list(range(10))
+    kept = found.take(np.arange(3, 60, 2))
+    part = Batches(kept.images, torch.device("cpu")).order(torch.Generator().manual_seed(0))
+    assert sorted(part.tolist()) == list(range(29))
+    assert len(set((kept.images._positions[part[:9]] // 6).tolist())) <= 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int16"])
+def test_arrays(tmp_path: Path, dtype: str) -> None:
+    values = (100 * RNG.normal(size=(9, 4, 5, 2))).astype(dtype)
+    table = datasets.Dataset.from_dict(
+        {"x": list(values)}, features=datasets.Features({"x": datasets.Array3D((4, 5, 2), dtype)})
+    )
+    table.save_to_disk(tmp_path / "saved")
+    table.to_parquet(tmp_path / "a.parquet")
+    for path in (tmp_path / "saved", tmp_path / "a.parquet"):
+        same(source(path), values.transpose(0, 3, 1, 2))
+        assert source(path).images.dtype == dtype
+    grey = datasets.Dataset.from_dict(
+        {"x": list(values[..., 0])}, features=datasets.Features({"x": datasets.Array2D((4, 5), dtype)})
+    )
+    grey.save_to_disk(tmp_path / "grey")
+    same(source(tmp_path / "grey"), values[:, None, :, :, 0])
+
+
+def test_paths_broken_rows_and_hidden_labels(tmp_path: Path) -> None:
+    for i in range(4):
+        Image.fromarray(PIXELS[i]).save(tmp_path / f"{i}.png")
+    column = [{"bytes": None, "path": str(tmp_path / f"{i}.png")} for i in range(4)]
+    column[2] = {"bytes": None, "path": str(tmp_path / "gone.png")}
+    column[3] = {"bytes": (tmp_path / "3.png").read_bytes(), "path": "three.png"}
+    features = {"image": {"_type": "Image"}, "label": {"names": ["a"], "_type": "ClassLabel"}}
+    table = pyarrow.table({"image": column, "label": [-1] * 4})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    found = source(tmp_path / "a.parquet")
+    assert found.labels is None
+    with pytest.warns(UserWarning, match="sample 2.*FileNotFoundError"):
+        np.testing.assert_array_equal(found.images[:], FIRST[[0, 1, 3, 3]])
+    assert (found.names[0], found.names[3]) == (str(tmp_path / "0.png"), "three.png")
+
+
+def test_plain_bytes_are_images_and_other_tables_are_refused(tmp_path: Path) -> None:
+    files = [io.BytesIO() for _ in range(3)]
+    for file, pixels in zip(files, PIXELS, strict=False):
+        Image.fromarray(pixels).save(file, "PNG")
+    plain = pyarrow.table({"id": [1, 2, 3], "picture": [file.getvalue() for file in files]})
+    pyarrow.parquet.write_table(plain, tmp_path / "plain.parquet")
+    same(source(tmp_path / "plain.parquet"), FIRST[:3])
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1.0]}), tmp_path / "none.parquet")
+    with pytest.raises(UserError, match=r"must have a column of images, got a"):
+        source(tmp_path / "none.parquet")
+    pyarrow.parquet.write_table(plain.slice(0, 0), tmp_path / "empty.parquet")
+    with pytest.raises(UserError, match=r"empty\.parquet holds no rows"):
+        source(tmp_path / "empty.parquet")
+    for name in ("cut.parquet", "cut.arrow"):
+        (tmp_path / name).write_bytes((tmp_path / "plain.parquet").read_bytes()[:-20])
+        with pytest.raises(UserError, match=f"{name} cannot be read as a table"):
+            source(tmp_path / name)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures(range(2)).to_parquet(tmp_path / "a.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'pmae\[stream\]'"):
+        source(tmp_path / "a.parquet")

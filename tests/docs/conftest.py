@@ -1,0 +1,135 @@
+"""Stand-ins for what the pages speak of: folders, arrays, CIFAR-10 and MedMNIST in their own formats, and a run."""
+
+import hashlib
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pmae import api, demo, doctor
+from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig
+from pmae.data import archives, fetch
+from pmae.data.datasets import NAMED
+from pmae.data.images import Splits
+from pmae.data.photos import load_photos
+from pmae.doctor.probes import PROBES, Answer
+from pmae.evaluate import protocols
+from pmae.spaces import pca
+
+BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+SMALL = Config(
+    encoder=EncoderConfig(patch_size=4, width=16, depth=1, heads=2),
+    decoder=DecoderConfig("small", width=16, depth=1, heads=2),
+    train=TrainConfig(epochs=1, batch_size=8, device="cpu"),
+)
+
+
+def pixels(count: int, *shape: int) -> np.ndarray:
+    """Images of two classes in turn, of which the second is brighter."""
+    noise = np.random.default_rng(0).integers(0, 200, (count, *shape))
+    noise[1::2] += 50
+    return noise.astype(np.uint8)
+
+
+def write_pictures(folder: Path, side: int) -> None:
+    for number, image in enumerate(pixels(32, side, side, 3)):
+        path = folder / ("dark", "bright")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+
+
+def write_cifar10(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    records = np.concatenate([(np.arange(60) % 10)[:, None], pixels(60, 3072)], 1).astype(np.uint8)
+    for name, part in zip(BATCHES, np.split(records, 6), strict=True):
+        (folder / f"{name}.bin").write_bytes(part.tobytes())
+
+
+def write_medmnist(path: Path) -> None:
+    images, labels = pixels(64, 16, 16, 3), np.arange(64)[:, None] % 8
+    parts = {"train": slice(0, 32), "val": slice(32, 48), "test": slice(48, 64)}
+    arrays = {f"{name}_images": images[part] for name, part in parts.items()}
+    np.savez(path, **arrays, **{f"{name}_labels": labels[part] for name, part in parts.items()})
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything by the name that the pages give it, and `run`, trained for one epoch on images of that size."""
+    folder = tmp_path_factory.mktemp("stand_ins")
+    for name, side in (("pictures", 40), ("scans", 16), ("labelled", 16)):
+        write_pictures(folder / name, side)
+    np.save(folder / "images.npy", pixels(32, 16, 16, 3))
+    np.save(folder / "spectra.npy", pixels(32, 5, 16, 16))
+    write_cifar10(folder / "data" / "cifar-10-batches-bin")
+    write_medmnist(folder / "data" / "bloodmnist_64.npz")
+    api.pretrain(SMALL, pixels(32, 16, 16, 3), folder / "run", quiet=True)
+    return folder
+
+
+@pytest.fixture
+def reader(stand_ins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's folder: the current one, with the stand-ins and a home, where downloads come from this disk."""
+    shutil.copytree(stand_ins, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("run"))
+    for folder in ("home/.zfunc", "home/.config/fish/completions"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
+        archive.add(stand_ins / "data" / "cifar-10-batches-bin", "cifar-10-batches-py")
+    digest = hashlib.md5((tmp_path / "c.tar.gz").read_bytes()).hexdigest()
+    monkeypatch.setattr(fetch, "CIFAR10", archives.Archive((tmp_path / "c.tar.gz").as_uri(), digest))
+    return tmp_path
+
+
+def few_photos() -> Splits:
+    """Every twelfth crop, and of its pixels every other one in both directions."""
+    photos = load_photos()
+    assert photos.test is not None
+    parts = [part.take(np.arange(0, len(part), 12)) for part in (photos.train, photos.test)]
+    train, test = (replace(part, images=part.images[:, :, ::2, ::2].copy()) for part in parts)
+    return Splits(photos.name, train, None, test)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread, few photographs, short protocols, one solution for one covariance.
+
+    Figures of every run, and the doctor's processes, compiler and all-reduce, have tests of their own.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(demo, "load_photos", few_photos)
+    monkeypatch.setitem(NAMED, "photos", lambda _: few_photos())
+    monkeypatch.setattr(api, "save_figures", lambda run: [])
+    monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: Answer(PROBES[name](*given)))
+    for name, make in protocols.PRESETS.items():
+        monkeypatch.setitem(protocols.PRESETS, name, lambda make=make: short(make()))
+    for name in ("compiler", "communication"):
+        monkeypatch.setattr(doctor, name, lambda *_, name=name: doctor.Finding("ok", name, "not asked here"))
+    monkeypatch.setattr(pca, "principal_axes", remembered)
+    yield
+    torch.set_num_threads(before)
+
+
+def short(given: protocols.Protocols) -> protocols.Protocols:
+    """The same heads and fine-tuning for two epochs."""
+    length = {"epochs": 2, "warmup_epochs": 1}
+    probe = given.probe and replace(given.probe, **length)
+    return replace(given, probe=probe, finetune=given.finetune and replace(given.finetune, **length))
+
+
+SOLVED: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+solve = pca.principal_axes
+
+
+def remembered(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    key = hashlib.sha256(covariance.numpy().tobytes()).hexdigest()
+    if key not in SOLVED:
+        SOLVED[key] = solve(covariance)
+    return SOLVED[key]

@@ -1,0 +1,177 @@
+"""Every command and Python block of README and docs runs, page by page, as written but for sizes that fit a test."""
+
+import contextlib
+import glob
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pmae.app import explorer
+from pmae.cli import COMMANDS, main
+from pmae.spaces import SPACES
+
+from .conftest import SMALL, pixels
+from .pages import EXEMPT, PAGES, ROOT, Step, commands, steps, words
+
+SIZES = [(f"{part}.{key}", value) for part in ("encoder", "decoder") for key, value in (("width", 16), ("depth", 1))]
+SETTINGS = [*SIZES, ("encoder.heads", 2), ("decoder.heads", 2), ("train.batch_size", 16)]
+FLAGS = [word for key, value in SETTINGS for word in (f"--{key.replace('_', '-')}", str(value))]
+SET = ["--device", "cpu", "--set", *(f"{key}={value}" for key, value in SETTINGS)]
+MORE: dict[str, list[str]] = {
+    "pretrain": ["--epochs", "1", *FLAGS, "--device", "cpu"],
+    "sweep": ["--epochs", "1", *SET],
+    "paper": ["--ratios", "0.2", "--head-epochs", "1", "--protocols", "linear", "knn", *SET],
+    "evaluate": ["--device", "cpu"],
+    "embed": ["--device", "cpu"],
+    "explore": ["--no-browser"],
+    "demo": ["--epochs", "1"],
+}
+"""What a test adds to a command, by its name: the smallest model for one epoch, and no browser."""
+
+
+def smaller(command: list[str]) -> list[str]:
+    """The same command on smaller images, for one epoch and one seed."""
+    text = "\0".join(command)
+    for pattern, value in (("epochs", "1"), ("data.resize", "16"), ("seeds", "0")):
+        text = re.sub(rf"({pattern}[\0=])[\d\0]*\d", rf"\g<1>{value}", text)
+    # Four processes go on where two stopped; one does the same, also another number, for a quarter of the time.
+    command = text.replace("nproc-per-node\0004", "nproc-per-node\0001").split("\0")
+    name = next(word for word in command if word in COMMANDS)
+    more = [*MORE.get(name, []), *(["--optim.warmup-epochs", "1"] if "released" in command else [])]
+    return command if "--resume" in command or "--list" in command else [*command, *more]
+
+
+def expanded(command: list[str]) -> list[str]:
+    """Patterns of file names as a shell would replace them."""
+    return [each for word in command for each in (sorted(glob.glob(word)) if "*" in word else [word])]
+
+
+def pmae(command: list[str]) -> None:
+    """A command in this process; what it was told to write is there afterwards."""
+    arguments, _, target = "\0".join(command).partition("\0>\0")
+    if target:
+        with Path(target).expanduser().open("w") as file, contextlib.redirect_stdout(file):
+            assert main(arguments.split("\0")) == 0
+        assert Path(target).expanduser().read_text()
+        return
+    assert main(command) == 0
+    for flag, value in itertools.pairwise(command):
+        assert flag not in ("-o", "--out") or Path(value).exists(), f"{value} was to be written"
+
+
+def python(command: list[str]) -> None:
+    """`python -c CODE ARGUMENTS` in this process."""
+    flag, code, *arguments = command
+    assert flag == "-c"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["-c", *arguments])
+        patch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
+        patch.delitem(sys.modules, "my_spaces", raising=False)
+        with pytest.raises(SystemExit) as stop:
+            exec(code, {})
+    assert stop.value.code == 0
+
+
+def torchrun(command: list[str]) -> None:
+    """Processes of their own, over Gloo on this machine."""
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+RUN: dict[str, Callable[[list[str]], None]] = {"pmae": pmae, "python": python, "torchrun": torchrun}
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each page that `pmae explore` opens is asked for once, and then ended as by Ctrl-C."""
+    pages: list[str] = []
+    open_page = explorer.open_page
+
+    def opened(*arguments: Any) -> tuple[Any, str]:
+        page, address = open_page(*arguments)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address, timeout=60) as answer:
+            pages.append(answer.read().decode())
+        return page, address
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    # Any free port, since another page may be open at the same time.
+    monkeypatch.setattr(explorer, "PORT", 0)
+    monkeypatch.setattr(explorer, "open_page", opened)
+    monkeypatch.setattr(explorer, "wait", stop)
+    return pages
+
+
+@pytest.fixture
+def namespace() -> dict[str, Any]:
+    """What the blocks of a page take for granted."""
+    images = pixels(32, 16, 16, 3)
+    batch = torch.from_numpy(images[:8].transpose(0, 3, 1, 2).copy())
+    return {"images": images, "others": images[:8], "array": images, "batch": batch, "small": SMALL}
+
+
+def execute(block: str, names: dict[str, Any]) -> None:
+    """A block of Python with the smallest settings."""
+    block = re.sub(r"epochs=\d+", "epochs=1", block).replace("(200, 32, 32, 3)", "(32, 16, 16, 3)")
+    block = block.replace("pmae.Config()", "small").replace("PMAE(", "PMAE(config=small, ")
+    # Blocks lean on the imports of the page's introduction.
+    exec("import pmae", names)
+    exec(block, names)
+
+
+def prepare(page: Path, folder: Path, run: Path) -> None:
+    """What the page begins with: runs that it only reads, our results, its class in a file, no set that it fetches."""
+    text = "\n".join(commands(page))
+    written = {*re.findall(r"--out (runs/\w+)", text), "runs/demo"}
+    for name in set(re.findall(r"(?<![\w/])runs/\w+", text)) - written:
+        shutil.copytree(run, folder / name)
+    if "my_spaces" in text:
+        block = next(step.text for step in steps(page) if step.kind == "python")
+        (folder / "my_spaces.py").write_text(block)
+    if "pmae data cifar10" in text:
+        shutil.rmtree(folder / "data" / "cifar-10-batches-bin")
+    (folder / "results").symlink_to(ROOT / "results")
+
+
+def perform(step: Step, names: dict[str, Any], run: str) -> None:
+    """Run one step; a run folder that it makes anew makes room for it."""
+    for out in re.findall(r"(?:--out |out=\")(runs/\w+)", step.text):
+        if "--resume" not in step.text:
+            shutil.rmtree(out, ignore_errors=True)
+    if step.kind == "python":
+        execute(step.text, names)
+        return
+    program, *rest = words(step.text.replace(" RUN ", f" {run} "))
+    RUN[program](expanded(smaller(rest)))
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if steps(page)])
+def test_a_page_runs_from_top_to_bottom(
+    name: str,
+    reader: Path,
+    stand_ins: Path,
+    namespace: dict[str, Any],
+    served: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = PAGES[name]
+    monkeypatch.setitem(SPACES, "hadamard", SPACES["pca"])
+    prepare(page, reader, stand_ins / "run")
+    shown = [step for step in steps(page) if " ".join(words(step.text)) not in EXEMPT or step.kind == "python"]
+    mine = [out for step in shown for out in re.findall(r"--out (runs/\w+)", step.text)]
+    for step in shown:
+        perform(step, namespace, mine[0] if mine else "")
+    asked = [step for step in shown if step.text.startswith("pmae explore")]
+    assert len(served) == len(asked)
+    assert all("gradio" in html for html in served)

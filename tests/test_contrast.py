@@ -1,0 +1,111 @@
+"""The second task: two crops of an image, each with its own hidden part, find each other among the rest of a batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, OptimConfig, TrainConfig, replace
+from pmae.data.images import ImageSet, Splits
+from pmae.derive import resolve
+from pmae.errors import Interrupted, UserError
+from pmae.method import build_method, draw_mask
+from pmae.objectives import contrast
+from pmae.train.checkpoint import read_tensors
+from pmae.train.loop import Trainer, pretrain
+
+SHAPE = (1, 8, 8)
+
+
+def toy(space: str = "pca", weight: float = 1.0) -> tuple[Config, Splits]:
+    config = Config(
+        encoder=EncoderConfig(patch_size=4, width=16, depth=1, heads=2),
+        decoder=DecoderConfig("small", width=16, depth=1, heads=2),
+        objective=ObjectiveConfig(contrast=weight),
+        optim=OptimConfig(base_lr=8e-3),
+        train=TrainConfig(epochs=8, batch_size=32, device="cpu", log_every=3, checkpoint_every=2, engine="plain"),
+    )
+    config = replace(config, space__name=space, objective__scale="mean" if space == "pixels" else "constant")
+    images = np.random.default_rng(0).normal(size=(96, *SHAPE)).astype(np.float32).cumsum(3)
+    splits = Splits("toy", ImageSet(images[:64]), None, ImageSet(images[64:]))
+    return resolve(config, 64, SHAPE)[0], splits
+
+
+def test_the_loss_is_the_cross_entropy_of_finding_the_partner() -> None:
+    points = np.random.default_rng(1).normal(size=(10, 4))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    expected = 0.0
+    for i in range(10):
+        others = [j for j in range(10) if j != i]
+        near = np.exp(points[others] @ points[i] / 0.3)
+        partner = np.exp(points[(i + 5) % 10] @ points[i] / 0.3)
+        expected -= np.log(partner / near.sum()) / 10
+    assert contrast(torch.from_numpy(points), 0.3).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_points_that_cannot_be_told_apart_score_at_chance() -> None:
+    assert contrast(torch.ones(16, 4) / 2, 0.2).item() == pytest.approx(np.log(15), rel=1e-6)
+
+
+@pytest.mark.parametrize("space", ["pca", "pixels"])
+def test_the_task_is_added_while_training_alone(space: str) -> None:
+    config, splits = toy(space)
+    torch.manual_seed(0)
+    model = build_method(config, SHAPE)
+    if space == "pca":
+        model.space.fit([torch.from_numpy(np.array(splits.train.images[:]))])
+    x = torch.randn(8, *SHAPE)
+    draw = draw_mask(model, 8, 0.75 if space == "pixels" else 0.2, torch.Generator().manual_seed(0))
+    alone = model.eval()(x, draw).loss
+    assert model.train()(x, draw).loss > alone
+    model.views = 1
+    torch.testing.assert_close(model(x, draw).loss, alone)
+
+
+@pytest.mark.parametrize("space", ["pca", "pixels"])
+def test_partners_are_found_after_training(space: str, tmp_path: Path) -> None:
+    config, splits = toy(space)
+    run = pretrain(replace(config, train__epochs=40), splits, tmp_path / "run", quiet=True)
+    losses = [line["loss"] for line in run.metrics() if "loss" in line]
+    # Chance is log 63 = 4.1 above what the masked autoencoder alone leaves.
+    assert losses[-1] < losses[0] - 1.0
+
+
+def test_two_different_crops_and_masks_are_drawn_for_every_image(tmp_path: Path) -> None:
+    config, splits = toy()
+    config = replace(config, train__epochs=1)
+    run = pretrain(config, splits, tmp_path / "run", quiet=True)
+    trainer = Trainer(config, splits, run, torch.device("cpu"))
+    drawn = trainer.inputs(0, 0, torch.zeros(32, *SHAPE))
+    assert len(drawn.images) == 32
+    for each in (drawn.boxes.left + 100 * drawn.boxes.top + 1e4 * drawn.boxes.height, drawn.draw.noise[:, 0]):
+        first, second = each.chunk(2)
+        assert (first != second).float().mean() > 0.5
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, splits = toy()
+    whole = pretrain(config, splits, tmp_path / "whole", quiet=True)
+    save = Trainer._save
+
+    def stop_after(self: Trainer) -> None:
+        save(self)
+        raise Interrupted(self.run.path, 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save", stop_after)
+        with pytest.raises(Interrupted):
+            pretrain(config, splits, tmp_path / "stopped", quiet=True)
+    again = pretrain(config, splits, tmp_path / "stopped", resume=True, quiet=True)
+    for name in ("encoder.safetensors", "decoder.safetensors"):
+        one, two = read_tensors(whole.checkpoint() / name), read_tensors(again.checkpoint() / name)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    assert any(key.startswith("projector.") for key in read_tensors(again.checkpoint() / "decoder.safetensors"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("contrast", -1.0), ("temperature", 0.0)])
+def test_senseless_settings_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"objective.{name} must be .*{value:g}"):
+        ObjectiveConfig(**{name: value})

@@ -1,0 +1,91 @@
+"""Trains on shards and prints JSON: `python streamed.py bounded SHARDS OUT ROOM` under a limit on address space, ROOM
+bytes above what the process has after training on eight images; `python streamed.py killed SHARDS OUT STEP` until it
+kills itself without warning after that many steps.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from pmae.api import mae_twin
+from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, TrainConfig, replace
+from pmae.data import batches
+from pmae.data.datasets import load
+from pmae.data.images import Splits
+from pmae.derive import resolve
+from pmae.train import signals
+from pmae.train.loop import Trainer, pretrain
+
+
+def config_for(source: str, **changes: object) -> Config:
+    """A small model; every step counts."""
+    config = Config(
+        data=DataConfig(source=source, threads=2),
+        encoder=EncoderConfig(patch_size=4, width=16, depth=1, heads=2),
+        decoder=DecoderConfig("small", width=16, depth=1, heads=2),
+        train=TrainConfig(
+            epochs=2, batch_size=8, device="cpu", log_every=100, checkpoint_every=1, precision="float32", engine="plain"
+        ),
+    )
+    return replace(config, **changes)
+
+
+def train(config: Config, out: Path, resume: bool = False) -> None:
+    """A run on a resolved configuration."""
+    splits = load(config.data)
+    settled, _ = resolve(config, len(splits.train), splits.train.shape)
+    pretrain(settled, splits, out, resume, quiet=True)
+
+
+def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
+    """Patches of pixels, whose fit needs the statistics alone: they pass over all images, and so does training."""
+    # A pass takes 2**24 numbers at a time and the signals 256 images: scaled down as the set is.
+    batches.NUMBERS, signals.MOST_IMAGES = 2**18, 16
+    config = mae_twin(config_for(shards, encoder__patch_size=64, train__batch_size=16, train__epochs=1))
+    small = load(config.data).train.take(torch.arange(8).numpy()).loaded()
+    pretrain(
+        resolve(replace(config, train__batch_size=4), 8, small.shape)[0],
+        Splits("few", small),
+        out.with_name("warm"),
+        quiet=True,
+    )
+    before = _status()
+    resource.setrlimit(resource.RLIMIT_AS, (before["VmSize"] + room, resource.RLIM_INFINITY))
+    train(config, out)
+    images, after = load(config.data).train.images, _status()
+    try:
+        images[:]
+        refused = False
+    except MemoryError:
+        refused = True
+    return {"decoded": images.nbytes, "grown": after["VmHWM"] - before["VmRSS"], "whole_set_refused": refused}
+
+
+def killed(shards: str, out: Path, step: int) -> dict[str, object]:
+    """Dies in the middle of an epoch."""
+    original = Trainer._rate
+
+    def rate(self: Trainer, epoch: int, position: int) -> float:
+        if self.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, epoch, position)
+
+    Trainer._rate = rate  # type: ignore[method-assign]
+    train(config_for(shards), out)
+    return {}
+
+
+def _status() -> dict[str, int]:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith("kB")}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    mode, shards, out, number = sys.argv[1:]
+    print(json.dumps({"bounded": bounded, "killed": killed}[mode](shards, Path(out), int(number))))

@@ -1,0 +1,126 @@
+"""Training on shards: in less memory than the set, and after a kill as if nothing had happened."""
+
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from PIL import Image
+from safetensors.torch import load_file
+
+from pmae import api
+from pmae.config import DataConfig, replace
+from pmae.data.images import ImageSet, Splits
+from pmae.derive import resolve
+from pmae.embed import embed
+from pmae.evaluate.protocols import only, preset
+from pmae.runs import Run
+from pmae.train.loop import pretrain
+
+SCRIPT = Path(__file__).with_name("streamed.py")
+SPEC = importlib.util.spec_from_file_location("streamed_run", SCRIPT)
+assert SPEC is not None
+assert SPEC.loader is not None
+streamed = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(streamed)
+
+
+def packed(pixels: np.ndarray) -> bytes:
+    """A file without loss that takes little time to decode."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "BMP")
+    return file.getvalue()
+
+
+def smooth(count: int, side: int) -> np.ndarray:
+    coarse = np.random.default_rng(0).integers(0, 256, (count, side // 4, side // 4, 3), dtype=np.uint8)
+    return coarse.repeat(4, 1).repeat(4, 2)
+
+
+def write(folder: Path, files: list[bytes], count: int, shards: int) -> Path:
+    """So many samples of these files in turn."""
+    folder.mkdir(exist_ok=True)
+    for shard in range(shards):
+        with webdataset.TarWriter(str(folder / f"{shard:03d}.tar")) as writer:
+            for i in range(shard * count // shards, (shard + 1) * count // shards):
+                writer.write({"__key__": f"{i:06d}", "bmp": files[i % len(files)], "cls": i % 2})
+    return folder
+
+
+def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # Arenas reserve addresses by the dozen of megabytes for every thread; they would count, and are not memory.
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, env=alone, check=False
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the memory of a process is read from /proc")
+def test_a_set_larger_than_memory_trains(tmp_path: Path) -> None:
+    shards = write(tmp_path / "shards", [packed(one) for one in smooth(8, 128)], 300, 1)
+    for number in range(1, 10):
+        os.link(shards / "000.tar", shards / f"{number:03d}.tar")
+    room = 64 * 2**20
+    done = script("bounded", str(shards), str(tmp_path / "run"), str(room))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["decoded"] == 3000 * 3 * 128 * 128 > 2 * room
+    assert found["grown"] < room
+    assert found["whole_set_refused"]
+    assert Run(tmp_path / "run").checkpoints()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """64 samples of 8x8 in three shards."""
+    return write(tmp_path / "shards", [packed(one) for one in smooth(64, 8)], 64, 3)
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    tensors = load_file(Run(run).checkpoint() / "encoder.safetensors")
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Arithmetic as in the script: with another number of threads, sums are rounded otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_killed_run_ends_as_an_uninterrupted_one_and_as_one_in_memory(tmp_path: Path, small: Path) -> None:
+    config = streamed.config_for(str(small))
+    streamed.train(config, tmp_path / "whole")
+    assert script("killed", str(small), str(tmp_path / "cut"), "11").returncode == -signal.SIGKILL
+    assert Run(tmp_path / "cut").checkpoint().name == "epoch_0001"
+    # Another number of threads is no other run.
+    streamed.train(replace(config, data__threads=1), tmp_path / "cut", resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    images = ImageSet(smooth(64, 8).transpose(0, 3, 1, 2).copy())
+    settled, _ = resolve(config, 64, images.shape)
+    pretrain(settled, Splits("array", images), tmp_path / "array", quiet=True)
+    assert weights(tmp_path / "array") == weights(tmp_path / "whole")
+
+
+def test_everything_after_training_takes_shards(tmp_path: Path, small: Path) -> None:
+    config = streamed.config_for(str(small), data__resize=12, train__epochs=1, data__channels=1)
+    run = api.pretrain(config, out=tmp_path / "run", quiet=True)
+    api.evaluate(run.path, only(preset("plain"), ["knn"]), baselines=False, device="cpu")
+    assert next(iter(run.results["evaluation"].values()))["results"]
+    data = DataConfig(source=str(small), resize=12, channels=1)
+    assert embed(run, data, tmp_path / "features.npz", device="cpu", batch_size=24) == 64
+    with np.load(tmp_path / "features.npz") as found:
+        assert found["name"].tolist() == [f"{i:06d}.bmp" for i in range(64)]
+        assert found["label"].tolist() == [i % 2 for i in range(64)]
