@@ -9,9 +9,9 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/pmae demo
 
-# Threads that wait asleep instead of spinning: a third of the time where processes share two cores.
+# Two workers of one thread each, and threads that wait asleep instead of spinning where processes share two cores.
 test: lint browser
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+	OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Fifty kills at moments and fifty at writes (44 s of CPU time together), 100,000 damaged files (2 minutes for 3 of 11
 # kinds of file), four processes and clusters (not timed).

@@ -150,7 +150,7 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (too_small, "encoder.patch_size"),
         (not_divisible, "encoder.patch_size must be a divisor"),
         (prime_sides, "31x37"),
-        (too_few, "train.batch_size must be at most the number of images (20), got 64"),
+        (too_few, "train.batch_size must be at most the number of training images (18), got 64"),
         (pickled, "p.npz"),
         (truncated, "at least one readable image, got none: '0.png'"),
         (bad_config, "did you mean 'epochs'"),
@@ -229,7 +229,7 @@ def test_ctrl_c_before_training_is_quiet(
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pmae.train.loop.fit_standardize", stop)
+    monkeypatch.setattr("pmae.train.beginning.fit_standardize", stop)
     common = ["--data", "digits", "--out", str(tmp_path / "run"), "--epochs", "1"]
     assert main(["pretrain", *common, *SMALL]) == 130
     assert capsys.readouterr().err == "pmae: stopped\n"

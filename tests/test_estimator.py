@@ -232,7 +232,7 @@ def test_settings_come_from_the_config_unless_a_parameter_says_otherwise() -> No
         ({"epochs": "many"}, (8, 12, 3), r"train.epochs must be int, got 'many'"),
         ({"masked_variance": 2}, (8, 12, 3), r"masking.masked_variance must be a share"),
         ({"space": "nowhere"}, (8, 12, 3), r"space.name: unknown name 'nowhere'"),
-        ({"batch_size": 100}, (8, 12, 3), r"train.batch_size must be at most the number of images"),
+        ({"batch_size": 100}, (8, 12, 3), r"train.batch_size must be at most the number of training images"),
     ],
 )
 def test_mistakes_name_the_parameter(parameters: dict[str, Any], shape: tuple[int, ...], message: str) -> None:

@@ -40,10 +40,12 @@ def pretrain(
     resume: bool = False,
     quiet: bool = False,
     until: int | None = None,
+    figures: bool = True,
 ) -> Run:
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
 
-    With `until` it stops after that epoch of its schedule, to be resumed later or never.
+    With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
+    seconds, which count where there are many runs.
     """
     config = config or Config()
     whole = load(config.data) if images is None else in_memory(images, config.data)
@@ -58,7 +60,8 @@ def pretrain(
     if is_main():
         if splits.val is not None and splits is not whole:
             run.add_results(held_out=list(splits.val.names))
-        save_figures(run)
+        if figures:
+            save_figures(run)
     return run
 
 
@@ -71,6 +74,7 @@ def evaluate(
     seeds: Sequence[int] = (0,),
     device: str = "auto",
     say: Callable[[str], None] = lambda message: None,
+    figures: bool = True,
 ) -> Run:
     """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json.
 
@@ -93,7 +97,8 @@ def evaluate(
             _score(run, label, represent, splits, standardize, chosen, seeds, say, world)
     if is_main():
         _save_features(run, encoder, splits, standardize, where)
-        save_figures(run)
+        if figures:
+            save_figures(run)
     return run
 
 

@@ -138,7 +138,7 @@ def _overrule(config: Config, shape: tuple[int, int, int], vectors: bool, reason
 def _check(config: Config, count: int) -> None:
     """Contradictions that only show once the data is known."""
     batch, epochs, warmup = config.train.batch_size or 1, config.train.epochs or 1, config.optim.warmup_epochs
-    require(batch <= count, "train.batch_size", f"at most the number of images ({count})", batch)
+    require(batch <= count, "train.batch_size", f"at most the number of training images ({count})", batch)
     require(warmup is None or warmup <= epochs, "optim.warmup_epochs", f"at most train.epochs ({epochs})", warmup)
 
 

@@ -52,6 +52,9 @@ def alone(features: Tensor) -> Tensor:
 class MaskedAutoencoder(nn.Module, ABC):
     """What MAE and PMAE share: an encoder that is kept, a decoder that is not, and a space in which to hide."""
 
+    ratio: Tensor
+    """The ratio that a run aims at."""
+
     def __init__(self, config: Config, space: Space, encoder: Encoder) -> None:
         super().__init__()
         patch = config.encoder.patch_size
@@ -60,6 +63,8 @@ class MaskedAutoencoder(nn.Module, ABC):
         self.config, self.patch, self.precision = config, patch, torch.float32
         self.space, self.encoder, self.decoder = space, encoder, Decoder(config.decoder, encoder, patch)
         self.patches = self.decoder.grid[0] * self.decoder.grid[1]
+        # A tensor and no number, so that runs which differ in their ratio alone share a compiled step.
+        self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
         self.views = 2 if config.objective.contrast else 1
         self.gather: Callable[[Tensor], Tensor] = alone
         if self.views == 2:
@@ -94,8 +99,7 @@ class MaskedAutoencoder(nn.Module, ABC):
 
     def loss(self, comparison: objectives.Comparison, energy: Tensor | float) -> Tensor:
         """The error over the ratio's share of the total energy, or as the objective's scale says."""
-        constant = masking.nominal_ratio(self.config.masking) * energy
-        return objectives.scaled(comparison, self.config.objective.scale, constant)
+        return objectives.scaled(comparison, self.config.objective.scale, self.ratio * energy)
 
     def contrast(self, features: Tensor) -> Tensor | float:
         """The second task, if there is one: in training the second half of a batch shows the first half's images."""

@@ -40,7 +40,7 @@ def test_one_table_has_a_row_for_each_and_names_who_is_missing(
 ) -> None:
     monkeypatch.setattr(comparison, "is_installed", lambda name: name != "stable-pretraining")
     monkeypatch.setattr(comparison, "Contestant", Steady)
-    monkeypatch.setattr(machine, "limit", lambda device: 1e12)
+    monkeypatch.setattr(machine, "limit", lambda device, precision: 1e12)
     assert main(["bench", "--sizes", "32", "--methods", "mae", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     with (tmp_path / "out/speed.csv").open() as file:

@@ -73,7 +73,7 @@ def test_random_directions_keep_the_norm_of_an_image() -> None:
 def test_the_limit_is_the_best_rate_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.5, 0.25, 1.0])
     monkeypatch.setattr(machine, "seconds", lambda steps, count, device: next(clock) * count)
-    assert machine.limit(torch.device("cpu"), side=64, repeats=3) == 2 * 64**3 / 0.25
+    assert machine.limit(torch.device("cpu"), "float32", side=64, repeats=3) == 2 * 64**3 / 0.25
 
 
 def test_peak_memory_grows_with_what_is_held() -> None:

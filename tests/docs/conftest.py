@@ -1,12 +1,14 @@
 """Stand-ins for what the pages speak of: folders, arrays, CIFAR-10 and MedMNIST in their own formats, and a run."""
 
 import hashlib
+import io
 import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,28 @@ def write_medmnist(path: Path) -> None:
     np.savez(path, **arrays, **{f"{name}_labels": labels[part] for name, part in parts.items()})
 
 
+def as_png(image: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_shards(folder: Path) -> None:
+    """Tar files of pictures and class numbers, and the same as a saved data set and as a table."""
+    samples = [{"image": as_png(image), "label": number % 2} for number, image in enumerate(pixels(40, 16, 16, 3))]
+    (folder / "shards").mkdir()
+    for start, name in zip(range(0, 40, 8), (*(f"train-00{n}" for n in range(4)), "val-000"), strict=True):
+        with tarfile.open(folder / "shards" / f"{name}.tar", "w") as archive:
+            for number, sample in enumerate(samples[start : start + 8]):
+                for suffix, data in (("png", sample["image"]), ("cls", str(sample["label"]).encode())):
+                    member = tarfile.TarInfo(f"{start + number:03d}.{suffix}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+    table = datasets.Dataset.from_list(samples).cast_column("image", datasets.Image())
+    table.save_to_disk(folder / "saved")
+    table.to_parquet(folder / "table" / "0.parquet")
+
+
 @pytest.fixture(scope="session")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything by the name that the pages give it, and `run`, trained for one epoch on images of that size."""
@@ -66,6 +90,8 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_pictures(folder / name, side)
     np.save(folder / "images.npy", pixels(32, 16, 16, 3))
     np.save(folder / "spectra.npy", pixels(32, 5, 16, 16))
+    (folder / "table").mkdir()
+    write_shards(folder)
     write_cifar10(folder / "data" / "cifar-10-batches-bin")
     write_medmnist(folder / "data" / "bloodmnist_64.npz")
     api.pretrain(SMALL, pixels(32, 16, 16, 3), folder / "run", quiet=True)

@@ -64,7 +64,7 @@ def test_it_passes_every_check_of_the_contract(shape: tuple[int, int, int], tmp_
 
 
 def test_two_steps_of_pretraining(tiny: Config, tmp_path: Path) -> None:
-    images = np.random.default_rng(0).normal(size=(32, 16, 16)).astype(np.float32)
+    images = np.random.default_rng(0).normal(size=(36, 16, 16)).astype(np.float32)
     config = replace(tiny, space__name="hadamard", train__epochs=1, train__batch_size=16, train__log_every=1)
     run = api.pretrain(config, images, tmp_path / "run", quiet=True)
     lines = [line for line in run.metrics() if "loss" in line]

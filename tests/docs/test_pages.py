@@ -50,9 +50,10 @@ def smaller(command: list[str]) -> list[str]:
     return command if "--resume" in command or "--list" in command else [*command, *more]
 
 
-def expanded(command: list[str]) -> list[str]:
-    """Patterns of file names as a shell would replace them."""
-    return [each for word in command for each in (sorted(glob.glob(word)) if "*" in word else [word])]
+def expanded(command: list[str], line: str) -> list[str]:
+    """Patterns of file names as a shell would replace them, where they are not in quotes."""
+    bare = [("*" in word and f"'{word}'" not in line, word) for word in command]
+    return [each for pattern, word in bare for each in (sorted(glob.glob(word)) if pattern else [word])]
 
 
 def pmae(command: list[str]) -> None:
@@ -152,7 +153,7 @@ def perform(step: Step, names: dict[str, Any], run: str) -> None:
         execute(step.text, names)
         return
     program, *rest = words(step.text.replace(" RUN ", f" {run} "))
-    RUN[program](expanded(smaller(rest)))
+    RUN[program](expanded(smaller(rest), step.text))
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if steps(page)])

@@ -228,6 +228,24 @@ print(available(torch.device("cuda"), 5, 16), install(layer), torch.equal(layer(
     assert run_python("-c", script).split() == ["False", "1", "True"]
 
 
+def test_cpu_in_bfloat16_is_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, x = Attention(48, num_heads=3, qkv_bias=True), torch.randn(4, 17, 48, requires_grad=True)
+    exact = copy.deepcopy(layer).double()(x.detach().double())
+    layers.install(nn.Sequential(layer))
+    plain, used = layers.ShortAttention._products, []
+    monkeypatch.setattr(layers.ShortAttention, "_products", lambda self, qkv: used.append(1) or plain(self, qkv))
+    torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
+    assert not used
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert len(used) == 1
+    assert distance(out, exact) < 2**-6
+    out.float().square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
 def test_cpu_has_no_kernel() -> None:
     assert not layers.available(torch.device("cpu"), 5, 16)
 

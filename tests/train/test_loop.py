@@ -16,7 +16,7 @@ from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.runs import Run
-from pmae.train import checkpoint
+from pmae.train import checkpoint, environment
 from pmae.train.loop import Trainer, pretrain, stream
 
 
@@ -217,3 +217,14 @@ def test_any_channels_sizes_and_dtypes_train(tiny: Config, tmp_path: Path, image
 def test_random_streams_do_not_repeat() -> None:
     drawn = {stream(seed, epoch, position) for seed in range(5) for epoch in range(20) for position in range(-1, 50)}
     assert len(drawn) == 5 * 20 * 51
+
+
+@pytest.mark.parametrize(("has_units", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_cpu_rounds_by_itself_only_where_it_has_units_for_it(
+    monkeypatch: pytest.MonkeyPatch, has_units: bool, expected: torch.dtype
+) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_units, raising=False)
+    assert environment.pick_precision("auto", cpu) is expected
+    assert environment.pick_precision("float32", cpu) is torch.float32
+    assert environment.pick_precision("bfloat16", cpu) is torch.bfloat16

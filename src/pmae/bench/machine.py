@@ -28,11 +28,11 @@ def seconds(steps: Steps, count: int, device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def limit(device: torch.device, side: int | None = None, repeats: int = 5) -> float:
-    """Operations a second of one large square product: bfloat16 on CUDA, float32 on a CPU, the best of some."""
+def limit(device: torch.device, precision: str, side: int | None = None, repeats: int = 5) -> float:
+    """Operations a second of one large square product in some precision, the best of some."""
     cuda = device.type == "cuda"
     side = side or (8192 if cuda else 2048)
-    dtype = torch.bfloat16 if cuda else torch.float32
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     count = 20 if cuda else 1
 

@@ -14,6 +14,7 @@ from pmae.runs import create_run
 from pmae.train import checkpoint
 from pmae.train.environment import pick_device
 from pmae.train.loop import Trainer
+from pmae.train.step import compiled
 
 
 def build(work: Work, engine: str) -> Steps:
@@ -21,7 +22,7 @@ def build(work: Work, engine: str) -> Steps:
     trainer = _trainer(work, replace(work.config, train__engine="graph" if engine == "full" else "plain"))
     if engine == "compiled":
         # The step looks this method up at every call: the instance's own comes first.
-        trainer.stepper.__dict__["measure"] = torch.compile(trainer.stepper.measure, dynamic=False)
+        trainer.stepper.__dict__["measure"] = compiled(trainer.stepper.measure)
     order = trainer.order(0)
 
     def steps(count: int) -> None:

@@ -37,7 +37,7 @@ def network(peer: str) -> Callable[[Work], nn.Module]:
 
 
 def build(work: Work, peer: str, workers: int) -> Steps:
-    """A function that takes so many steps of a standard loop: load, forward in bfloat16 on CUDA, backward, AdamW."""
+    """A function that takes so many steps of a standard loop: load, forward in a given precision, backward, AdamW."""
     device = pick_device(work.device)
     model = network(peer)(work)
     model = (model if work.method == "mae" else HidingComponents(model, work, device)).to(device).train()
@@ -51,7 +51,7 @@ def build(work: Work, peer: str, workers: int) -> Steps:
     def steps(count: int) -> None:
         for _ in range(count):
             x = next(batches).to(device, non_blocking=True)
-            with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+            with torch.autocast(device.type, torch.bfloat16, enabled=work.precision == "bfloat16"):
                 loss = model(x)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

@@ -1,6 +1,7 @@
 """What is timed: a training step of one method at one size, with the paper's encoder and the released decoder."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from pmae.errors import require, unknown_name
 from pmae.experiments.recipes import recipe
 from pmae.spaces import Space, build_space
 
+Precision = Literal["auto", "float32", "bfloat16"]
 METHODS = {"pmae": "paper", "mae": "mae"}
 """The recipe that each method's settings start from."""
 CHANNELS = 3
@@ -46,6 +48,8 @@ class Work:
     images: int = 0
     """How many images there are; eight batches if not given."""
     network: Sizes = field(default_factory=Sizes)
+    precision: Precision = "auto"
+    """Arithmetic of the networks, ours and the peers'; bfloat16 on CUDA and float32 on a CPU if not given."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -55,6 +59,8 @@ class Work:
         fits = self.side >= 2 * self.patch and self.side % self.patch == 0
         require(fits, "sizes", f"multiples of the patch size ({self.patch}), two patches or more", self.side)
         object.__setattr__(self, "images", self.images or 8 * self.batch)
+        usual: Precision = "bfloat16" if self.device.startswith("cuda") else "float32"
+        object.__setattr__(self, "precision", usual if self.precision == "auto" else self.precision)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -74,6 +80,7 @@ class Work:
             **{f"decoder__{key}": getattr(self.network, f"decoder_{key}") for key in ("width", "depth", "heads")},
             train__batch_size=self.batch,
             train__device=self.device,
+            train__precision=self.precision,
             **({f"masking__{kind}": self.masked} if self.masked else {}),
         )
         return resolve(changed, self.images, self.shape)[0]

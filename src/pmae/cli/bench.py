@@ -49,6 +49,7 @@ def _fill_in(options: argparse.Namespace, cuda: bool) -> None:
         "engines": list(engines(cuda)),
         "batch": 512 if cuda else 64 if options.grow is None else 16,
         "steps": 50 if cuda else 2,
+        "precision": "bfloat16" if cuda else "float32",
         "workers": min(8, os.cpu_count() or 1) if cuda else 0,
     }
     # Growing takes its own range of sides.
@@ -73,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     peers = ["transformers", "lightly", "stable-pretraining"]
     parser.add_argument("--peers", nargs="*", default=peers, help=" ".join(peers))
     parser.add_argument("--batch", type=int, help="images in a step; 512 on CUDA, 64 on a CPU")
+    both = "of all networks, ours and peers'; bfloat16 on CUDA, float32 on a CPU"
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], help=both)
     parser.add_argument("--steps", type=int, help="steps in a round; 50 on CUDA, 2 on a CPU")
     parser.add_argument("--repeats", type=int, default=3, help="rounds, of which the median counts")
     parser.add_argument("--workers", type=int, help="loader processes of a peer; up to 8 on CUDA, none on a CPU")
@@ -91,14 +94,13 @@ def _compare(options: argparse.Namespace, device: "torch.device", pace: "Pace") 
 
     works = _works(options, device, options.sizes)
     rows = compare(works, [*options.engines, *options.peers], options.workers, pace, _say)
-    limit = machine.limit(device)
+    limit = machine.limit(device, options.precision)
     found = [records.of_row(row, limit) for row in rows]
-    precision = "bfloat16" if device.type == "cuda" else "float32"
     note = (
-        f"Batch {options.batch}, {precision}, median of {pace.repeats} rounds of {pace.steps} steps in turn, crops "
-        f"and flips included; peers load with {options.workers} workers. Limit: {limit / 1e12:,.3g} TFLOP/s, one large "
-        "product. PMAE by a peer: its network with no patch dropped, our masking around it. stable-pretraining decodes "
-        "without [CLS], which is less work than its TFLOP/s assume. Peak memory: tensors on "
+        f"Batch {options.batch}, {options.precision}, median of {pace.repeats} rounds of {pace.steps} steps in turn, "
+        f"crops and flips included; peers load with {options.workers} workers. Limit: {limit / 1e12:,.3g} TFLOP/s, one "
+        "large product. PMAE by a peer: its network with no patch dropped, our masking around it. stable-pretraining "
+        "decodes without [CLS], which is less work than its TFLOP/s assume. Peak memory: tensors on "
         "CUDA, growth of the process on a CPU. Warm-up: the first steps, compilation included."
     )
     _finish(options, "speed", f"Training steps on {machine.name_of(device)}", found, note, device, limit)
@@ -112,7 +114,7 @@ def _grow(options: argparse.Namespace, device: "torch.device", pace: "Pace") -> 
     axes, cuda, batch = options.grow or list(grow.AXES), device.type == "cuda", options.batch
     base = _works(options, device, [32])
     wanted = [point for work in base for point in grow.points(axes, work, options.sizes, cuda)]
-    limit = machine.limit(device)
+    limit = machine.limit(device, options.precision)
     points = grow.grow(wanted, options.engines[-1], pace, _say)
     found = [records.of_point(point, limit) for point in points]
     note = f"Each against one thing; the others: 32x32, patch 8, batch {batch}, {8 * batch} images, 0.2 or 0.75 masked."
@@ -135,14 +137,18 @@ def _profile(options: argparse.Namespace, device: "torch.device", pace: "Pace") 
         alone.append(f"{work.method} {work.side}x{work.side} {unwatched:,.2f} ms")
     note = f"Milliseconds a step while profiled; a step alone: {', '.join(alone)}."
     title = f"Where a step's time goes on {machine.name_of(device)}"
-    _finish(options, "profile", title, found, note, device, machine.limit(device))
+    _finish(options, "profile", title, found, note, device, machine.limit(device, options.precision))
 
 
 def _works(options: argparse.Namespace, device: "torch.device", sizes: list[int]) -> "list[Work]":
     """Every size with every method."""
     from pmae.bench.work import Work
 
-    return [Work(method, side, options.batch, str(device)) for side in sizes for method in options.methods]
+    return [
+        Work(method, side, options.batch, str(device), precision=options.precision)
+        for side in sizes
+        for method in options.methods
+    ]
 
 
 def _finish(
@@ -161,7 +167,12 @@ def _finish(
     table = speed_table(name, title, found, note)
     print(f"{title}\n\n{aligned(table)}\n\n{note}")
     if options.out:
-        settings = {"batch": options.batch, "steps": options.steps, "repeats": options.repeats}
+        settings = {
+            "precision": options.precision,
+            "batch": options.batch,
+            "steps": options.steps,
+            "repeats": options.repeats,
+        }
         save_speed(options.out, table, found, records.about(device, limit, workers=options.workers, **settings))
         print(f"written: {options.out / name}.csv, .md and .json")
 

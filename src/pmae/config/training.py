@@ -51,7 +51,7 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the networks; auto is bfloat16 on CUDA, float32 elsewhere."""
+    """Arithmetic of the networks; auto is bfloat16 on CUDA and on CPUs with AMX, float32 elsewhere."""
     engine: Literal["auto", "plain", "graph"] = "auto"
     """plain: eager, readable, the reference; graph: compiled, the whole step in one CUDA graph; auto: graph on CUDA."""
     shard: bool = False

@@ -36,7 +36,9 @@ class Need:
             ]
             print(f"  {run.path.name}: {', '.join(lacking)} [{protocols.name}]", flush=True)
             wanted = only(protocols, lacking)
-            api.evaluate(run.path, wanted, splits(data), epochs, baselines=False, seeds=(seed,), device=device)
+            api.evaluate(
+                run.path, wanted, splits(data), epochs, baselines=False, seeds=(seed,), device=device, figures=False
+            )
 
     def _epochs(self, run: Run) -> list[int]:
         last = run.config.train.epochs or 0

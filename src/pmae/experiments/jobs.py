@@ -4,11 +4,14 @@
 """
 
 import functools
+import gc
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from pmae import api
 from pmae.config import Config, DataConfig, replace
@@ -147,7 +150,10 @@ def train(path: Path, config: Config, until: int | None = None) -> None:
             f"data must have labels for a search that stops runs early, got none in {config.data.source!r}; give a "
             "small labelled set with --set probe.data=NAME"
         )
-    api.pretrain(config, data, path, resume=_has_run(path), quiet=True, until=until)
+    api.pretrain(config, data, path, resume=_has_run(path), quiet=True, until=until, figures=False)
+    # A compiled step refers to itself: its model and graphs wait for the collector, and so does the memory they hold.
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def find_run(job: Job, library: Library, accept: Accept = anything, loosely: bool = False) -> Run | None:

@@ -47,8 +47,8 @@ def figures_page(grid: Grid, images: int | None = None, picture: int = 0) -> Pag
     scene = _scene(grid, images, picture)
     made = [one for space, config in configs.items() if (one := _portrait(grid, space, config, scene)) is not None]
     require(bool(made), "spaces", "at least one that is fitted and not learned", grid.spaces)
-    learned = [space_label(space) for space in grid.spaces if space_label(space) not in {one.label for one in made}]
-    said = scene.said + "".join(f" {label.capitalize()} is left out: it begins as PCA." for label in learned)
+    learned = [space for space in grid.spaces if space not in {one.space for one in made}]
+    said = scene.said + "".join(f" Not shown: {space}, which begins as PCA." for space in learned)
     drawings = [spectra_figure(made, said)]
     if grid.shape[1] > 1:
         drawings += [hidden_figure(made, scene.image.cpu().numpy(), scene.view, said)]
@@ -66,8 +66,8 @@ def _scene(grid: Grid, images: int | None, picture: int) -> Scene:
     part = train if count == len(train) else train.take(np.linspace(0, len(train) - 1, count).astype(np.int64))
     batches = Batches(part.images, device, grid.data.keep_on)
     standardize = fit_standardize(batches, grid.data.standardize).to(device)
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    said = f"Fitted on {count:,} of the {len(train):,} training images of {whole.name}, on {where}."
+    part_of = "all" if count == len(train) else f"{count:,} of the"
+    said = f"Fitted on {part_of} {len(train):,} training images of {whole.name}, on {_machine(device)}."
     view = view_of(np.asarray(shown.images[:SEEN]).astype(np.float64), str(train.images.dtype))
     image = as_tensor(np.asarray(shown.images[picture : picture + 1])).to(device)
     return Scene(batches, standardize, image, view, said)
@@ -80,13 +80,14 @@ def _portrait(grid: Grid, space: str, config: Config, scene: Scene) -> Portrait 
     if made.learns:
         return None
     seconds = _fit(made, scene)
-    print(f"{space_label(space)}: fitted in {seconds:.1f} s", flush=True)
+    print(f"{space}: fitted in {seconds:.1f} s", flush=True)
     ratios, x = grid.shares(space), scene.standardize(scene.image)
     patch = config.encoder.patch_size or 1
     seen = torch.cat(
         [_without_patches(x, ratio, patch) if is_mae(space) else _visible(made, x, ratio) for ratio in ratios]
     )
     return Portrait(
+        space,
         space_label(space),
         seconds,
         share=_numpy(made.unit_share.sort(descending=True).values),
@@ -152,6 +153,12 @@ def _unit_image(space: Space, unit: int, generator: torch.Generator) -> Tensor:
 
 def _nothing(space: Space) -> Tensor:
     return torch.zeros_like(space.variance)[None]
+
+
+def _machine(device: torch.device) -> str:
+    threads = torch.get_num_threads()
+    on_cpu = f"a CPU with {threads} thread{'s' * (threads > 1)}"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

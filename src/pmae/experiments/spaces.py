@@ -1,17 +1,18 @@
 """Masking spaces at the same budget: the grid of spaces and ratios, its runs, and the table they make."""
 
+import dataclasses
 from dataclasses import dataclass
 from itertools import islice
 
 import torch
 
-from pmae.config import Config, DataConfig, SpaceConfig, replace
+from pmae.config import Config, DataConfig, replace
 from pmae.config_file import with_settings
 from pmae.derive import patch_for
 from pmae.errors import require, unknown_name
 from pmae.experiments.evaluations import Need, needed
 from pmae.experiments.fill import only_found, run_missing
-from pmae.experiments.jobs import Here, Workers, splits
+from pmae.experiments.jobs import Here, Workers, anything, splits
 from pmae.experiments.library import Job, Library
 from pmae.experiments.pages import Page
 from pmae.experiments.paper import Item
@@ -30,6 +31,8 @@ CHOSEN = (
 RATIOS, MAE_RATIOS = (0.1, 0.2, 0.4), (0.5, 0.75, 0.9)
 EPOCHS, PATCH = 50, 8
 KINDS = ("linear", "knn")
+Place = tuple[str, float]
+"""A space and a ratio."""
 ITEM = Item("spaces", "Masking spaces at the same budget", "not in the paper", "spaces", protocols=KINDS)
 
 
@@ -72,7 +75,7 @@ class Grid:
             train__epochs=self.epochs,
             train__device=self.device,
         )
-        base = Config(**{**vars(base), "data": self.data})
+        base = dataclasses.replace(base, data=self.data)
         config = with_settings(with_settings(base, space_settings(space)), dict(self.settings))
         with torch.device("meta"):
             build_space(config.space, self.shape)
@@ -96,56 +99,63 @@ def space_settings(text: str) -> dict[str, str]:
 
 
 def space_label(text: str) -> str:
-    """`pca:components=256` as `pca 256 components`, `cosine:grouped=true` as `cosine grouped`."""
+    """A short name for figures: `kernel_pca:landmarks=1024` as `kernel pca 1024`, `cosine:grouped=true` as `cosine
+    grouped`; the first blanks do not break, so that a name takes two lines at most."""
     settings = space_settings(text)
-    name = settings.pop("space.name")
+    name = settings.pop("space.name").replace("_", "\N{NO-BREAK SPACE}")
     values = {key.removeprefix("space."): value for key, value in settings.items()}
-    said = [key if value == "true" else f"{value} {key}" for key, value in values.items()]
-    return " ".join([name.replace("_", " "), *said]) + (" (MAE)" if is_mae(text) else "")
+    said = [key if value == "true" else value if value.isdigit() else f"{key}={value}" for key, value in values.items()]
+    return " ".join([name + ("\N{NO-BREAK SPACE}(MAE)" if is_mae(text) else ""), *said])
 
 
 def is_mae(space: str) -> bool:
     """Whether patches are hidden."""
-    return space_settings(space)["space.name"] == SpaceConfig("pixels").name
+    return space_settings(space)["space.name"] == "pixels"
 
 
-def grid_jobs(grid: Grid) -> dict[tuple[str, float], list[Job]]:
+def grid_jobs(grid: Grid) -> dict[Place, list[Job]]:
     """For each space and ratio a job a seed; all are checked before any is run."""
-    cells: dict[tuple[str, float], list[Job]] = {}
+    cells: dict[Place, list[Job]] = {}
     for space in grid.spaces:
         config, share = grid.config(space), "masked_patches" if is_mae(space) else "masked_variance"
         for ratio in grid.shares(space):
-            named = f"{space_label(space).replace(' ', '-')}-{ratio:g}"
+            named = f"{space.replace(':', '-')}-{ratio:g}"
             chosen = [replace(config, **{f"masking__{share}": ratio, "train__seed": seed}) for seed in grid.seeds]
             cells[space, ratio] = [Job(f"{named}-seed{one.train.seed}", one) for one in chosen]
     return cells
 
 
 def table_page(grid: Grid, way: Way, workers: Workers | None = None) -> Page:
-    """Run what is missing, here or by `workers`, evaluate what is not evaluated, and compare."""
+    """Run what is missing, here or by `workers`, evaluate what is not evaluated, and compare.
+
+    Here, a space is evaluated before the next one is trained, so that a command that is killed leaves whole rows.
+    """
     cells, folder = grid_jobs(grid), way.out / "runs"
     need = needed(way.preset, KINDS, False, False, way.head_epochs)
     library = Library([folder, *way.places])
     get = only_found(ITEM, library) if way.only_found else run_missing(ITEM, folder, library, workers or Here())
-    found = iter(get([job for jobs in cells.values() for job in jobs], need.can_be_met))
-    runs = {cell: [run for run in islice(found, len(jobs)) if run is not None] for cell, jobs in cells.items()}
     labelled = splits(grid.data).train.labels is not None
-    if labelled and not way.only_found:
-        for run in (run for group in runs.values() for run in group):
+    runs: dict[Place, list[Run]] = {}
+    for part in [grid.spaces] if workers else [(space,) for space in grid.spaces]:
+        places = [place for place in cells if place[0] in part]
+        found = iter(get([job for place in places for job in cells[place]], need.can_be_met if labelled else anything))
+        runs |= {place: [run for run in islice(found, len(cells[place])) if run is not None] for place in places}
+        for run in [run for place in places for run in runs[place]] if labelled and not way.only_found else []:
             need.meet(run, run.config.train.seed, grid.device, grid.data.root)
     return Page([_table(grid, runs, need)])
 
 
-def _table(grid: Grid, runs: dict[tuple[str, float], list[Run]], need: Need) -> Table:
+def _table(grid: Grid, runs: dict[Place, list[Run]], need: Need) -> Table:
     preset = need.protocols[0].name
-    rows = [run_row(space_label(space), ratio, group, preset) for (space, ratio), group in runs.items()]
+    rows = [run_row(space, ratio, group, preset) for (space, ratio), group in runs.items()]
     devices = sorted({str(run.environment["device"]) for group in runs.values() for run in group})
     missing = sum(len(grid.seeds) - len(group) for group in runs.values())
     note = [
-        f"{grid.epochs} epochs on {splits(grid.data).name}, {len(grid.seeds)} seed{'s' * (len(grid.seeds) > 1)}, on "
+        f"Epochs: {grid.epochs}, seeds: {len(grid.seeds)}, data: {splits(grid.data).name}, on "
         f"{' and '.join(devices) or 'no machine yet'}. R2 is of held-out images and compares within a space and ratio "
-        f"alone; accuracies are of the mean of the patch tokens, preset {preset}; masked is a share of the variance, "
-        "for MAE of the patches. The pre-image error is what a way back that is no inverse misses of new images.",
+        f"alone; accuracies are of mean-pooled tokens, preset {preset}. The ratio is a share of the variance, "
+        "for MAE of the patches; hidden is what masks came to, which differs where one component holds much. The "
+        "pre-image error is what a way back that is no inverse misses of new images.",
         f"{missing} of {len(runs) * len(grid.seeds)} runs are not there yet." if missing else "",
     ]
     return run_table(rows, ITEM.title, " ".join(filter(None, note)))

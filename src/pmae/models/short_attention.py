@@ -1,4 +1,7 @@
-"""Attention layers for short sequences: timm's own layers, which on a GPU run as one kernel instead of a dozen."""
+"""Attention layers for short sequences: timm's own, but on a GPU one kernel instead of a dozen.
+
+On a CPU in bfloat16 they are plain products.
+"""
 
 from typing import Any
 
@@ -42,10 +45,20 @@ class ShortAttention(Attention):
     def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Tokens (B, N, width) to the same; a mask, or whatever else is asked of timm's forward, goes there."""
         asked = [value for value in (*args, *options.values()) if value is not None and value is not False]
-        if asked or self._altered() or not available(x.device, x.shape[1], self.head_dim):
+        if asked or self._altered():
             return super().forward(x, *args, **options)
-        heads = short_attention(self.qkv(x), self.num_heads, self.scale)
-        return self.proj_drop(self.proj(heads))
+        if available(x.device, x.shape[1], self.head_dim):
+            return self.proj_drop(self.proj(short_attention(self.qkv(x), self.num_heads, self.scale)))
+        # torch's fused attention has no fast bfloat16 on a CPU: it takes two to three times as long as its products.
+        if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            return self.proj_drop(self.proj(self._products(self.qkv(x))))
+        return super().forward(x, *args, **options)
+
+    def _products(self, qkv: Tensor) -> Tensor:
+        """Attention as two plain products with a softmax between them."""
+        q, k, v = qkv.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = (q * self.scale @ k.transpose(-2, -1)).softmax(-1).to(v.dtype)
+        return (weights @ v).transpose(1, 2).flatten(2)
 
     def _altered(self) -> bool:
         """Whether this layer does more than plain attention: normalized or gated, or dropping some of the weights."""

