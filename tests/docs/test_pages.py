@@ -30,6 +30,7 @@ MORE: dict[str, list[str]] = {
     "pretrain": ["--epochs", "1", *FLAGS, "--device", "cpu"],
     "sweep": ["--epochs", "1", *SET],
     "paper": ["--ratios", "0.2", "--head-epochs", "1", "--protocols", "linear", "knn", *SET],
+    "spaces": ["--head-epochs", "1", *SET],
     "evaluate": ["--device", "cpu"],
     "embed": ["--device", "cpu"],
     "explore": ["--no-browser"],
