@@ -101,7 +101,8 @@ class RayWorkers:
 
     def _require_room(self) -> None:
         nodes = self._nodes()
-        there = ", ".join(f"{node.get('GPU', 0):g} GPUs and {node.get('CPU', 0):g} CPUs" for node in nodes)
+        # Sorted, for Ray names its nodes in any order.
+        there = ", ".join(sorted(f"{node.get('GPU', 0):g} GPUs and {node.get('CPU', 0):g} CPUs" for node in nodes))
         rule = f"at most what a node has ({len(nodes)} here: {there})"
         asked = f"{self.gpus:g} GPUs and {self.cpus:g} CPUs"
         if not slots(nodes, self.gpus, self.cpus):
