@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from pmae.config import Config, EncoderConfig, replace
-from pmae.data.augment import Standardize, draw_boxes
+from pmae.data.augment import Standardize, draw_crops
 from pmae.experiments.jobs import Here, InTurn, carry_out
 from pmae.experiments.library import Job, Library
 from pmae.method import build_method, draw_mask
@@ -79,8 +79,8 @@ def measured(config: Config) -> None:
     standardize, generator = Standardize(torch.zeros(3, 1, 1), torch.ones(3, 1, 1)), torch.Generator()
     step = Plain(model, standardize, config, build_optimizer(model, config.optim, on_graph=False))
     images = torch.zeros(batch, 3, 16, 16, dtype=torch.uint8)
-    boxes = draw_boxes(batch, 16, 16, config.augment, generator, torch.device("cpu"))
-    compiled(step.measure)(images, boxes, draw_mask(model, batch, 0.5, generator))
+    crops = draw_crops(batch, generator, torch.device("cpu"))
+    compiled(step.measure)(images, crops, draw_mask(model, batch, 0.5, generator))
 
 
 @pytest.fixture

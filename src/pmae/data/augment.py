@@ -27,14 +27,24 @@ class Boxes(NamedTuple):
     flip: Tensor
 
 
+def draw_crops(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Noise (count, numbers) for `boxes_of`."""
+    return torch.rand(count, 2 * ATTEMPTS + 3, generator=generator, device=device)
+
+
 def draw_boxes(
     count: int, height: int, width: int, config: AugmentConfig, generator: torch.Generator, device: torch.device
 ) -> Boxes:
+    """Random boxes for so many images."""
+    return boxes_of(draw_crops(count, generator, device), height, width, config)
+
+
+def boxes_of(noise: Tensor, height: int, width: int, config: AugmentConfig) -> Boxes:
     """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits.
 
     Of a signal, one row, the length is uniform, and it is never mirrored: backwards it is rarely natural.
     """
-    noise = torch.rand(count, 2 * ATTEMPTS + 3, generator=generator, device=device)
+    count, device = len(noise), noise.device
     mirrored = config.flip and height > 1
     flip = (noise[:, -1] < 0.5) if mirrored else torch.zeros(count, dtype=torch.bool, device=device)
     if not config.crop:

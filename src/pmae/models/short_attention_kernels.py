@@ -170,11 +170,14 @@ def short_attention_backward(qkv: Tensor, grad_out: Tensor, heads: int, scale: f
     return grad_qkv
 
 
-def backward_with_sums(qkv: Tensor, grad_out: Tensor, heads: int, scale: float, sums: Tensor) -> Tensor:
-    """The same, and its sums over the tokens of each image (B, 3 * H * D), which make the gradient of a bias."""
-    grad_qkv = torch.empty_like(qkv)
-    _launch([qkv, grad_out, grad_qkv, sums], heads, scale, True)
-    return grad_qkv
+def forward_into(out: Tensor, qkv: Tensor, heads: int, scale: float) -> None:
+    """`short_attention` of contiguous tensors, into memory of the caller's; autograd does not see it."""
+    _launch([qkv, out], heads, scale)
+
+
+def backward_into(out: Tensor, sums: Tensor, qkv: Tensor, grad_out: Tensor, heads: int, scale: float) -> None:
+    """Its gradient in qkv, and the sums of that over each image's tokens (B, 3 * H * D), which its bias wants."""
+    _launch([qkv, grad_out, out, sums], heads, scale, True)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, int, float], output: Tensor) -> None:

@@ -1,8 +1,10 @@
 """A stack of transformer blocks as one function with its own backward, for weights in bfloat16 on a recent GPU.
 
 Between the products, which are the library's, everything is done in one pass over memory: residual and norm forward,
-norm, residual and bias gradients backward, GELU and its bias. The numbers are those of the blocks under autocast, where
-the stream of residuals keeps its own precision. Everywhere else the blocks run as timm wrote them.
+norm, residual and bias gradients backward, GELU and its bias. The gradients of all blocks' weights are taken together
+at the end, one batch of products for each kind of layer: one by one, narrow layers leave most of a GPU idle. The
+numbers are those of the blocks under autocast, where the stream of residuals keeps its own precision. Everywhere else
+the blocks run as timm wrote them.
 """
 
 from typing import Any
@@ -16,12 +18,16 @@ from pmae.models.short_attention import ShortAttention, available
 
 try:
     from pmae.models import stack_kernels as kernels
-    from pmae.models.short_attention_kernels import backward_with_sums, short_attention
+    from pmae.models.short_attention_kernels import backward_into, forward_into
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     kernels = None  # type: ignore[assignment]
 
 PARTS = 12
 """Tensors of a block: weight and bias of norm1, qkv, proj, norm2, fc1, fc2."""
+PRODUCTS = (2, 4, 8, 10)
+"""Which of them are the weights of qkv, proj, fc1 and fc2."""
+KEPT = 8
+"""What a block keeps of its own: stream, mean and deviation before attention, qkv, the same before the MLP, hidden."""
 
 
 def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> Tensor:
@@ -43,54 +49,65 @@ class Stack(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, heads: int, scale: float, eps: float, *tensors: Tensor) -> Tensor:
-        """Each block keeps what its backward reads: stream, norm, qkv, attention, stream, norm, hidden, activation."""
+        """Each block keeps what its backward reads; what its products read lies in one tensor for all blocks."""
         shape, stream, branch, kept = x.shape, x.flatten(0, 1), None, []
-        for first in range(0, len(tensors) - 2, PARTS):
-            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = tensors[first : first + PARTS]
-            stream, h, *stats = kernels.add_norm(stream, branch, w1, b1, eps, w_qkv.dtype)
-            qkv = torch.addmm(b_qkv, h, w_qkv.t())
-            attended = short_attention(qkv.unflatten(0, shape[:2]), heads, scale).flatten(0, 1)
-            before, before_h, *before_stats = stream, h, *stats
-            branch = torch.addmm(b_proj, attended, w_proj.t())
-            stream, h, *stats = kernels.add_norm(stream, branch, w2, b2, eps, w_in.dtype)
-            hidden = torch.addmm(b_in, h, w_in.t())
-            active = kernels.gelu(hidden)
-            branch = torch.addmm(b_out, active, w_out.t())
-            kept += [before, before_h, *before_stats, qkv, attended, stream, h, *stats, hidden, active]
-        stream, out, *stats = kernels.add_norm(stream, branch, tensors[-2], tensors[-1], eps, tensors[2].dtype)
-        ctx.save_for_backward(*tensors, *kept, stream, *stats)
+        depth, hidden_width, (rows, width) = len(tensors) // PARTS, tensors[8].shape[0], stream.shape
+        read: dict[str, Any] = {"device": x.device, "dtype": tensors[2].dtype}
+        normed, attended = torch.empty(2, depth, rows, width, **read), torch.empty(depth, rows, width, **read)
+        active, out = torch.empty(depth, rows, hidden_width, **read), torch.empty(rows, width, **read)
+        for block in range(depth):
+            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = _of(tensors, block)
+            before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[0, block])
+            qkv = torch.addmm(b_qkv, normed[0, block], w_qkv.t())
+            forward_into(attended[block], qkv.unflatten(0, shape[:2]), heads, scale)
+            branch = torch.addmm(b_proj, attended[block], w_proj.t())
+            stream, *stats_2 = kernels.add_norm(before, branch, w2, b2, eps, normed[1, block])
+            hidden = torch.addmm(b_in, normed[1, block], w_in.t())
+            kernels.gelu(hidden, active[block])
+            branch = torch.addmm(b_out, active[block], w_out.t())
+            kept += [before, *stats, qkv, stream, *stats_2, hidden]
+        last, *stats = kernels.add_norm(stream, branch, tensors[-2], tensors[-1], eps, out)
+        ctx.save_for_backward(*tensors, *kept, last, *stats, normed, attended, active)
         ctx.heads, ctx.scale, ctx.shape, ctx.count = heads, scale, shape, len(tensors)
         return out.view(shape)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         """The blocks in reverse; sums over rows are collected as partial sums and added up once at the end."""
-        saved = ctx.saved_tensors
-        tensors, kept, (last, mean, rstd) = saved[: ctx.count], saved[ctx.count : -3], saved[-3:]
-        depth, (rows, width), hidden_width = ctx.count // PARTS, last.shape, tensors[8].shape[0]
-        wide = {"device": last.device, "dtype": torch.float32}
+        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count : -6]
+        last, mean, rstd, normed, attended, active = ctx.saved_tensors[-6:]
+        depth, (rows, width), hidden_width = ctx.count // PARTS, last.shape, active.shape[2]
+        wide: dict[str, Any] = {"device": last.device, "dtype": torch.float32}
         norms = torch.empty(2 * depth + 1, kernels.programs(rows), 3, width, **wide)
         of_qkv = torch.empty(depth, ctx.shape[0], 3 * width, **wide)
         of_hidden = torch.empty(depth, kernels.chunks(rows, hidden_width), hidden_width, **wide)
-        grads: list[Any] = [None] * ctx.count
-        grad_out = grad_out.reshape(rows, width)
-        g, half = kernels.norm_backward(grad_out, last, mean, rstd, tensors[-2], None, norms[-1])
+        # Gradients of what each product put out: fc2 and proj, fc1, qkv.
+        to_branch, to_hidden = torch.empty_like(normed), torch.empty_like(active)
+        to_qkv = normed.new_empty(depth, rows, 3 * width)
+        grad_out, g = grad_out.reshape(rows, width), None
+        x, weight, partial = last, tensors[-2], norms[-1]
         for block in reversed(range(depth)):
-            first = PARTS * block
-            w1, _, w_qkv, _, w_proj, _, w2, _, w_in, _, w_out, _ = tensors[first : first + PARTS]
-            x1, h1, m1, r1, qkv, attended, x2, h2, m2, r2, hidden, active = kept[12 * block : 12 * block + 12]
-            grads[first + 10] = half.t() @ active
-            to_hidden = kernels.gelu_backward(half @ w_out, hidden, of_hidden[block])
-            grads[first + 8] = to_hidden.t() @ h2
-            g, half = kernels.norm_backward(to_hidden @ w_in, x2, m2, r2, w2, g, norms[2 * block + 1])
-            grads[first + 4] = half.t() @ attended
-            to_attended = (half @ w_proj).unflatten(0, ctx.shape[:2])
-            qkv = qkv.unflatten(0, ctx.shape[:2])
-            to_qkv = backward_with_sums(qkv, to_attended, ctx.heads, ctx.scale, of_qkv[block]).flatten(0, 1)
-            grads[first + 2] = to_qkv.t() @ h1
-            g, half = kernels.norm_backward(to_qkv @ w_qkv, x1, m1, r1, w1, g, norms[2 * block])
+            w1, _, w_qkv, _, w_proj, _, w2, _, w_in, _, w_out, _ = _of(tensors, block)
+            x1, m1, r1, qkv, x2, m2, r2, hidden = kept[KEPT * block : KEPT * (block + 1)]
+            g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial, to_branch[0, block])
+            kernels.gelu_backward(to_branch[0, block] @ w_out, hidden, of_hidden[block], to_hidden[block])
+            grad_out = to_hidden[block] @ w_in
+            g = kernels.norm_backward(grad_out, x2, m2, r2, w2, g, norms[2 * block + 1], to_branch[1, block])
+            grad_out, qkv = to_branch[1, block] @ w_proj, qkv.unflatten(0, ctx.shape[:2])
+            backward_into(to_qkv[block], of_qkv[block], qkv, grad_out, ctx.heads, ctx.scale)
+            grad_out = to_qkv[block] @ w_qkv
+            x, mean, rstd, weight, partial = x1, m1, r1, w1, norms[2 * block]
+        g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial)
+        grads: list[Any] = [None] * ctx.count
+        pairs = ((to_qkv, normed[0]), (to_branch[1], attended), (to_hidden, normed[1]), (to_branch[0], active))
+        for first, (to, seen) in zip(PRODUCTS, pairs, strict=True):
+            grads[first:-2:PARTS] = (to.transpose(1, 2) @ seen).unbind(0)
         _fill_sums(grads, norms.sum(1), of_qkv.sum(1), of_hidden.sum(1), tensors[3].dtype)
         return g.view(ctx.shape), None, None, None, *grads
+
+
+def _of(tensors: tuple[Tensor, ...], block: int) -> tuple[Tensor, ...]:
+    return tensors[PARTS * block : PARTS * (block + 1)]
 
 
 def _fill_sums(grads: list[Any], norms: Tensor, of_qkv: Tensor, of_hidden: Tensor, dtype: torch.dtype) -> None:

@@ -149,7 +149,7 @@ def _power(width: int) -> int:
 
 def programs(rows: int) -> int:
     """How many partial sums `norm_backward` leaves."""
-    return min(PROGRAMS, triton.cdiv(rows, ROWS))
+    return min(PROGRAMS, triton.cdiv(rows, 2 * ROWS))
 
 
 def chunks(rows: int, width: int) -> int:
@@ -158,45 +158,48 @@ def chunks(rows: int, width: int) -> int:
 
 
 def add_norm(
-    x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x + branch in x's dtype, its layer norm in `dtype`, and each row's mean and 1 / deviation."""
+    x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + branch in x's dtype, and each row's mean and 1 / deviation; the layer norm goes to `out`."""
     count, width = x.shape
     total = x if branch is None else torch.empty_like(x)
-    out = torch.empty_like(x, dtype=dtype)
     mean, rstd = x.new_empty(count, dtype=torch.float32), x.new_empty(count, dtype=torch.float32)
     tensors = (x, x if branch is None else branch, weight, bias, total, out, mean, rstd)
     _add_norm_kernel[(triton.cdiv(count, ROWS),)](
         *tensors, count, eps, width, _power(width), ROWS, branch is not None, num_warps=4
     )
-    return total, out, mean, rstd
+    return total, mean, rstd
 
 
 def norm_backward(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, residual: Tensor | None, partial: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradient in x (plus the residual's), also in grad's dtype; partial (P, 3, W): of weight, bias and itself."""
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    partial: Tensor,
+    half: Tensor | None = None,
+) -> Tensor:
+    """The gradient in x (plus the residual's), also in `half`; partial (P, 3, W): of weight, bias and itself."""
     count, width = x.shape
-    out = torch.empty_like(x)
-    half = out if x.dtype == grad.dtype else torch.empty_like(x, dtype=grad.dtype)
-    tensors = (grad, x, mean, rstd, weight, grad if residual is None else residual, out, half, partial)
+    out = half if half is not None and half.dtype == x.dtype else torch.empty_like(x)
+    halve = half is not None and half is not out
+    tensors = (grad, x, mean, rstd, weight, grad if residual is None else residual, out, half if halve else out)
     warps = max(1, _power(width) * ROWS // 1024)
     _norm_backward_kernel[(partial.shape[0],)](
-        *tensors, count, width, _power(width), ROWS, residual is not None, half is not out, num_warps=warps
+        *tensors, partial, count, width, _power(width), ROWS, residual is not None, halve, num_warps=warps
     )
-    return out, half
-
-
-def gelu(x: Tensor) -> Tensor:
-    """The exact GELU."""
-    out = torch.empty_like(x)
-    _gelu_kernel[(triton.cdiv(x.numel(), 2048),)](x, out, x.numel(), 2048, num_warps=4)
     return out
 
 
-def gelu_backward(grad: Tensor, x: Tensor, partial: Tensor) -> Tensor:
-    """The gradient in GELU's input, and partial (P, W) of its sums over the rows."""
-    out, (count, width) = torch.empty_like(x), x.shape
+def gelu(x: Tensor, out: Tensor) -> None:
+    """The exact GELU."""
+    _gelu_kernel[(triton.cdiv(x.numel(), 2048),)](x, out, x.numel(), 2048, num_warps=4)
+
+
+def gelu_backward(grad: Tensor, x: Tensor, partial: Tensor, out: Tensor) -> None:
+    """The gradient in GELU's input to `out`, and partial (P, W) of its sums over the rows."""
+    count, width = x.shape
     chunk, grid = triton.cdiv(count, partial.shape[0]), (partial.shape[0], triton.cdiv(width, 128))
     _gelu_backward_kernel[grid](grad, x, out, partial, count, chunk, width, 16, 128, num_warps=4)
-    return out

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pmae import masking
 from pmae.config import Config
-from pmae.data.augment import Boxes, Standardize, draw_boxes
+from pmae.data.augment import Standardize, draw_crops
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
@@ -191,8 +191,8 @@ class Trainer:
         """
         number = stream(self.config.train.seed, epoch, position)
         generator = torch.Generator(self.device).manual_seed(number)
-        count, (_, height, width) = self.batch_size * self.model.views, self.shape
-        boxes = draw_boxes(count, height, width, self.config.augment, generator, self.device)
+        count = self.batch_size * self.model.views
+        crops = draw_crops(count, generator, self.device)
         ratio = masking.draw_ratio(self.config.masking, random.Random(number))
         draw = draw_mask(self.model, count, ratio, generator)
         rows = slice(None) if whole else self.world.rows(self.batch_size)
@@ -201,7 +201,7 @@ class Trainer:
             return drawn.unflatten(0, (self.model.views, -1))[:, rows].flatten(0, 1)
 
         draw = draw if len(draw.noise) == 1 else draw._replace(noise=mine(draw.noise))
-        return Inputs(images, Boxes(*map(mine, boxes)), draw, lr)
+        return Inputs(images, mine(crops), draw, lr)
 
     def order(self, epoch: int) -> Tensor:
         """Positions of the images (steps, batch) of an epoch: a function of the seed and the epoch."""

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import Config, OptimConfig
-from pmae.data.augment import Boxes, Standardize, crop
+from pmae.data.augment import Standardize, boxes_of, crop
 from pmae.method import Draw, MaskedAutoencoder
 from pmae.train.distributed import ALONE, World
+
+try:
+    from pmae.train.adamw import Update
+except ImportError:  # no Triton: a machine without a GPU, or not Linux, where no step is captured
+    Update = None  # type: ignore[assignment, misc]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,10 +30,10 @@ process trains with. After eight, torch's own limit, it runs further ones uncomp
 
 
 class Inputs(NamedTuple):
-    """All that a step consumes: raw images, crop boxes, mask noise and the rate."""
+    """All that a step consumes: raw images, noise for their crops and masks, and the rate."""
 
     images: Tensor
-    boxes: Boxes
+    crops: Tensor
     draw: Draw
     lr: float
 
@@ -75,34 +80,35 @@ class Plain:
         self.world = world
         self.model, self.standardize, self.config, self.optimizer = model, standardize, config, optimizer
         self.tally = Tally(standardize.mean.device)
-        self._trainable = [p for p in model.parameters() if p.requires_grad]
+        self._leaves = [p for p in model.parameters() if p.requires_grad]
 
     def __call__(self, inputs: Inputs) -> None:
         """Take one step."""
         self._set_rate(inputs.lr)
         self.optimizer.zero_grad(set_to_none=True)
-        loss, values = self.measure(inputs.images, inputs.boxes, inputs.draw)
+        loss, values = self.measure(inputs.images, inputs.crops, inputs.draw)
         loss.backward()
-        self._update(values)
+        self._update(values, self.optimizer.step)
 
-    def measure(self, images: Tensor, boxes: Boxes, draw: Draw) -> tuple[Tensor, Tensor]:
+    def measure(self, images: Tensor, crops: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         """The loss, and (loss, error, energy, share) summed up for the tally."""
-        # Two boxes an image where two views of it are wanted.
-        images = images.repeat(len(boxes.flip) // len(images), 1, 1, 1)
-        x = self.standardize(crop(images, boxes, self.config.augment.interpolation))
+        augment, (height, width) = self.config.augment, images.shape[-2:]
+        # Two crops of an image where two views of it are wanted.
+        images = images.repeat(len(crops) // len(images), 1, 1, 1)
+        x = self.standardize(crop(images, boxes_of(crops, height, width, augment), augment.interpolation))
         outcome = self.model(x, draw)
         values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.share.mean()])
         return outcome.loss, values.detach()
 
     def _average(self) -> None:
         """Make gradients the means of those of all processes."""
-        self.world.average([p.grad for p in self._trainable if p.grad is not None])
+        self.world.average([p.grad for p in self._leaves if p.grad is not None])
 
-    def _update(self, values: Tensor) -> None:
+    def _update(self, values: Tensor, take: Callable[[], object]) -> None:
         self._average()
         if self.config.optim.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._trainable, self.config.optim.clip_norm, foreach=True)
-        self.optimizer.step()
+            nn.utils.clip_grad_norm_(self._leaves, self.config.optim.clip_norm, foreach=True)
+        take()
         self.tally.add(values)
 
     def _set_rate(self, lr: float) -> None:
@@ -111,7 +117,7 @@ class Plain:
 
 
 class Halves:
-    """The weights that autocast would round to bfloat16 layer by layer, rounded all at once, and their gradients back.
+    """The weights that autocast would round to bfloat16 layer by layer, rounded by the update of the step before.
 
     The numbers are autocast's own; what is saved are three hundred small kernels a step.
     """
@@ -120,32 +126,18 @@ class Halves:
         layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
         slots = [(layer, key, p) for layer in layers for key, p in layer.named_parameters(recurse=False)]
         self._slots = [slot for slot in slots if slot[2].requires_grad and model.precision == torch.bfloat16]
-        self._whole = [p.detach() for _, _, p in self._slots]
-        self._halves = [nn.Parameter(p.bfloat16()) for p in self._whole]
-        self._gradients = [torch.zeros_like(p) for p in self._whole]
+        self.of = {p: nn.Parameter(p.detach().bfloat16()) for _, _, p in self._slots}
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """The model's layers hold their rounded weights, as they are now; at the end the gradients come back."""
-        if self._slots:
-            torch._foreach_copy_([half.detach() for half in self._halves], self._whole)
-        for (layer, key, _), half in zip(self._slots, self._halves, strict=True):
-            layer._parameters[key], half.grad = half, None
+        """The model's layers hold their rounded weights, and these get the gradients."""
+        for layer, key, whole in self._slots:
+            layer._parameters[key], self.of[whole].grad = self.of[whole], None
         try:
             yield
         finally:
             for layer, key, whole in self._slots:
                 layer._parameters[key] = whole
-        self._hand_back()
-
-    def _hand_back(self) -> None:
-        pairs = zip(self._slots, self._gradients, self._halves, strict=True)
-        # A layer may be unused, and then has no gradient.
-        used = [(slot[2], into, half.grad) for slot, into, half in pairs if half.grad is not None]
-        if used:
-            torch._foreach_copy_([into for _, into, _ in used], [grad for _, _, grad in used])
-        for p, into, _ in used:
-            p.grad = into
 
 
 class Graph(Plain):
@@ -168,6 +160,8 @@ class Graph(Plain):
         # resolution, and three times as fast for 12,288 pixels.
         torch.set_float32_matmul_precision("high")
         self._halves = Halves(model)
+        self._leaves = [self._halves.of.get(p, p) for p in self._leaves]
+        self._updates: dict[int, Update] = {}
         self._compiled = compiled(self.measure)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm: dict[int, int] = {}
@@ -184,31 +178,34 @@ class Graph(Plain):
         if self._warm.get(visible, 0) < WARM_STEPS:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                self._step(buffers.images, buffers.boxes, draw)
+                self._step(buffers.images, buffers.crops, draw)
             torch.cuda.current_stream().wait_stream(self._stream)
             self._warm[visible] = self._warm.get(visible, 0) + 1
             return
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._step(buffers.images, buffers.boxes, draw)
+            self._step(buffers.images, buffers.crops, draw)
+        self._updates[visible].fill()
         self._graphs[visible] = graph
         graph.replay()
 
-    def _step(self, images: Tensor, boxes: Boxes, draw: Draw) -> None:
+    def _step(self, images: Tensor, crops: Tensor, draw: Draw) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         with self._halves.lent():
-            loss, values = self._compiled(images, boxes, draw)
+            loss, values = self._compiled(images, crops, draw)
             loss.backward()
-        self._update(values)
+        update = self._updates.setdefault(draw.visible, Update(self.optimizer, self._halves.of))
+        if not torch.cuda.is_current_stream_capturing():
+            update.fill()
+        self._update(values, update)
 
     def _fill(self, inputs: Inputs) -> Inputs:
         """Copy this step's inputs into the buffers that the graph reads."""
         if self._buffers is None:
-            clone = Boxes(*(t.clone() for t in inputs.boxes))
             draw = inputs.draw._replace(noise=inputs.draw.noise.clone(), ratio=inputs.draw.ratio.clone())
-            self._buffers = Inputs(inputs.images.clone(), clone, draw, inputs.lr)
-        into = (self._buffers.images, *self._buffers.boxes, self._buffers.draw.noise, self._buffers.draw.ratio)
-        out_of = (inputs.images, *inputs.boxes, inputs.draw.noise, inputs.draw.ratio)
+            self._buffers = Inputs(inputs.images.clone(), inputs.crops.clone(), draw, inputs.lr)
+        into = (self._buffers.images, self._buffers.crops, self._buffers.draw.noise, self._buffers.draw.ratio)
+        out_of = (inputs.images, inputs.crops, inputs.draw.noise, inputs.draw.ratio)
         for target, source in zip(into, out_of, strict=True):
             target.copy_(source)
         return self._buffers
