@@ -19,7 +19,7 @@ from torch.library import triton_op, wrap_triton
 from pmae.models import tiled_attention_kernels as tiled
 
 SHORT = 32
-"""The most tokens whose whole score matrix stays in the registers of one warp; beyond, queries go in tiles."""
+"""The most tokens whose whole score matrix stays in the registers of one warp; beyond, it lies in tiles."""
 LOG2_E = tl.constexpr(1.4426950408889634)  # the hardware's exponential is a power of two
 
 
@@ -123,11 +123,9 @@ def plan(heads: int, head_dim: int) -> int:
     return gcd(heads, 64 // _padded(head_dim))
 
 
-def tile(head_dim: int) -> tuple[int, int]:
-    """Beyond `SHORT` tokens: how many queries a program takes at a time, and its warps."""
-    # The fastest of 12 on an H200 at 65 tokens, microseconds forward and backward of a batch of 512: 113 for 12 heads
-    # of 16 (torch's fused attention 418) and 226 for 16 heads of 32 (618).
-    return (32, 2) if head_dim <= 16 else (64, 4)
+def warps(head_dim: int) -> int:
+    """Beyond `SHORT` tokens: the warps of a program."""
+    return 2 if head_dim <= 16 else 4
 
 
 def _padded(size: int) -> int:
@@ -142,14 +140,12 @@ def _launch(tensors: list[Tensor], heads: int, scale: float, *flags: bool) -> No
     sizes: tuple[float, ...] = (scale, tokens, heads, head_dim)
     if tokens <= SHORT:
         kernel, group = (_backward_kernel if flags else _forward_kernel), plan(heads, head_dim)
-        sizes, programs, warps = (*sizes, _padded(tokens), _padded(head_dim), group), heads // group, group
+        sizes, programs, crew = (*sizes, _padded(tokens), _padded(head_dim), group), heads // group, group
     else:
         kernel, first = (tiled.backward_kernel if flags else tiled.forward_kernel), 1 << (tokens - 1).bit_length() - 1
-        queries, warps = tile(head_dim)
-        sizes = (*sizes, _padded(head_dim), first, _padded(tokens - first), queries)
-        programs = heads
+        sizes, programs, crew = (*sizes, _padded(head_dim), first, _padded(tokens - first)), heads, warps(head_dim)
     with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device, whatever the tensors' own
-        wrap_triton(kernel)[(batch * programs,)](*tensors, *sizes, *flags, num_warps=warps, num_stages=1)
+        wrap_triton(kernel)[(batch * programs,)](*tensors, *sizes, *flags, num_warps=crew, num_stages=1)
 
 
 @triton_op("pmae::short_attention", mutates_args=())

@@ -102,7 +102,8 @@ class Stack(torch.autograd.Function):
         pairs = ((to_qkv, normed[0]), (to_branch[1], attended), (to_hidden, normed[1]), (to_branch[0], active))
         for first, (to, seen) in zip(PRODUCTS, pairs, strict=True):
             grads[first:-2:PARTS] = (to.transpose(1, 2) @ seen).unbind(0)
-        _fill_sums(grads, norms.sum(1), of_qkv.sum(1), of_hidden.sum(1), tensors[3].dtype)
+        added = [kernels.add_up(partial) for partial in (norms, of_qkv, of_hidden)]
+        _fill_sums(grads, added[0], added[1], added[2], tensors[3].dtype)
         return g.view(ctx.shape), None, None, None, *grads
 
 

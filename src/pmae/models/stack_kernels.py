@@ -143,6 +143,18 @@ def _gelu_backward_kernel(
     tl.store(partial + tl.program_id(0) * W + columns, tl.sum(total, 0), mask=columns < W)
 
 
+@triton.jit
+def _add_up_kernel(partial, out, count, W: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    partial += tl.program_id(1).to(tl.int64) * count * W
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, count, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        real = (rows < count)[:, None] & (columns < W)[None, :]
+        total += tl.load(partial + rows[:, None] * W + columns[None, :], mask=real, other=0.0)
+    tl.store(out + tl.program_id(1) * W + columns, tl.sum(total, 0), mask=columns < W)
+
+
 def _power(width: int) -> int:
     return 1 << (width - 1).bit_length()
 
@@ -203,3 +215,12 @@ def gelu_backward(grad: Tensor, x: Tensor, partial: Tensor, out: Tensor) -> None
     count, width = x.shape
     chunk, grid = triton.cdiv(count, partial.shape[0]), (partial.shape[0], triton.cdiv(width, 128))
     _gelu_backward_kernel[grid](grad, x, out, partial, count, chunk, width, 16, 128, num_warps=4)
+
+
+def add_up(partial: Tensor) -> Tensor:
+    """Partial sums (L, P, ...) of all layers added up: (L, ...)."""
+    layers, count, *shape = partial.shape
+    out = partial.new_empty(layers, *shape)
+    width = out[0].numel()
+    _add_up_kernel[(triton.cdiv(width, 64), layers)](partial, out, count, width, 64, 64, num_warps=4)
+    return out

@@ -1,7 +1,7 @@
-"""Attention over 33 to 128 tokens: a program takes one head, keeps all its keys and walks over its queries.
+"""Attention over 33 to 128 tokens: a program takes one head with all its keys and queries.
 
-The keys lie in two tiles, the largest power of two below their number and what is left of it, because matrix units
-want powers of two: 65 tokens are 64 and 16, not 128. Importing this needs Triton.
+Both lie in two tiles, the largest power of two below their number and what is left of it, because matrix units want
+powers of two: 65 tokens are 64 and 16, not 128. Importing this needs Triton.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -48,6 +48,27 @@ def _probabilities(q, k1, k2, second, SCALE: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def _forward_tile(
+    qkv,
+    out,
+    rows,
+    second,
+    k1,
+    k2,
+    v1,
+    v2,
+    SCALE: tl.constexpr,
+    N: tl.constexpr,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The queries of one tile against all keys."""
+    p1, p2 = _probabilities(_load(qkv, rows, 3 * H * D, N, D, WIDTH), k1, k2, second, SCALE, N)
+    _store(out, rows, _dot(p1.to(v1.dtype), v1) + _dot(p2.to(v2.dtype), v2), H * D, N, D, WIDTH)
+
+
+@triton.jit
 def forward_kernel(
     qkv,
     out,
@@ -58,7 +79,6 @@ def forward_kernel(
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
-    QUERIES: tl.constexpr,
 ):
     image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     qkv += image * (N * 3 * H * D) + head * D
@@ -68,10 +88,41 @@ def forward_kernel(
     k2 = _load(qkv + H * D, second, 3 * H * D, N, D, WIDTH)
     v1 = _load(qkv + 2 * H * D, first, 3 * H * D, N, D, WIDTH)
     v2 = _load(qkv + 2 * H * D, second, 3 * H * D, N, D, WIDTH)
-    for start in range(0, N, QUERIES):
-        rows = start + tl.arange(0, QUERIES)
-        p1, p2 = _probabilities(_load(qkv, rows, 3 * H * D, N, D, WIDTH), k1, k2, second, SCALE, N)
-        _store(out, rows, _dot(p1.to(v1.dtype), v1) + _dot(p2.to(v2.dtype), v2), H * D, N, D, WIDTH)
+    _forward_tile(qkv, out, first, second, k1, k2, v1, v2, SCALE, N, H, D, WIDTH)
+    _forward_tile(qkv, out, second, second, k1, k2, v1, v2, SCALE, N, H, D, WIDTH)
+
+
+@triton.jit
+def _backward_tile(
+    qkv,
+    grad_out,
+    grad_qkv,
+    rows,
+    second,
+    k1,
+    k2,
+    v1,
+    v2,
+    SCALE: tl.constexpr,
+    N: tl.constexpr,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Gradients of one tile's queries, stored, and their sum; what they add to those of both tiles' keys and values."""
+    q = _load(qkv, rows, 3 * H * D, N, D, WIDTH)
+    g = _load(grad_out, rows, H * D, N, D, WIDTH)
+    p1, p2 = _probabilities(q, k1, k2, second, SCALE, N)
+    grad_p1, grad_p2 = _dot(g, tl.trans(v1)), _dot(g, tl.trans(v2))
+    # The row sum is the softmax's own correction; a padded query has no gradient and adds nothing below.
+    correction = (tl.sum(p1 * grad_p1, 1) + tl.sum(p2 * grad_p2, 1))[:, None]
+    grad_s1 = (p1 * (grad_p1 - correction) * SCALE).to(q.dtype)
+    grad_s2 = (p2 * (grad_p2 - correction) * SCALE).to(q.dtype)
+    grad_q = _dot(grad_s1, k1) + _dot(grad_s2, k2)
+    _store(grad_qkv, rows, grad_q, 3 * H * D, N, D, WIDTH)
+    grad_k1, grad_k2 = _dot(tl.trans(grad_s1), q), _dot(tl.trans(grad_s2), q)
+    grad_v1, grad_v2 = _dot(tl.trans(p1.to(g.dtype)), g), _dot(tl.trans(p2.to(g.dtype)), g)
+    return tl.sum(grad_q, 0), grad_k1, grad_k2, grad_v1, grad_v2
 
 
 @triton.jit
@@ -87,7 +138,6 @@ def backward_kernel(
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
-    QUERIES: tl.constexpr,
     SUM: tl.constexpr,
 ):
     image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
@@ -99,27 +149,13 @@ def backward_kernel(
     k2 = _load(qkv + H * D, second, 3 * H * D, N, D, WIDTH)
     v1 = _load(qkv + 2 * H * D, first, 3 * H * D, N, D, WIDTH)
     v2 = _load(qkv + 2 * H * D, second, 3 * H * D, N, D, WIDTH)
-    grad_k1, grad_v1 = tl.zeros([FIRST, WIDTH], tl.float32), tl.zeros([FIRST, WIDTH], tl.float32)
-    grad_k2, grad_v2 = tl.zeros([SECOND, WIDTH], tl.float32), tl.zeros([SECOND, WIDTH], tl.float32)
-    sum_q = tl.zeros([QUERIES, WIDTH], tl.float32)  # rows are added up after the loop: inside, all warps would wait
-    for start in range(0, N, QUERIES):
-        rows = start + tl.arange(0, QUERIES)
-        q = _load(qkv, rows, 3 * H * D, N, D, WIDTH)
-        g = _load(grad_out, rows, H * D, N, D, WIDTH)
-        p1, p2 = _probabilities(q, k1, k2, second, SCALE, N)
-        grad_p1, grad_p2 = _dot(g, tl.trans(v1)), _dot(g, tl.trans(v2))
-        # The row sum is the softmax's own correction; a padded query has no gradient and adds nothing below.
-        correction = (tl.sum(p1 * grad_p1, 1) + tl.sum(p2 * grad_p2, 1))[:, None]
-        grad_s1 = (p1 * (grad_p1 - correction) * SCALE).to(q.dtype)
-        grad_s2 = (p2 * (grad_p2 - correction) * SCALE).to(q.dtype)
-        grad_q = _dot(grad_s1, k1) + _dot(grad_s2, k2)
-        _store(grad_qkv, rows, grad_q, 3 * H * D, N, D, WIDTH)
-        if SUM:
-            sum_q += grad_q
-        grad_k1 += _dot(tl.trans(grad_s1), q)
-        grad_k2 += _dot(tl.trans(grad_s2), q)
-        grad_v1 += _dot(tl.trans(p1.to(g.dtype)), g)
-        grad_v2 += _dot(tl.trans(p2.to(g.dtype)), g)
+    sum_q, grad_k1, grad_k2, grad_v1, grad_v2 = _backward_tile(
+        qkv, grad_out, grad_qkv, first, second, k1, k2, v1, v2, SCALE, N, H, D, WIDTH
+    )
+    more_q, more_k1, more_k2, more_v1, more_v2 = _backward_tile(
+        qkv, grad_out, grad_qkv, second, second, k1, k2, v1, v2, SCALE, N, H, D, WIDTH
+    )
+    grad_k1, grad_k2, grad_v1, grad_v2 = grad_k1 + more_k1, grad_k2 + more_k2, grad_v1 + more_v1, grad_v2 + more_v2
     _store(grad_qkv + H * D, first, grad_k1, 3 * H * D, N, D, WIDTH)
     _store(grad_qkv + H * D, second, grad_k2, 3 * H * D, N, D, WIDTH)
     _store(grad_qkv + 2 * H * D, first, grad_v1, 3 * H * D, N, D, WIDTH)
@@ -127,6 +163,6 @@ def backward_kernel(
     if SUM:
         columns = tl.arange(0, WIDTH)
         sums += image * (3 * H * D) + head * D + columns
-        tl.store(sums, tl.sum(sum_q, 0), mask=columns < D)
+        tl.store(sums, sum_q + more_q, mask=columns < D)
         tl.store(sums + H * D, tl.sum(grad_k1, 0) + tl.sum(grad_k2, 0), mask=columns < D)
         tl.store(sums + 2 * H * D, tl.sum(grad_v1, 0) + tl.sum(grad_v2, 0), mask=columns < D)
