@@ -143,7 +143,7 @@ class PMAE(MaskedAutoencoder):
     def hide(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients (B, K), which of them are hidden (B, K), and the image of the visible ones."""
         z, hidden = self.space.project(x), self.hidden(draw)
-        visible = self.space.reconstruct(z.masked_fill(hidden, 0.0))
+        visible = self.space.rough_reconstruct(z.masked_fill(hidden, 0.0))
         return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
@@ -153,7 +153,7 @@ class PMAE(MaskedAutoencoder):
         if self.on_pixels:
             comparison = objectives.on_pixels(y, x - visible)
         else:
-            comparison = objectives.on_components(self.space.project(y), z, hidden)
+            comparison = objectives.on_components(self.space.rough_project(y), z, hidden)
         share = (self.space.share * hidden).sum(1).expand(len(x))
         learns = self.space.learns
         loss = objectives.unexplained(comparison) if learns else self.loss(comparison, self._energy(x))

@@ -63,3 +63,31 @@ def test_covariance_equals_numpy_across_block_borders() -> None:
 def test_too_many_pixels_name_the_bytes() -> None:
     with pytest.raises(UserError, match=r"150528 pixels need 725,\d+,\d+,\d+ bytes"):
         PCA((3, 224, 224))
+
+
+def test_rounded_products_stay_near_and_only_where_they_may() -> None:
+    x = torch.tensor(data(300, 48), dtype=torch.float32).view(300, 3, 4, 4)
+    space = PCA((3, 4, 4))
+    space.fit([x])
+    z = space.project(x)
+    assert torch.equal(space.rough_project(x), z)
+    assert torch.equal(space.rough_reconstruct(z), space.reconstruct(z))
+    space.allow_rounding()
+    assert torch.equal(space.project(x), z)
+    # Eight bits of every factor, rounded at random: a 2^-9 of the whole image, spread over all components.
+    bound = 2**-8 * z.square().mean().sqrt()
+    assert (space.rough_project(x) - z).square().mean(0).sqrt().max() < bound
+    assert (space.rough_reconstruct(z) - x).square().mean().sqrt() < bound
+    assert "rounded" not in space.state_dict()
+
+
+def test_a_prediction_learns_through_rounded_products() -> None:
+    x = torch.tensor(data(100, 48), dtype=torch.float32).view(100, 3, 4, 4)
+    space = PCA((3, 4, 4))
+    space.fit([x])
+    space.allow_rounding()
+    weights = torch.randn(100, 48, generator=torch.Generator().manual_seed(0))
+    y = x.clone().requires_grad_()
+    (space.rough_project(y) * weights).sum().backward()
+    expected = (weights @ space.components).view_as(x)
+    torch.testing.assert_close(y.grad, expected, atol=0.05, rtol=0.02)

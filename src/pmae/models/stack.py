@@ -78,7 +78,7 @@ class Stack(torch.autograd.Function):
         last, mean, rstd, normed, attended, active = ctx.saved_tensors[-6:]
         depth, (rows, width), hidden_width = ctx.count // PARTS, last.shape, active.shape[2]
         wide: dict[str, Any] = {"device": last.device, "dtype": torch.float32}
-        norms = torch.empty(2 * depth + 1, kernels.programs(rows), 3, width, **wide)
+        norms = torch.empty(2 * depth + 1, kernels.programs(rows, width), 3, width, **wide)
         of_qkv = torch.empty(depth, ctx.shape[0], 3 * width, **wide)
         of_hidden = torch.empty(depth, kernels.chunks(rows, hidden_width), hidden_width, **wide)
         # Gradients of what each product put out: fc2 and proj, fc1, qkv.

@@ -13,11 +13,8 @@ import triton.language as tl  # type: ignore[import-not-found, import-untyped, u
 from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-ROWS, PROGRAMS = 4, 528
-"""Rows that a norm's program holds at a time, and its programs backward at most: four for each of 132 processors.
-
-With a warp for 1,024 numbers that was the fastest of 33 on an H200: 15 us backward for 8,704 rows of 512.
-"""
+ROWS = 4
+"""Rows that a norm's program holds at a time."""
 
 
 @triton.jit
@@ -159,9 +156,11 @@ def _power(width: int) -> int:
     return 1 << (width - 1).bit_length()
 
 
-def programs(rows: int) -> int:
-    """How many partial sums `norm_backward` leaves."""
-    return min(PROGRAMS, triton.cdiv(rows, 2 * ROWS))
+def programs(rows: int, width: int) -> int:
+    """How many programs `norm_backward` has, each of which leaves a partial sum."""
+    # The fastest on an H200 of five numbers with 2, 4 or 8 rows and 1 to 8 warps: four for each of its 132 processors,
+    # eight for narrow rows; microseconds 44 for 33,280 rows of 512, 31 (40 with half as many) for as many of 192.
+    return min(528 if width > 256 else 1056, triton.cdiv(rows, ROWS))
 
 
 def chunks(rows: int, width: int) -> int:
@@ -222,5 +221,5 @@ def add_up(partial: Tensor) -> Tensor:
     layers, count, *shape = partial.shape
     out = partial.new_empty(layers, *shape)
     width = out[0].numel()
-    _add_up_kernel[(triton.cdiv(width, 64), layers)](partial, out, count, width, 64, 64, num_warps=4)
+    _add_up_kernel[(triton.cdiv(width, 32), layers)](partial, out, count, width, 64, 32, num_warps=4)
     return out

@@ -73,6 +73,17 @@ class Space(nn.Module, ABC):
     def reconstruct(self, z: Tensor) -> Tensor:
         """Images (B, C, H, W) of coefficients (B, K)."""
 
+    def rough_project(self, x: Tensor) -> Tensor:
+        """`project` of what is rounded to bfloat16 anyway, such as a prediction; see `allow_rounding`."""
+        return self.project(x)
+
+    def rough_reconstruct(self, z: Tensor) -> Tensor:
+        """`reconstruct` for a network that rounds its input to bfloat16 anyway; see `allow_rounding`."""
+        return self.reconstruct(z)
+
+    def allow_rounding(self) -> None:
+        """Let the two above multiply in bfloat16; a space without large products has nothing to gain and ignores it."""
+
     def measured(self) -> dict[str, float]:
         """What the fit found out about itself that belongs into a run's results, by name."""
         return {}

@@ -27,6 +27,7 @@ class PCA(Space):
 
     mean: Tensor
     components: Tensor
+    rounded: Tensor | None
     tolerance = 1e-4
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
@@ -43,6 +44,7 @@ class PCA(Space):
         self.register_buffer("mean", torch.zeros(self.size))
         self.register_buffer("components", torch.eye(self.kept, self.size))
         self.register_buffer("variance", torch.ones(self.size if self.all else self.kept + self.size))
+        self.register_buffer("rounded", None, persistent=False)
         if not self.all:
             self.groups = torch.arange(self.kept + self.size).clamp(max=self.kept)
             self.group_count = self.kept + 1
@@ -56,6 +58,19 @@ class PCA(Space):
         self.mean.copy_(found.mean)
         self.components.copy_(found.axes)
         self.variance.copy_(found.variance if self.all else torch.cat([found.variance, found.rest]))
+
+    def allow_rounding(self) -> None:
+        self.rounded = self.components.bfloat16() if self.all else None
+
+    def rough_project(self, x: Tensor) -> Tensor:
+        if self.rounded is None:
+            return self.project(x)
+        return ((x.flatten(1) - self.mean).bfloat16() @ self.rounded.T).float()
+
+    def rough_reconstruct(self, z: Tensor) -> Tensor:
+        if self.rounded is None:
+            return self.reconstruct(z)
+        return ((z.bfloat16() @ self.rounded).float() + self.mean).unflatten(1, self.shape)
 
     def project(self, x: Tensor) -> Tensor:
         centred = x.flatten(1) - self.mean

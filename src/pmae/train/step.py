@@ -159,6 +159,8 @@ class Graph(Plain):
         # Crops and projections stay in float32 but may round their products to TF32: 1e-3 of an image, far below R2's
         # resolution, and three times as fast for 12,288 pixels.
         torch.set_float32_matmul_precision("high")
+        if model.precision == torch.bfloat16:
+            model.space.allow_rounding()
         self._halves = Halves(model)
         self._leaves = [self._halves.of.get(p, p) for p in self._leaves]
         self._updates: dict[int, Update] = {}
