@@ -1,20 +1,26 @@
+import copy
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pmae.config import AugmentConfig, EncoderConfig
-from pmae.data.augment import Standardize
-from pmae.data.batches import Batches
-from pmae.data.images import Splits
+from pmae.data.augment import Standardize, crop, draw_boxes
+from pmae.data.batches import Batches, fit_standardize
+from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.baselines import random_weights
+from pmae.evaluate.draws import BOXES, generator, order
 from pmae.evaluate.finetune import Classifier, Finetuned, _optimizer, finetune, layer_depths
-from pmae.evaluate.protocols import FinetuneConfig
+from pmae.evaluate.protocols import FinetuneConfig, preset, without_augmentation
 from pmae.models.encoder import Encoder, build_encoder
 
 CPU = torch.device("cpu")
@@ -28,6 +34,18 @@ SHAPE: dict[str, Any] = {
     "num_heads": 2,
 }
 FAST = FinetuneConfig(epochs=3, warmup_epochs=1, batch_size=32, base_lr=0.02, weight_decay=0.05)
+
+
+EVERYTHING: dict[str, Any] = {
+    "distort": 0.5,
+    "blank": 0.25,
+    "mixup": 0.4,
+    "cutmix": 0.4,
+    "label_smoothing": 0.1,
+    "drop_path": 0.3,
+    "average": 0.9,
+    "clip_norm": 1.0,
+}
 
 
 def run(
@@ -81,12 +99,12 @@ class Interrupted(Exception):
     """Stands for a machine that goes away."""
 
 
-@pytest.mark.parametrize("augment", [AugmentConfig(), None])
+@pytest.mark.parametrize("changes", [{}, {"augment": None}, EVERYTHING])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    augment: AugmentConfig | None, splits: Splits, standardize: Standardize, tmp_path: Path
+    changes: dict[str, Any], splits: Splits, standardize: Standardize, tmp_path: Path
 ) -> None:
     net = VisionTransformer(num_classes=0, drop_path_rate=0.3, **SHAPE)
-    encoder, config = Encoder(net, (2, 8, 12)), dataclasses.replace(FAST, layer_decay=0.7, augment=augment)
+    encoder, config = Encoder(net, (2, 8, 12)), dataclasses.replace(FAST, layer_decay=0.7, **changes)
     whole = run(encoder, splits, standardize, config, seed=4)
 
     def stop(epoch: int, loss: float) -> None:
@@ -120,6 +138,120 @@ def test_a_finished_folder_is_read_and_a_strange_one_refused(
     (tmp_path / "finetune-00003.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="readable"):
         run(encoder, splits, standardize, folder=tmp_path)
+
+
+def test_with_all_settings_off_it_is_the_plain_loop(encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
+    made = run(encoder, splits, standardize, seed=2)
+    images, labels = torch.from_numpy(splits.train.images), torch.from_numpy(splits.train.labels)  # type: ignore[arg-type]
+    model = Classifier(copy.deepcopy(encoder), "cls", 3, seed=2).train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    plain = [p for name, p in model.named_parameters() if p.ndim < 2 or name.endswith("token")]
+    matrices = [p for p in trained if not any(p is q for q in plain)]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99))
+    losses = []
+    for epoch in range(3):
+        total = torch.zeros(())
+        for step, index in enumerate(order(160, 16, 2, epoch, CPU)):
+            done = epoch + step / 10
+            fraction = done if done < 1 else 0.5 * (1 + math.cos(math.pi * (done - 1) / 2))
+            boxes = draw_boxes(16, 8, 12, AugmentConfig(), generator(CPU, 2, epoch, step, BOXES), CPU)
+            loss = F.cross_entropy(model(standardize(crop(images[index], boxes))), labels[index])
+            for group in optimizer.param_groups:
+                group["lr"] = 0.02 * 16 / 256 * fraction
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        losses.append(float(total / 10))
+    assert made.losses == tuple(losses)
+    for (name, a), b in zip(made.classifier.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("name", sorted(EVERYTHING))
+def test_every_setting_changes_the_outcome_and_is_reproducible(
+    name: str, encoder: Encoder, splits: Splits, standardize: Standardize
+) -> None:
+    config = dataclasses.replace(FAST, epochs=2, **{name: EVERYTHING[name] if name != "clip_norm" else 0.1})
+    plain = run(encoder, splits, standardize, dataclasses.replace(FAST, epochs=2)).classifier.head.weight
+    first, again = (run(encoder, splits, standardize, config).classifier.head.weight for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, plain)
+
+
+def test_the_average_is_scored_and_training_does_not_depend_on_it(
+    encoder: Encoder, splits: Splits, standardize: Standardize
+) -> None:
+    config = dataclasses.replace(FAST, epochs=2)
+    last = run(encoder, splits, standardize, config)
+    mean = run(encoder, splits, standardize, dataclasses.replace(config, average=0.5))
+    assert mean.losses == last.losses
+    rate_of_ten = run(encoder, splits, standardize, dataclasses.replace(config, average=1e-9))
+    torch.testing.assert_close(rate_of_ten.classifier.head.weight, last.classifier.head.weight)
+    assert not torch.equal(mean.classifier.head.weight, last.classifier.head.weight)
+
+
+def test_nothing_of_stochastic_depth_stays(encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
+    for average in (0.0, 0.9):
+        config = dataclasses.replace(FAST, epochs=1, drop_path=0.4, average=average)
+        made = run(encoder, splits, standardize, config)
+        for net in (encoder, made.classifier):
+            assert not any(isinstance(module, DropPath) for module in net.modules())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (7, 8, 12), (3, 64, 64), (2, 1, 16)])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+def test_strong_settings_take_any_channels_shape_and_dtype(shape: tuple[int, int, int], dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 200, (24, *shape)).astype(dtype), np.arange(24) % 3
+    if shape[1] > 1:
+        images[labels == 1, :, ::2] //= 2
+    part = ImageSet(images, labels, ("a", "b", "c"))
+    patch = {1: 4, 64: 32}.get(shape[1], 4)
+    encoder = build_encoder(EncoderConfig(patch_size=patch, width=16, depth=2, heads=2), shape)
+    strong = preset("strong").finetune
+    assert strong
+    config = dataclasses.replace(strong, epochs=2, warmup_epochs=1)
+    made = run(encoder, Splits("any", part), fit_standardize(Batches(part.images, CPU), "channel"), config)
+    assert made.classifier.pooling == "mean"
+    assert all(math.isfinite(loss) and loss > 0 for loss in made.losses)
+
+
+def test_strong_settings_learn(encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
+    strong = preset("strong").finetune
+    assert strong
+    # The class is a place here, which strong crops would move.
+    gentle: dict[str, Any] = {"augment": AugmentConfig(crop=False), "distort": 0.2}
+    config = dataclasses.replace(strong, epochs=25, warmup_epochs=2, base_lr=0.1, **gentle)
+    made = run(encoder, splits, standardize, config)
+    assert splits.test is not None
+    assert splits.test.labels is not None
+    scores = made.scores(Batches(splits.test.images, CPU), standardize)
+    assert float((scores.argmax(1) == torch.from_numpy(splits.test.labels)).float().mean()) > 0.7
+
+
+def test_the_other_presets_have_none_of_it_and_vectors_only_what_needs_no_place() -> None:
+    off = {name: getattr(FinetuneConfig(), name) for name in EVERYTHING}
+    assert set(off.values()) == {0.0, None}
+    for name in ("paper", "released", "plain"):
+        config = preset(name).finetune
+        assert {key: getattr(config, key) for key in off} == off
+    vectors = without_augmentation(preset("strong")).finetune
+    assert vectors
+    assert (vectors.augment, vectors.distort, vectors.blank, vectors.cutmix) == (None, 0.0, 0.0, 0.0)
+    assert vectors.mixup > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("distort", 1.1), ("blank", -0.1), ("mixup", 2.0), ("drop_path", 1.0), ("average", 1.0), ("clip_norm", 0.0)],
+)
+def test_settings_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"finetune\.{name} must be .*{value}"):
+        FinetuneConfig(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"finetune\.cutmix must be at most what mixup \(0.6\) leaves of 1, got 0.5"):
+        FinetuneConfig(mixup=0.6, cutmix=0.5)
 
 
 def test_depth_and_rates_of_a_vit(encoder: Encoder) -> None:

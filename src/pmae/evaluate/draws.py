@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ORDER, BOXES, HEADS, NOISE = range(4)
+ORDER, BOXES, HEADS, NOISE, AMOUNTS, BLANKS, MIXES = range(7)
 
 
 def mixed(*key: int) -> int:
@@ -15,6 +15,11 @@ def mixed(*key: int) -> int:
 def generator(device: torch.device, *key: int) -> torch.Generator:
     """A generator for this key; seeding one waits for nothing on the device."""
     return torch.Generator(device).manual_seed(mixed(*key))
+
+
+def on_host(*key: int) -> np.random.Generator:
+    """For the few numbers of this key that the host itself needs."""
+    return np.random.default_rng(mixed(*key))
 
 
 def batch_of(count: int, batch_size: int) -> int:

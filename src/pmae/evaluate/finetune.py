@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
+from pmae.data.distort import blank, draw_amounts, move, shade
 from pmae.errors import unknown_name
-from pmae.evaluate.draws import BOXES, HEADS, NOISE, batch_of, generator, mixed, order
+from pmae.evaluate.averaging import Average
+from pmae.evaluate.draws import AMOUNTS, BLANKS, BOXES, HEADS, MIXES, NOISE, batch_of, generator, mixed, on_host, order
 from pmae.evaluate.features import Extractor, evaluating
+from pmae.evaluate.mixing import Mix, draw_mix, mix_images, mixed_loss
 from pmae.evaluate.protocols import FinetuneConfig
 from pmae.evaluate.snapshot import restore, save
+from pmae.evaluate.stochastic_depth import stochastic_depth
 from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
@@ -49,7 +52,7 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class Finetuned:
-    """A trained classifier and its mean training loss in each epoch."""
+    """A trained classifier, averaged where that was asked for, and the mean training loss in each epoch."""
 
     classifier: Classifier
     losses: tuple[float, ...]
@@ -80,50 +83,86 @@ def finetune(
     own = copy.deepcopy(encoder).to(device)
     classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
     optimizer = _optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
+    average = Average(classifier, config.average) if config.average else None
     identity = {"settings": to_dict(config), "seed": seed, "classes": classes, "start": _digest(encoder, labels)}
-    losses = restore(folder, identity, classifier, optimizer) if folder else []
+    followed = average.model if average else None
+    losses = restore(folder, identity, classifier, optimizer, followed) if folder else []
     model = torch.compile(classifier, mode="reduce-overhead") if _compiled(compile, device) else classifier
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    lesson = _Lesson(batches, labels, standardize, config, seed)
+    with torch.random.fork_rng(devices), stochastic_depth(own, config.drop_path):
         for epoch in range(len(losses), config.epochs):
-            loss = _epoch(model, optimizer, batches, labels, standardize, config, seed, epoch)
-            losses.append(float(loss))
+            losses.append(float(_epoch(model, optimizer, average, lesson, epoch)))
             if folder:
-                save(folder, identity, classifier, optimizer, losses)
+                save(folder, identity, classifier, optimizer, losses, followed)
             if on_epoch:
                 on_epoch(epoch, losses[-1])
-    return Finetuned(classifier, tuple(losses))
+    return Finetuned(average.model if average else classifier, tuple(losses))
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """What is learned, and how."""
+
+    batches: Batches
+    labels: Tensor
+    standardize: Standardize
+    config: FinetuneConfig
+    seed: int
 
 
 def _epoch(
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    batches: Batches,
-    labels: Tensor,
-    standardize: Standardize,
-    config: FinetuneConfig,
-    seed: int,
-    epoch: int,
+    model: Any, optimizer: torch.optim.Optimizer, average: Average[Classifier] | None, lesson: _Lesson, epoch: int
 ) -> Tensor:
     """One pass over the training images; the mean loss stays on the device."""
-    device, batch = batches.device, batch_of(len(batches), config.batch_size)
-    positions = order(len(batches), batch, seed, epoch, device)
+    config, device, count = lesson.config, lesson.batches.device, len(lesson.batches)
+    positions = order(count, batch_of(count, config.batch_size), lesson.seed, epoch, device)
     # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
-    torch.manual_seed(mixed(seed, NOISE, epoch))
+    torch.manual_seed(mixed(lesson.seed, NOISE, epoch))
     model.train()
     total = torch.zeros((), device=device)
     for step, index in enumerate(positions):
         fraction = rate("cosine", epoch + step / len(positions), config.epochs, config.warmup_epochs)
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * fraction
-        x = standardize(_augmented(batches.take(index), config, (seed, epoch, step, BOXES)))
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = F.cross_entropy(model(x).float(), labels[index])
+        loss = _loss(model, index, lesson, (lesson.seed, epoch, step))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if config.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
         optimizer.step()
+        if average:
+            average.update(epoch * len(positions) + step)
         total += loss.detach()
     return total / len(positions)
+
+
+def _loss(model: Any, index: Tensor, lesson: _Lesson, key: tuple[int, int, int]) -> Tensor:
+    """The loss on one batch of distorted and mixed images, all of it a function of the key."""
+    config, device = lesson.config, lesson.batches.device
+    x = _distorted(lesson.batches.take(index), lesson.standardize, config, key)
+    mix = _mix(x, config, key)
+    x = mix_images(x, mix)
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        return mixed_loss(model(x).float(), lesson.labels[index], mix, config.label_smoothing)
+
+
+def _mix(x: Tensor, config: FinetuneConfig, key: tuple[int, ...]) -> Mix | None:
+    if not config.mixup and not config.cutmix:
+        return None
+    return draw_mix(x.shape[2], x.shape[3], config.mixup, config.cutmix, on_host(*key, MIXES))
+
+
+def _distorted(images: Tensor, standardize: Standardize, config: FinetuneConfig, key: tuple[int, ...]) -> Tensor:
+    """Images as training sees them, standardized."""
+    device = images.device
+    images = _augmented(images, config, (*key, BOXES))
+    if config.distort:
+        amounts = draw_amounts(len(images), config.distort, generator(device, *key, AMOUNTS), device)
+        x = shade(standardize(move(images, amounts)), amounts)
+    else:
+        x = standardize(images)
+    return blank(x, config.blank, generator(device, *key, BLANKS)) if config.blank else x
 
 
 def _augmented(images: Tensor, config: FinetuneConfig, key: tuple[int, ...]) -> Tensor:

@@ -1,0 +1,91 @@
+"""A few random distortions of every image, in whole batches on their device: moves, shades and a blanked box.
+
+None asks for a bit depth, a number of channels or a square: moves resample the images as they are, mirrored at their
+edges; shades and blanks are of standardized images, whose unit is the data's own deviation. An amount of 0 leaves an
+image as it is, so one pass serves a batch whose images draw different operations. All randomness arrives as arguments.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHOSEN = 2
+"""How many of the operations an image draws."""
+BLANKED = (0.02, 0.2)
+"""Smallest and largest share of an image that is blanked."""
+SLENDER = 3.0
+"""How many times longer than wide a blanked box may be, in shares of the image's sides."""
+
+
+class Amounts(NamedTuple):
+    """How far each operation goes, one number an image (B,); 0 is not at all."""
+
+    rotation: Tensor
+    shear_x: Tensor
+    shear_y: Tensor
+    shift_x: Tensor
+    shift_y: Tensor
+    brightness: Tensor
+    contrast: Tensor
+    saturation: Tensor
+    sharpness: Tensor
+
+
+LARGEST = (math.pi / 6, 0.3, 0.3, 0.3, 0.3, 1.0, 0.9, 0.9, 0.9)
+"""Each amount at full strength: radians, slopes, shares of the sides, deviations of the data, shares of contrast."""
+
+
+def draw_amounts(count: int, strength: float, generator: torch.Generator, device: torch.device) -> Amounts:
+    """For every image a few operations, and of each an amount that is uniform up to `strength` of the largest."""
+    noise = torch.rand(2, len(LARGEST), count, generator=generator, device=device)
+    chosen = noise[0].argsort(0).argsort(0) < CHOSEN
+    amounts = torch.where(chosen, 2 * noise[1] - 1, 0.0)
+    return Amounts(*(strength * most * amount for most, amount in zip(LARGEST, amounts, strict=True)))
+
+
+def move(images: Tensor, by: Amounts) -> Tensor:
+    """Rotate images (B, C, H, W) of any dtype about their centre, shear and shift them by whole pixels: float32."""
+    height, width = images.shape[-2:]
+    cosine, sine = by.rotation.cos(), by.rotation.sin()
+    # Where an output pixel comes from, first in pixels from the centre, then in halves of the sides.
+    x_of_x, x_of_y = cosine - sine * by.shear_y, cosine * by.shear_x - sine
+    y_of_x, y_of_y = sine + cosine * by.shear_y, sine * by.shear_x + cosine
+    shift_x, shift_y = (by.shift_x * width).round(), (by.shift_y * height).round()
+    x = torch.stack([x_of_x, x_of_y * (height / width), shift_x * (2 / width)], 1)
+    y = torch.stack([y_of_x * (width / height), y_of_y, shift_y * (2 / height)], 1)
+    grid = F.affine_grid(torch.stack([x, y], 1), list(images.shape), align_corners=False)
+    return F.grid_sample(images.float(), grid, padding_mode="reflection", align_corners=False)
+
+
+def shade(x: Tensor, by: Amounts) -> Tensor:
+    """Sharpness, saturation, contrast and brightness of standardized images (B, C, H, W), of any number of channels."""
+    sharpness, saturation, contrast, brightness = (
+        amount[:, None, None, None] for amount in (by.sharpness, by.saturation, by.contrast, by.brightness)
+    )
+    x = x + sharpness * (x - F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False))
+    x = x + saturation * (x - x.mean(1, keepdim=True))
+    x = x + contrast * (x - x.mean((1, 2, 3), keepdim=True))
+    return x + brightness
+
+
+def blank(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:
+    """Set one box of some standardized images (B, C, H, W) to the mean of the data; of a signal, one stretch."""
+    count, _, height, width = x.shape
+    noise = torch.rand(5, count, generator=generator, device=x.device)
+    low, high = BLANKED
+    area = (low + (high - low) * noise[0]) * (noise[1] < chance)
+    slender = SLENDER ** (2 * noise[2] - 1) if height > 1 else 1 / area.clamp(min=low)
+    inside_rows = _inside((area * slender).sqrt(), noise[3], height)
+    inside_columns = _inside((area / slender).sqrt(), noise[4], width)
+    return x.masked_fill((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0.0)
+
+
+def _inside(length: Tensor, place: Tensor, size: int) -> Tensor:
+    """(B, size): whether each pixel's centre lies in a stretch of this share of the side."""
+    length = length.clamp(max=1)[:, None]
+    start = place[:, None] * (1 - length)
+    centre = (torch.arange(size, device=length.device) + 0.5) / size
+    return (centre >= start) & (centre < start + length)
