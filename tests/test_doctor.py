@@ -102,9 +102,20 @@ def test_devices_are_told_with_what_they_lack(monkeypatch: pytest.MonkeyPatch) -
     assert [f.level for f in found] == ["ok", "warning"]
     assert found[1].words == "old, 8.0 GB free, no bfloat16"
     monkeypatch.setattr(doctor.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    hidden = list(doctor.devices(Answer({"cuda": None, "threads": 4, "devices": []})))
+    alone = {"cuda": None, "threads": 4, "precision": "float32", "devices": []}
+    hidden = list(doctor.devices(Answer(alone)))
     assert (hidden[0].level, "built without CUDA" in hidden[0].words) == ("warning", True)
     assert next(doctor.devices(Answer({}, "driver hangs"))).level == "problem"
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_a_cpu_says_what_it_trains_in(has_units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_units, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    (found,) = doctor.devices(Answer(probes.devices()))
+    expected = "trains in bfloat16, for it has matrix units for that (AMX)" if has_units else "trains in float32"
+    assert expected in found.words
+    assert ("AMX" in found.words) is has_units
 
 
 @pytest.mark.parametrize(("on_gpu", "level"), [(True, "problem"), (False, "warning")])

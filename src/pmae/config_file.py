@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import types
 import typing
@@ -32,23 +33,31 @@ def from_dict(values: Any, kind: type[Any] = Config, where: str = "") -> Any:
 def with_settings(config: Config, given: Mapping[str, str]) -> Config:
     """A copy with settings changed by dotted name, their values as text: `with_settings(c, {"train.epochs": "3"})`."""
     values = to_dict(config)
+    hints = {section: typing.get_type_hints(kind) for section, kind in typing.get_type_hints(Config).items()}
     for name, text in given.items():
         section, _, key = name.partition(".")
         if key not in values.get(section, {}):
             raise unknown_name("setting", name, [f"{room}.{known}" for room, part in values.items() for known in part])
-        values[section][key] = text if isinstance(values[section][key], str) else _from_text(text)
+        values[section][key] = _from_text(text, hints[section][key])
     changed: Config = from_dict(values)
     return changed
 
 
-def _from_text(text: str) -> Any:
-    """A number, truth value, list or `none` as what it means, anything else as the text it is."""
-    if text.lower() == "none":
+def _from_text(text: str, kind: Any) -> Any:
+    """What text means for a declared type: itself, `none`, or JSON; if nothing, it stays text and will be refused."""
+    if typing.get_origin(kind) is tuple:
+        return [_from_text(part, typing.get_args(kind)[0]) for part in re.split(r",\s*", text.strip("[]"))]
+    allowed = {kind, *typing.get_args(kind)}
+    if text.lower() == "none" and type(None) in allowed:
         return None
-    try:
-        return json.loads(text)
-    except ValueError:
+    if str in allowed:
         return text
+    for read in (json.loads, float):  # JSON has no .5 and no nan
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _read(value: Any, kind: Any, where: str) -> Any:

@@ -1,5 +1,7 @@
 """What is timed: it trains, it is what it says, and it is refused when it cannot be."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +61,30 @@ def test_the_peers_data_set_is_torchvisions_pipeline() -> None:
     pictures.transform.transforms = [t for t in pictures.transform.transforms if "Random" not in type(t).__name__]
     assert len(pictures) == 32
     torch.testing.assert_close(pictures[3], expected(images[3].transpose(1, 2, 0)))
+
+
+def test_a_loader_with_workers_goes_on_past_the_last_image_and_leaves_none_behind() -> None:
+    work = Work("mae", 16, 4)
+    before = set(multiprocessing.active_children())
+    batches = peers._endless(work, 2, pin=False)
+    shapes = {next(batches).shape for _ in range(3 * work.images // work.batch)}
+    assert shapes == {(4, 3, 16, 16)}
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    batches.close()
+    assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize("side", [64, 96])
+def test_beyond_64_pmae_keeps_leading_components(side: int) -> None:
+    config = Work("pmae", side, 4).config
+    assert config.space.components == (3072 if side == 96 else None)
+    assert Work("mae", side, 4).config.space.components is None
+
+
+def test_many_images_are_few_again_and_again() -> None:
+    images = Work("mae", 16, 4, images=4100).noise()
+    assert images.shape == (4100, 3, 16, 16)
+    np.testing.assert_array_equal(images[4096:], images[:4])
 
 
 def test_random_directions_keep_the_norm_of_an_image() -> None:

@@ -1,9 +1,11 @@
 """A system under the clock, in a process of its own: its memory is its own, and so is what its library changes."""
 
+import math
 import multiprocessing
 import os
 import signal
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -11,6 +13,8 @@ from pmae.bench.work import Work
 
 OURS = ("plain", "compiled", "full")
 """Our engines: eager; compiled; compiled and the whole step in one CUDA graph."""
+LEAST = 5
+"""Steps that are timed however long they take."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,32 @@ class Entry:
     work: Work
     workers: int = 0
     """Loader processes of a peer."""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its first step waits for the compiler."""
+        return self.system in ("compiled", "full")
+
+
+@dataclass(frozen=True)
+class Take:
+    """A task: take `steps`, or as many as fit into `seconds`, after `lead_in` that do not count but tell how many."""
+
+    steps: int
+    lead_in: int = 0
+    seconds: float = math.inf
+
+    def count(self, step: float) -> int:
+        """How many steps to time if one took so many seconds."""
+        fitting = self.steps if math.isinf(self.seconds) else int(self.seconds / step)
+        return min(self.steps, max(LEAST, fitting))
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A task: profile so many steps."""
+
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -37,53 +67,82 @@ class Failed(Exception):
 
 
 class Contestant:
-    """A process that builds an entry and takes steps when asked."""
+    """A process that builds an entry and works on tasks when asked."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, patience: float = math.inf) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, entry))
         self._process.start()
         theirs.close()
-        self._is_ready = False
+        self._patience, self._is_ready, self._is_warming = patience, False, False
+
+    def begin(self, steps: int) -> None:
+        """Ask for the first steps without waiting for them."""
+        self._send(Take(steps))
+        self._is_warming = True
 
     def warm_up(self, steps: int) -> float:
         """Seconds of the first steps, compilation included."""
-        return self.time(steps, 0).seconds
+        if not self._is_warming:
+            self.begin(steps)
+        return self._timing().seconds
 
-    def time(self, steps: int, lead_in: int) -> Timing:
+    def time(self, take: Take) -> Timing:
         """Take steps that do not count and steps that do."""
-        self._wait_until_built()
-        return self._ask(lead_in, steps)
+        self._send(take)
+        return self._timing()
 
-    def close(self) -> None:
-        """End the process."""
+    def watch(self, steps: int) -> object:
+        """A profile of so many steps."""
+        self._send(Watch(steps))
+        return self._answer()
+
+    def dismiss(self) -> None:
+        """Let the process go."""
         self._pipe.close()
+
+    def join(self) -> None:
+        """Wait for its end, and end it if it does not come."""
         self._process.join(20)
         if self._process.is_alive():
             self._process.kill()
+            self._process.join()
 
-    def _wait_until_built(self) -> None:
-        if not self._is_ready:
-            self._answer()
-            self._is_ready = True
+    def _send(self, task: Take | Watch) -> None:
+        try:
+            self._pipe.send(task)
+        except ConnectionError as error:
+            raise self._gone() from error
 
-    def _ask(self, lead_in: int, steps: int) -> Timing:
-        self._pipe.send((lead_in, steps))
+    def _timing(self) -> Timing:
         answer = self._answer()
         if not isinstance(answer, Timing):
             raise Failed(f"answered {answer!r}")
         return answer
 
     def _answer(self) -> object:
+        if not self._is_ready:
+            self._receive()
+            self._is_ready = True
+        return self._receive()
+
+    def _receive(self) -> object:
         try:
+            # Not to wait for ever for one that hangs: the others' numbers would be lost with it.
+            if not self._pipe.poll(None if math.isinf(self._patience) else self._patience):
+                self._process.kill()
+                raise Failed(f"did not answer within {self._patience:g} seconds")
             answer = self._pipe.recv()
         except (EOFError, ConnectionError) as error:
-            self._process.join(20)
-            raise Failed(f"its process ended with code {self._process.exitcode}") from error
+            raise self._gone() from error
         if isinstance(answer, Failed):
             raise answer
         return answer
+
+    def _gone(self) -> Failed:
+        self._process.join(20)
+        return Failed(f"its process ended with code {self._process.exitcode}")
 
 
 def _serve(pipe: Connection, entry: Entry) -> None:
@@ -105,24 +164,38 @@ def _serve(pipe: Connection, entry: Entry) -> None:
 
 def _answer_all(pipe: Connection, entry: Entry) -> None:
     import torch
+    from torch._inductor import config as compiler
 
     from pmae.bench import machine, ours, peers
+    from pmae.bench.profile import watch
     from pmae.train.environment import pick_device
 
+    # Many compile at once: each with as many processes as there are cores would be hundreds.
+    compiler.compile_threads = min(4, compiler.compile_threads or 1)
     device = pick_device(entry.work.device)
+    machine.settle(device)
     is_ours = entry.system in OURS
     if not is_ours:
         peers.network(entry.system)
     machine.forget_peak(device)
     before = 0 if device.type == "cuda" else machine.peak_bytes(device)
     steps = ours.build(entry.work, entry.system) if is_ours else peers.build(entry.work, entry.system, entry.workers)
+    # Not again after the first steps: of a CUDA graph's memory only its capture is counted, not its replays.
     machine.forget_peak(device)
     pipe.send("built")
     while True:
-        lead_in, count = pipe.recv()
-        steps(lead_in)
-        took = machine.seconds(steps, count, device)
-        pipe.send(Timing(took, count, max(0, machine.peak_bytes(device) - before)))
+        task = pipe.recv()
+        if isinstance(task, Watch):
+            pipe.send(watch(steps, task.steps, device))
+        else:
+            took, count = _take(task, lambda count: machine.seconds(steps, count, device))
+            pipe.send(Timing(took, count, max(0, machine.peak_bytes(device) - before)))
         if device.type == "cuda":
             # Contestants share the card: what this one does not hold between steps is free for the next.
             torch.cuda.empty_cache()
+
+
+def _take(task: Take, seconds: Callable[[int], float]) -> tuple[float, int]:
+    """Seconds of the steps that count, and how many they were."""
+    count = task.count(seconds(task.lead_in) / task.lead_in) if task.lead_in else task.steps
+    return seconds(count), count

@@ -1,5 +1,7 @@
 """Floating-point operations of a training step in closed form: what the work is, however it is carried out."""
 
+import math
+
 from pmae.config import Config
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
@@ -41,7 +43,7 @@ def flops_per_image(config: Config, shape: tuple[int, int, int]) -> int:
     linear = 2 * 2 * patches * numbers * wide + 3 * 2 * tokens * wide * decoder_wide
     linear += 3 * 2 * patches * decoder_wide * numbers
     blocks = deep * _block(tokens, wide) + decoder_deep * _block(patches + 1, decoder_wide)
-    one = linear + 3 * blocks + (0 if is_mae else _components(config, channels * height * width))
+    one = linear + 3 * blocks + projection_flops(config, shape)
     return 2 * (one + _contrast(wide)) if config.objective.contrast else one
 
 
@@ -55,8 +57,10 @@ def _contrast(width: int) -> int:
     return 3 * 2 * (width * HIDDEN + HIDDEN * POINTS)
 
 
-def _components(config: Config, pixels: int) -> int:
+def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
     """The maps between pixels and components; with a kept rest, the visible image takes one more."""
-    kept = config.space.components
+    if config.space.name == "pixels":
+        return 0
+    pixels, kept = math.prod(shape), config.space.components
     products = (2 if config.objective.target == "pixels" else 4) + (kept is not None)
     return products * 2 * pixels * (kept or pixels)

@@ -1,6 +1,7 @@
 """The device under the clock: its products' limit, its memory, and waiting for it."""
 
 import contextlib
+import os
 import resource
 import sys
 import time
@@ -11,6 +12,37 @@ import torch
 
 Steps = Callable[[int], None]
 """A function that takes so many training steps."""
+
+
+NOMINAL = {"H200": 989e12, "H100 80GB HBM3": 989e12, "A100": 312e12}
+"""Operations a second of dense bfloat16 products as makers state them, by a part of the card's name."""
+PROCESS = 4 * 2**30
+"""Bytes of the host's memory that a process with a card may take."""
+
+
+def settle(device: torch.device) -> None:
+    """What is the same for all on CUDA: the device, and float32 products that may round to TF32."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+        torch.set_float32_matmul_precision("high")
+
+
+def memory(device: torch.device) -> int:
+    """Bytes of a card."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def processes() -> int:
+    """How many systems this host bears at once: two a core, if its memory holds them."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(2 * (os.cpu_count() or 1), host // PROCESS))
+
+
+def nominal(device: torch.device, precision: str) -> float | None:
+    """The limit that the maker states, if we know it."""
+    if device.type != "cuda" or precision != "bfloat16":
+        return None
+    return next((value for key, value in NOMINAL.items() if key in torch.cuda.get_device_name(device)), None)
 
 
 def wait(device: torch.device) -> None:
@@ -40,6 +72,7 @@ def limit(device: torch.device, precision: str, side: int | None = None, repeats
         for _ in range(number):
             a @ b
 
+    settle(device)
     products(3)
     return 2 * side**3 * count / min(seconds(products, count, device) for _ in range(repeats))
 

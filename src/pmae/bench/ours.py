@@ -36,8 +36,6 @@ def build(work: Work, engine: str) -> Steps:
 def _trainer(work: Work, config: Config) -> Trainer:
     """A trainer on noise; its run folder, of which only the fitted statistics and space matter, goes at once."""
     device = pick_device(config.train.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)
     one = torch.ones(work.shape[0], 1, 1)
     with tempfile.TemporaryDirectory() as folder:
         run = create_run(Path(folder) / "run", config, {})

@@ -1,14 +1,17 @@
 """The peers' masked autoencoders, of the same size, each as its users write it: a torchvision data set and a loop."""
 
-from collections.abc import Callable, Iterator
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 from pmae import masking, objectives
@@ -23,6 +26,8 @@ PEERS = {
     "stable-pretraining": "pmae.bench.peer_stable_pretraining",
 }
 """The module that wraps each peer as `Network`: the loss of an MAE, and the prediction of every patch."""
+ENDLESS = 1_000_000
+"""Batches that nobody will ask for."""
 
 
 def is_installed(peer: str) -> bool:
@@ -42,11 +47,7 @@ def build(work: Work, peer: str, workers: int) -> Steps:
     model = network(peer)(work)
     model = (model if work.method == "mae" else HidingComponents(model, work, device)).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05, betas=(0.9, 0.95))
-    cuda = device.type == "cuda"
-    batches = _endless(work, workers, pin=cuda)
-    if cuda:
-        # As our graph engine does: products outside bfloat16, those of PMAE's components, may round to TF32.
-        torch.set_float32_matmul_precision("high")
+    batches = _endless(work, workers, pin=device.type == "cuda")
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -99,16 +100,29 @@ class Pictures(Dataset[Tensor]):
         return image
 
 
+def workers_that_fit(works: Sequence[Work], peers: int, wanted: int) -> int:
+    """Loader processes for each of so many peers whose batches, two a worker, the shared memory holds."""
+    shared = Path("/dev/shm")
+    if not wanted or not peers or not shared.exists():
+        return wanted
+    floats = sum(work.batch * math.prod(work.shape) for work in works)
+    return min(wanted, shutil.disk_usage(shared).free // (2 * 4 * floats * peers))
+
+
 def _endless(work: Work, workers: int, pin: bool) -> Iterator[Tensor]:
-    """Batch after batch from a shuffling loader."""
+    """Batch after batch from a shuffling loader.
+
+    Its epoch does not end: a real one has a hundred batches, and eight that run out would make it start anew every
+    eight steps, each time with nothing loaded.
+    """
+    pictures = Pictures(work.noise())
     loader = DataLoader(
-        Pictures(work.noise()),
+        pictures,
         work.batch,
-        shuffle=True,
-        drop_last=True,
+        sampler=RandomSampler(pictures, replacement=True, num_samples=ENDLESS * work.batch),
         num_workers=workers,
-        persistent_workers=workers > 0,
         pin_memory=pin,
+        # As in a program of its own; here the default is to start Python anew, which takes seconds a worker.
+        multiprocessing_context="fork" if workers else None,
     )
-    while True:
-        yield from loader
+    yield from loader

@@ -2,39 +2,41 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-from pmae.bench import machine, ours
-from pmae.bench.work import Work
-from pmae.train.environment import pick_device
+from pmae.bench import machine
+from pmae.bench.contest import Pace, Row, Say, part, warmed, waves
+from pmae.bench.contestant import Contestant, Entry, Failed
+from pmae.bench.machine import Steps
 
-REST, GAPS = "GELU and elementwise", "gaps"
+REST, GAPS = "crops, patches, loss and the rest", "gaps"
+ENOUGH = 10
+"""Steps of a profile: each has about a thousand kernels, and every step the same."""
 GROUPS = (
-    ("optimizer", r"adam|optimizer|multi_tensor|foreach"),
-    ("attention", r"attention|flash|fmha|softmax|sdpa|^_(forward|backward)_kernel"),
-    ("products", r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|triton_tem|matmul|addmm|\bb?mm\b|conv(?!ert)|::linear"),
-    ("layer norm", r"layer_?norm"),
-    (REST, r"gelu"),
-    (
-        "random numbers, sort, mask",
-        r"distribution|philox|rand|uniform|sort|cumsum|scan|argm|mask|scatter|gather|arange",
-    ),
-    # A fused kernel bears the names of all it fuses: it is a copy if it does nothing else.
-    (
-        "copies and casts",
-        r"^triton_\w+?_fused_(_*(to_copy|clone|copy|cat|view|transpose|permute|expand|slice|t)(?=_))+_\d+",
-    ),
-    ("copies and casts", r"^(?!triton_).*(memcpy|memset|copy|cat|clone|contiguous|::to|index|fill|zero|empty|stack)"),
-    (
-        "copies and casts",
-        r"^(?!triton_).*(shape|view|transpose|permute|expand|slice|select|unbind|detach|strided|::t$)",
-    ),
+    ("optimizer", r"adam|optimizer"),
+    ("rounding, clipping", r"multi_tensor|foreach|vector_norm|clip"),
+    # The names of our attention's kernels are the two at the end.
+    ("attention", r"attention|flash|fmha|softmax|sdpa|^_?(forward|backward)_kernel"),
+    # Before GELU, which a product may have at its end. Products that add up parts clear their counters first: of a
+    # hundred memsets in a step nearly all are theirs.
+    ("products", r"nvjet|gemm|gemv|cutlass|cublas|xmma|splitk|wgrad|dgrad|convol|triton_tem|^memset"),
+    ("products", r"^(?!triton_).*(matmul|addmm|\bb?mm\b|conv(?!ert)|::linear)"),
+    ("GELU", r"gelu"),
+    ("masks, random numbers, order", r"^_hide|distribution|philox|rand|uniform|sort|scan|cumsum|radix"),
+    ("masks, random numbers, order", r"^(?!triton_).*(argm|mask|scatter|arange)"),
+    ("norms and residuals", r"norm"),
+    ("sums", r"reduce_kernel|^_add_up|^aten::sum"),
+    # A fused kernel bears the names of all that it fuses, copies among them.
+    ("copies and casts", r"^(?!triton_).*(memcpy|copy|cat|clone|contiguous|::to|gather|index|fill|zero|empty|stack)"),
+    ("copies and casts", r"^(?!triton_).*(shape|view|transpose|permute|expand|slice|select|unbind|detach|strided)"),
+    ("copies and casts", r"::t$"),
 )
-"""Patterns for lower-case names, tried in this order; the names of our attention's kernels are the two at its end."""
+"""Patterns for lower-case names, tried in this order."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,46 @@ class Event:
 
     name: str
     microseconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The groups of a step, and the milliseconds of a step when nobody watches."""
+
+    shares: tuple[Share, ...]
+    alone: float
+
+
+def profiles(entries: Sequence[Entry], pace: Pace, say: Say) -> Iterator[tuple[Row, Profile | None]]:
+    """Every entry's profile as it comes, or none and a row whose note says why."""
+    for wave in waves([[entry] for entry in entries]):
+        contestants = {entry: Contestant(entry, pace.patience) for (entry,) in wave}
+        try:
+            for entry, row in list(warmed(contestants, pace.warm, say)):
+                yield _watched(contestants[entry], row, min(ENOUGH, pace.steps), say)
+        finally:
+            part(contestants.values())
+
+
+def _watched(one: Contestant, row: Row, steps: int, say: Say) -> tuple[Row, Profile | None]:
+    if row.note:
+        return row, None
+    try:
+        found = one.watch(steps)
+    except Failed as reason:
+        say(f"{row.title}: {reason}")
+        return replace(row, note=str(reason)), None
+    return row, found if isinstance(found, Profile) else None
+
+
+def watch(take: Steps, steps: int, device: torch.device) -> Profile:
+    """Take steps alone, then as many while every kernel or operator is recorded."""
+    alone = 1e3 * machine.seconds(take, steps, device) / steps
+    cuda = device.type == "cuda"
+    # On CUDA the host is not watched: recording its operators would widen the gaps.
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as recorded:
+        wall = machine.seconds(take, steps, device)
+    return Profile(tuple(shares(_kernels(recorded) if cuda else _operators(recorded), wall, steps)), alone)
 
 
 def group_of(name: str) -> str:
@@ -77,19 +119,6 @@ def shares(events: Iterable[Event], wall: float, steps: int) -> list[Share]:
         Share(group, 1e3 * times[group] / steps, times[group] / whole, counts[group] / steps)
         for group in [*ordered, GAPS]
     ]
-
-
-def profile_step(work: Work, engine: str, steps: int, warm: int) -> tuple[list[Share], float]:
-    """The groups of a step, and the milliseconds of a step when nobody watches."""
-    device = pick_device(work.device)
-    take = ours.build(work, engine)
-    take(warm)
-    alone = 1e3 * machine.seconds(take, steps, device) / steps
-    cuda = device.type == "cuda"
-    # On CUDA the host is not watched: recording its operators would widen the gaps.
-    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as recorded:
-        wall = machine.seconds(take, steps, device)
-    return shares(list(_kernels(recorded) if cuda else _operators(recorded)), wall, steps), alone
 
 
 def _kernels(recorded: profile) -> Iterable[Event]:

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from pmae.bench import machine
-from pmae.bench.compare import Row
+from pmae.bench.contest import Row
 from pmae.bench.grow import Point
 from pmae.bench.peers import PEERS
-from pmae.bench.profile import Share
-from pmae.bench.work import Work
+from pmae.bench.profile import Profile
 
 Record = dict[str, Any]
 
@@ -35,20 +34,19 @@ def of_point(point: Point, limit: float) -> Record:
     """One line of how cost grows."""
     row = point.row
     record = {"axis": point.axis, "value": point.value, "method": row.work.method, "system": f"ours, {row.system}"}
-    return {**record, **_pace(row, limit), "note": row.note}
+    return {**record, **_pace(row, limit), "warm_up_seconds": row.warm_up or None, "note": row.note}
 
 
-def of_share(work: Work, engine: str, share: Share) -> Record:
-    """One line of a profile."""
-    return {
-        "size": work.side,
-        "method": work.method,
-        "system": f"ours, {engine}",
-        "group": share.group,
-        "ms_per_step": share.milliseconds,
-        "share": share.share,
-        "launches": share.launches,
-    }
+def of_profile(row: Row, profile: Profile | None) -> list[Record]:
+    """The lines of a profile, a step without it last; or one that says why there is none."""
+    known = {"size": row.work.side, "method": row.work.method, "system": f"ours, {row.system}"}
+    if profile is None:
+        return [{**known, "note": row.note}]
+    groups = [
+        {"group": s.group, "ms_per_step": s.milliseconds, "share": s.share, "launches": s.launches}
+        for s in profile.shares
+    ]
+    return [{**known, **group} for group in [*groups, {"group": "a step alone", "ms_per_step": profile.alone}]]
 
 
 def about(device: torch.device, limit: float, **settings: Any) -> Record:

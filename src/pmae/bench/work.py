@@ -20,6 +20,13 @@ CHANNELS = 3
 RATE = 3e-4
 MEAN, DEVIATION = 127.5, 73.6
 """Of uniform bytes, which the images are."""
+SHARES = {"pmae": 0.2, "mae": 0.75}
+"""What each method hides."""
+WHOLE, LEADING = 64, 3072
+"""Up to this side PMAE has all components of an image; beyond, so many leading ones and the rest as one, since all of
+128x128 would be 10 GB that take minutes to fit."""
+DISTINCT = 4096
+"""Images that differ; more are the same again, for making noise takes longer than timing it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Work:
     device: str = "cpu"
     patch: int = 8
     masked: float | None = None
-    """Share of the variance or of the patches to hide; the method's own (0.2 or 0.75) if not given."""
+    """Share of the variance or of the patches to hide; the method's own if not given."""
     images: int = 0
     """How many images there are; eight batches if not given."""
     network: Sizes = field(default_factory=Sizes)
@@ -59,6 +66,7 @@ class Work:
         fits = self.side >= 2 * self.patch and self.side % self.patch == 0
         require(fits, "sizes", f"multiples of the patch size ({self.patch}), two patches or more", self.side)
         object.__setattr__(self, "images", self.images or 8 * self.batch)
+        object.__setattr__(self, "masked", self.masked or SHARES[self.method])
         usual: Precision = "bfloat16" if self.device.startswith("cuda") else "float32"
         object.__setattr__(self, "precision", usual if self.precision == "auto" else self.precision)
 
@@ -81,13 +89,15 @@ class Work:
             train__batch_size=self.batch,
             train__device=self.device,
             train__precision=self.precision,
-            **({f"masking__{kind}": self.masked} if self.masked else {}),
+            space__components=LEADING if self.method == "pmae" and self.side > WHOLE else None,
+            **{f"masking__{kind}": self.masked},
         )
         return resolve(changed, self.images, self.shape)[0]
 
     def noise(self) -> np.ndarray:
         """The images, uint8: what they show costs nothing, so nothing is read from a disk."""
-        return np.random.default_rng(0).integers(0, 256, (self.images, *self.shape), dtype=np.uint8)
+        distinct = (min(self.images, DISTINCT), *self.shape)
+        return np.resize(np.random.default_rng(0).integers(0, 256, distinct, np.uint8), (self.images, *self.shape))
 
 
 def vision_transformer(work: Work) -> VisionTransformer:

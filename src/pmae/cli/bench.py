@@ -1,16 +1,20 @@
 """Time a training step: ours and the peers' in one table, how its cost grows, or where its time goes."""
 
 import argparse
+import math
 import os
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-    from pmae.bench.compare import Pace
+    from pmae.bench.contest import Pace
     from pmae.bench.work import Work
+    from pmae.report.tables import Table
 
 EXAMPLES = """examples:
   pmae bench --out results/speed
@@ -24,7 +28,7 @@ def run(arguments: list[str]) -> None:
     options = parser().parse_args(arguments)
     # The profiler tells its own story on the terminal unless asked not to before torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from pmae.bench.compare import Pace, refuse_engine
+    from pmae.bench.compare import refuse_engine
     from pmae.errors import require
     from pmae.train.environment import pick_device
 
@@ -33,30 +37,37 @@ def run(arguments: list[str]) -> None:
     _fill_in(options, cuda)
     for name in options.engines:
         refuse_engine(name, cuda)
-    require(options.workers >= 0, "workers", "at least 0", options.workers)
-    lead_in = max(2, 2 * options.workers) if cuda else 0
-    pace = Pace(options.steps, options.repeats, lead_in, 5 if cuda else 1)
+    require(options.workers is None or options.workers >= 0, "workers", "at least 0", options.workers)
     kind = _grow if options.grow is not None else _profile if options.profile else _compare
-    kind(options, device, pace)
+    kind(options, device, _pace(options, cuda))
 
 
 def _fill_in(options: argparse.Namespace, cuda: bool) -> None:
     """What was not given follows from the device."""
     from pmae.bench.compare import engines
+    from pmae.bench.grow import BATCH
 
+    growing = options.grow is not None
     defaults = {
-        "sizes": [32, 64] if cuda else [32],
+        # Growing takes its own range of sides.
+        "sizes": [] if growing else [32, 64] if cuda else [32],
         "engines": list(engines(cuda)),
-        "batch": 512 if cuda else 64 if options.grow is None else 16,
-        "steps": 50 if cuda else 2,
+        "batch": BATCH[0 if cuda else 1] if growing else 512 if cuda else 64,
+        "steps": 200 if cuda else 2,
+        "seconds": (0.3 if growing else 0.7) if cuda else math.inf,
         "precision": "bfloat16" if cuda else "float32",
-        "workers": min(8, os.cpu_count() or 1) if cuda else 0,
     }
-    # Growing takes its own range of sides.
-    defaults["sizes"] = [] if options.grow is not None else defaults["sizes"]
     for key, value in defaults.items():
         if getattr(options, key) is None:
             setattr(options, key, value)
+
+
+def _pace(options: argparse.Namespace, cuda: bool) -> "Pace":
+    from pmae.bench.contest import Pace
+
+    pace = Pace(options.steps, options.repeats, seconds=options.seconds)
+    # Compiling for a CPU takes minutes; on CUDA one that has not answered by then hangs.
+    return replace(pace, lead_in=3, warm=5, patience=180) if cuda else replace(pace, warm=1)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,7 +87,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="images in a step; 512 on CUDA, 64 on a CPU")
     both = "of all networks, ours and peers'; bfloat16 on CUDA, float32 on a CPU"
     parser.add_argument("--precision", choices=["float32", "bfloat16"], help=both)
-    parser.add_argument("--steps", type=int, help="steps in a round; 50 on CUDA, 2 on a CPU")
+    parser.add_argument("--steps", type=int, help="the most steps of a round; 200 on CUDA, 2 on a CPU")
+    fitting = "a round takes as many steps as fit; 0.7 on CUDA (0.3 with --grow), no limit on a CPU"
+    parser.add_argument("--seconds", type=float, help=fitting)
     parser.add_argument("--repeats", type=int, default=3, help="rounds, of which the median counts")
     parser.add_argument("--workers", type=int, help="loader processes of a peer; up to 8 on CUDA, none on a CPU")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -93,17 +106,35 @@ def _compare(options: argparse.Namespace, device: "torch.device", pace: "Pace") 
     from pmae.bench.compare import compare
 
     works = _works(options, device, options.sizes)
-    rows = compare(works, [*options.engines, *options.peers], options.workers, pace, _say)
-    limit = machine.limit(device, options.precision)
-    found = [records.of_row(row, limit) for row in rows]
+    workers = _workers(options, works, device)
+    limit, stated = machine.limit(device, options.precision), machine.nominal(device, options.precision)
+    length = f"{pace.steps} steps" if math.isinf(pace.seconds) else f"{pace.seconds:g} s"
     note = (
-        f"Batch {options.batch}, {options.precision}, median of {pace.repeats} rounds of {pace.steps} steps in turn, "
-        f"crops and flips included; peers load with {options.workers} workers. Limit: {limit / 1e12:,.3g} TFLOP/s, one "
-        "large product. PMAE by a peer: its network with no patch dropped, our masking around it. stable-pretraining "
-        "decodes without [CLS], which is less work than its TFLOP/s assume. Peak memory: tensors on "
-        "CUDA, growth of the process on a CPU. Warm-up: the first steps, compilation included."
+        f"Batch {options.batch}, {options.precision}, median of {pace.repeats} rounds of {length} in turn, crops and "
+        f"flips included; peers load with {workers} workers. Limit: {limit / 1e12:,.3g} TFLOP/s, one large product"
+        f"{f' ({stated / 1e12:,.3g} by the data sheet)' if stated else ''}. PMAE by a peer: its network with no patch "
+        "dropped, our masking around it. stable-pretraining decodes without [CLS], which is less work than its TFLOP/s "
+        "assume. Peak memory: tensors on CUDA, growth of the process on a CPU. Warm-up: the first steps, compilation "
+        "included; on CUDA all systems compile at once."
     )
-    _finish(options, "speed", f"Training steps on {machine.name_of(device)}", found, note, device, limit)
+    about = _about(options, device, limit, workers)
+    sheet = Sheet("speed", f"Training steps on {machine.name_of(device)}", note, options.out, about)
+    for rows in compare(works, [*options.engines, *options.peers], workers, pace, _say):
+        sheet.add(records.of_row(row, limit) for row in rows)
+    sheet.show()
+
+
+def _workers(options: argparse.Namespace, works: "list[Work]", device: "torch.device") -> int:
+    """Loader processes of a peer; none on a CPU, which the loop itself keeps busy."""
+    from pmae.bench.peers import workers_that_fit
+
+    if options.workers is not None or device.type != "cuda":
+        return options.workers or 0
+    wanted = min(8, os.cpu_count() or 1)
+    fitting = workers_that_fit(works, len(options.peers), wanted)
+    if fitting < wanted:
+        _say(f"peers load with {fitting} workers: there is no shared memory for {wanted}")
+    return fitting
 
 
 def _grow(options: argparse.Namespace, device: "torch.device", pace: "Pace") -> None:
@@ -112,32 +143,34 @@ def _grow(options: argparse.Namespace, device: "torch.device", pace: "Pace") -> 
     from pmae.report.speed import cost_curves, save_curves
 
     axes, cuda, batch = options.grow or list(grow.AXES), device.type == "cuda", options.batch
-    base = _works(options, device, [32])
-    wanted = [point for work in base for point in grow.points(axes, work, options.sizes, cuda)]
-    limit = machine.limit(device, options.precision)
-    points = grow.grow(wanted, options.engines[-1], pace, _say)
-    found = [records.of_point(point, limit) for point in points]
-    note = f"Each against one thing; the others: 32x32, patch 8, batch {batch}, {8 * batch} images, 0.2 or 0.75 masked."
-    _finish(options, "cost", f"How cost grows on {machine.name_of(device)}", found, note, device, limit)
+    wanted = [p for work in _works(options, device, [32]) for p in grow.points(axes, work, options.sizes, cuda)]
+    limit, name = machine.limit(device, options.precision), machine.name_of(device)
+    note = (
+        f"Each against one thing; the others: 32x32, patch 8, batch {batch}, {8 * batch} images, 0.2 or 0.75 masked. "
+        f"{options.precision}, median of {pace.repeats} rounds. PMAE beyond 64x64: leading components and the rest."
+    )
+    sheet = Sheet("cost", f"How cost grows on {name}", note, options.out, _about(options, device, limit))
+    for point in grow.grow(wanted, options.engines[-1], pace, _say):
+        sheet.add([records.of_point(point, limit)])
+    sheet.show()
     if options.out:
-        paths = save_curves(cost_curves(found, machine.name_of(device)), options.out)
+        paths = save_curves(cost_curves(sheet.records, name), options.out)
         print("figure: " + ", ".join(map(str, paths)))
 
 
 def _profile(options: argparse.Namespace, device: "torch.device", pace: "Pace") -> None:
     """A table of kernel groups."""
     from pmae.bench import machine, records
-    from pmae.bench.profile import profile_step
+    from pmae.bench.contestant import Entry
+    from pmae.bench.profile import profiles
 
-    found, alone = [], []
-    for work in _works(options, device, options.sizes):
-        _say(f"{work.method} {work.side}x{work.side}, {options.engines[-1]}: warming up")
-        shares, unwatched = profile_step(work, options.engines[-1], pace.steps, pace.warm)
-        found += [records.of_share(work, options.engines[-1], share) for share in shares]
-        alone.append(f"{work.method} {work.side}x{work.side} {unwatched:,.2f} ms")
-    note = f"Milliseconds a step while profiled; a step alone: {', '.join(alone)}."
-    title = f"Where a step's time goes on {machine.name_of(device)}"
-    _finish(options, "profile", title, found, note, device, machine.limit(device, options.precision))
+    limit, title = machine.limit(device, options.precision), f"Where a step's time goes on {machine.name_of(device)}"
+    note = "Milliseconds a step while profiled, the last line of each while not."
+    sheet = Sheet("profile", title, note, options.out, _about(options, device, limit))
+    entries = [Entry(options.engines[-1], work) for work in _works(options, device, options.sizes)]
+    for row, profile in profiles(entries, pace, _say):
+        sheet.add(records.of_profile(row, profile))
+    sheet.show()
 
 
 def _works(options: argparse.Namespace, device: "torch.device", sizes: list[int]) -> "list[Work]":
@@ -151,30 +184,48 @@ def _works(options: argparse.Namespace, device: "torch.device", sizes: list[int]
     ]
 
 
-def _finish(
-    options: argparse.Namespace,
-    name: str,
-    title: str,
-    found: list[dict[str, object]],
-    note: str,
-    device: "torch.device",
-    limit: float,
-) -> None:
-    """Print the table and, where asked, write it."""
+def _about(options: argparse.Namespace, device: "torch.device", limit: float, workers: int = 0) -> dict[str, object]:
+    """What the files say about a run beside its rows."""
     from pmae.bench import records
-    from pmae.report.speed import aligned, save_speed, speed_table
 
-    table = speed_table(name, title, found, note)
-    print(f"{title}\n\n{aligned(table)}\n\n{note}")
-    if options.out:
-        settings = {
-            "precision": options.precision,
-            "batch": options.batch,
-            "steps": options.steps,
-            "repeats": options.repeats,
-        }
-        save_speed(options.out, table, found, records.about(device, limit, workers=options.workers, **settings))
-        print(f"written: {options.out / name}.csv, .md and .json")
+    settings = {key: getattr(options, key) for key in ("precision", "batch", "steps", "repeats")}
+    seconds = None if math.isinf(options.seconds) else options.seconds
+    return records.about(device, limit, workers=workers, seconds=seconds, **settings)
+
+
+@dataclass
+class Sheet:
+    """A table that fills: written whole with every piece that comes, where asked, so that a run cut short leaves it."""
+
+    name: str
+    title: str
+    note: str
+    out: Path | None
+    about: dict[str, object]
+    records: list[dict[str, object]] = field(default_factory=list)
+
+    def add(self, records: Iterable[dict[str, object]]) -> None:
+        """Take in some rows."""
+        from pmae.report.speed import save_speed
+
+        self.records += records
+        if self.out:
+            save_speed(self.out, self.table, self.records, self.about)
+
+    def show(self) -> None:
+        """Print the table, and where it was written."""
+        from pmae.report.speed import aligned
+
+        print(f"{self.title}\n\n{aligned(self.table)}\n\n{self.note}")
+        if self.out:
+            print(f"written: {self.out / self.name}.csv, .md and .json")
+
+    @property
+    def table(self) -> "Table":
+        """The rows for people."""
+        from pmae.report.speed import speed_table
+
+        return speed_table(self.name, self.title, self.records, self.note)
 
 
 def _say(line: str) -> None:

@@ -1,9 +1,10 @@
 """Pretrain an encoder without labels on a named set, a folder or an array file."""
 
 import argparse
+import difflib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pmae.errors import UserError
 
@@ -42,57 +43,121 @@ def run(arguments: list[str]) -> None:
     print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
 
 
+class OneLine(argparse.ArgumentParser):
+    """Mistakes are errors like all others, told in one line without the usage, which is pages long here."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what the command line prints."""
+        raise UserError(message.removeprefix("argument "))
+
+
 def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
     """The settings a command line describes: a recipe, a file or a run to resume, changed by the other flags."""
-    from pathlib import Path
+    from pmae.config_file import with_settings
 
-    import tyro
+    taken = _with_settings(parser())
+    first, rest = taken.parse_known_args(arguments_long(arguments))
+    base = _base(first)
+    if first.help:
+        _print_help(base)
+    if rest:
+        raise _unknown(rest[0], [*SHORT, *taken._option_string_actions])
+    given = {name: text for name, text in vars(first).items() if "." in name and text is not None}
+    return with_settings(base, given), first
+
+
+def _unknown(argument: str, flags: list[str]) -> UserError:
+    """There are a hundred flags: only the nearest are named."""
+    if not argument.startswith("-"):
+        return UserError(f"arguments must be options and their values, got {argument!r}")
+    near = difflib.get_close_matches(argument, flags, n=3, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "; see pmae pretrain --help"
+    return UserError(f"options must be among those of pmae pretrain, got {argument!r}{hint}")
+
+
+def _base(first: argparse.Namespace) -> "Config":
+    """Where the settings start from."""
+    from pathlib import Path
 
     from pmae.config import Config
     from pmae.config_file import from_dict
     from pmae.experiments.recipes import recipe
     from pmae.runs import Run, read_json
 
-    first = parser().parse_known_args(arguments)[0]
     if sum(map(bool, (first.recipe, first.config, first.resume))) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
     if first.resume and not first.out:
         raise UserError("--resume must come with --out, the run folder to continue")
-    base: Config = recipe(first.recipe or "ours")
-    if first.config:
-        base = from_dict(read_json(Path(first.config)))
-    if first.resume:
-        base = Run(first.out).config
-
-    @dataclass
-    class Pretrain:
-        out: str | None = None
-        """Run folder to write; runs/DATA-SPACE if not given."""
-        recipe: str | None = None
-        """Start from a named recipe: paper, released, mae, mae_released, kmae, ours or mae_ours."""
-        config: str | None = None
-        """Start from a config.json; with a run's own file this repeats the run."""
-        resume: tyro.conf.FlagCreatePairsOff[bool] = False
-        """Continue the run in --out from its last checkpoint."""
-        settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=lambda: base)
-
-    parsed = tyro.cli(Pretrain, args=arguments_long(arguments), prog="pmae pretrain", description=_pretrain_help())
-    return parsed.settings, first
+    base: Config = from_dict(read_json(Path(first.config))) if first.config else recipe(first.recipe or "ours")
+    return Run(first.out).config if first.resume else base
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags that choose where the settings start from; those of the settings are tyro's."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    """The flags that choose where the settings start from."""
+    parser = OneLine(add_help=False, allow_abbrev=False)
     for flag in ("--out", "--recipe", "--config"):
         parser.add_argument(flag)
     parser.add_argument("--resume", action="store_true")
     return parser
 
 
+def _with_settings(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """And those of the settings, from their types: values stay text, for the settings themselves say what is wrong."""
+    from typing import get_args, get_origin, get_type_hints
+
+    from pmae.config import Config
+
+    parser.add_argument("-h", "--help", action="store_true")
+    for section, kind in get_type_hints(Config).items():
+        for name, hint in get_type_hints(kind).items():
+            key, flag = f"{section}.{name}", f"--{section}.{name.replace('_', '-')}"
+            if hint is bool:
+                parser.add_argument(flag, dest=key, action="store_const", const="true")
+                off = f"--{section}.no-{name.replace('_', '-')}"
+                parser.add_argument(off, dest=key, action="store_const", const="false")
+            elif get_origin(hint) is tuple:
+                parser.add_argument(flag, dest=key, nargs=len(get_args(hint)), action=AsList)
+            else:
+                parser.add_argument(flag, dest=key)
+    return parser
+
+
+class AsList(argparse.Action):
+    """Several values as the text of one list."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: object = None) -> None:
+        """Keep them."""
+        setattr(namespace, self.dest, f"[{', '.join(values)}]")
+
+
 def arguments_long(arguments: list[str]) -> list[str]:
-    """Short flags by their dotted names: `--epochs 3` is `--train.epochs 3`."""
+    """Flags by their dotted names with hyphens: `--epochs 3` is `--train.epochs 3`."""
     split = [argument.partition("=") for argument in arguments]
-    return [SHORT.get(flag.replace("_", "-"), flag) + equals + value for flag, equals, value in split]
+    hyphens = [(flag.replace("_", "-") if flag.startswith("--") else flag, *value) for flag, *value in split]
+    return [SHORT.get(flag, flag) + equals + value for flag, equals, value in hyphens]
+
+
+def _print_help(base: "Config") -> NoReturn:
+    """Every setting with its type, default and sentence, as tyro lays them out; then leave."""
+    import tyro
+
+    from pmae.config import Config
+
+    @dataclass
+    class Pretrain:
+        out: str | None = None
+        """Run folder to write; runs/DATA-SPACE if not given."""
+        recipe: str | None = None
+        """Start from a named recipe: paper, released, mae, mae_released, kmae, masking, mae_masking, ours
+        or mae_ours."""
+        config: str | None = None
+        """Start from a config.json; with a run's own file this repeats the run."""
+        resume: tyro.conf.FlagCreatePairsOff[bool] = False
+        """Continue the run in --out from its last checkpoint."""
+        settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=lambda: base)
+
+    tyro.cli(Pretrain, args=["--help"], prog="pmae pretrain", description=_pretrain_help())
+    raise SystemExit(0)
 
 
 def _pretrain_help() -> str:

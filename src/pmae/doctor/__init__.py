@@ -98,7 +98,8 @@ def devices(answer: Answer) -> Iterator[Finding]:
 
 
 def _without_gpu(values: dict[str, Any]) -> Finding:
-    words = f"no GPU that torch can use; CPU with {values['threads']} threads"
+    why = ", for it has matrix units for that (AMX)" if values["precision"] == "bfloat16" else ""
+    words = f"no GPU that torch can use; CPU with {values['threads']} threads, trains in {values['precision']}{why}"
     if shutil.which("nvidia-smi") is None:
         return Finding("ok", "cpu", words, "small images train well here; large sets want a GPU")
     why = "this torch is built without CUDA" if values["cuda"] is None else "its driver may be older than this torch"

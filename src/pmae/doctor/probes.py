@@ -64,13 +64,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def devices() -> dict[str, Any]:
-    """CUDA devices, as torch sees them."""
+    """CUDA devices, as torch sees them, and what a CPU would train in."""
     import torch
+
+    from pmae.train.environment import pick_precision
 
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     free = [torch.cuda.mem_get_info(i)[0] for i in range(len(found))]
     rows = [{"name": p.name, "capability": p.major, "free": f} for p, f in zip(found, free, strict=True)]
-    return {"cuda": torch.version.cuda, "threads": torch.get_num_threads(), "devices": rows}
+    precision = str(pick_precision("auto", torch.device("cpu"))).removeprefix("torch.")
+    known = {"cuda": torch.version.cuda, "threads": torch.get_num_threads(), "precision": precision}
+    return {**known, "devices": rows}
 
 
 def compiled(device: str) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""Contests: systems that are warmed up together and timed in turn and repeatedly, so that all meet the same machine."""
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from pmae.bench import machine
+from pmae.bench.contestant import OURS, Contestant, Entry, Failed, Take
+from pmae.bench.flops import flops_per_image
+from pmae.bench.peers import is_installed
+from pmae.bench.scale import KEPT, STATE
+from pmae.bench.work import Work
+from pmae.errors import require
+from pmae.masking import visible_patches
+from pmae.train.environment import pick_device
+
+Say = Callable[[str], None]
+Group = Sequence[Entry]
+"""Entries that take turns."""
+ROOM = 0.7
+"""Share of a card's memory that those who compile at once may hold; the others come one at a time into the rest."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often and how long: `repeats` rounds of `steps`, or of what fits into `seconds`, each after a lead-in.
+
+    While others have their turn, a peer's loader workers fill their queues: the lead-in empties them again. Before the
+    first round come `warm` steps: the graph engine warms up for three and captures in the fourth.
+    """
+
+    steps: int
+    repeats: int = 3
+    lead_in: int = 0
+    warm: int = 5
+    seconds: float = math.inf
+    patience: float = math.inf
+    """Seconds until one that does not answer is out."""
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, "steps", "at least 1", self.steps)
+        require(self.repeats >= 1, "repeats", "at least 1", self.repeats)
+        require(self.seconds > 0, "seconds", "above 0", self.seconds)
+
+    def task(self, entry: Entry) -> Take:
+        """A round of one entry."""
+        return Take(self.steps, max(self.lead_in, 2 * entry.workers), self.seconds)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one system did at one work; without timings, the note says why there are none."""
+
+    system: str
+    work: Work
+    step_seconds: tuple[float, ...] = ()
+    """Of each round, so that the spread can be seen."""
+    peak: int = 0
+    warm_up: float = 0.0
+    note: str = ""
+    best_peer: float = field(default=0.0)
+    """Images a second of the fastest peer at the same work; 0 where there is none."""
+
+    @property
+    def images_per_second(self) -> float:
+        """The median over the rounds; 0 without any."""
+        return self.work.batch / statistics.median(self.step_seconds) if self.step_seconds else 0.0
+
+    @property
+    def flops_per_second(self) -> float:
+        """The method's operations, done at this pace."""
+        return self.images_per_second * flops_per_image(self.work.config, self.work.shape)
+
+    @property
+    def title(self) -> str:
+        """Which row it is."""
+        return f"{self.work.method} {self.work.side}x{self.work.side}, {self.system}"
+
+
+def contest(groups: Sequence[Group], pace: Pace, say: Say) -> Iterator[list[Row]]:
+    """The rows of each group as soon as it is done; those who are missing or fail get a row that says so."""
+    for wave in waves(groups):
+        present = [entry for group in wave for entry in group if entry.system in OURS or is_installed(entry.system)]
+        with_process = {entry: Contestant(entry, pace.patience) for entry in present}
+        try:
+            warm = dict(warmed(with_process, pace.warm, say))
+            for group in wave:
+                rows = {entry: warm.get(entry) or _missing(entry) for entry in group}
+                for _ in range(pace.repeats):
+                    for entry in [entry for entry, row in rows.items() if not row.note]:
+                        rows[entry] = _round(rows[entry], with_process[entry], pace.task(entry), say)
+                yield list(rows.values())
+        finally:
+            part(with_process.values())
+
+
+def waves(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """Groups whose processes exist at the same time: on a CPU one; on CUDA as many as card and host have room for.
+
+    Compiling takes most of the time on CUDA, and a core of the host for each who compiles: so all compile at once.
+    """
+    wave: list[Group] = []
+    for group in groups:
+        if wave and not _has_room([*wave, group]):
+            yield wave
+            wave = []
+        wave.append(group)
+    yield wave
+
+
+def _has_room(wave: Sequence[Group]) -> bool:
+    entries = [entry for group in wave for entry in group]
+    device = pick_device(entries[0].work.device)
+    if device.type != "cuda":
+        return False
+    held = sum(bytes_held(entry.work) for entry in entries if entry.compiles)
+    return held <= ROOM * machine.memory(device) and len(entries) <= machine.processes()
+
+
+def bytes_held(work: Work) -> float:
+    """An estimate of what our engines hold: the images, and a step as `scale.training_bytes` has it."""
+    sizes, patches = work.network, (work.side // work.patch) ** 2
+    seen = visible_patches(patches, work.masked or 0.0) if work.method == "mae" else patches
+    stacks = ((sizes.depth, seen, sizes.width), (sizes.decoder_depth, patches, sizes.decoder_width))
+    activations = sum(depth * (tokens + 1) * width for depth, tokens, width in stacks)
+    parameters = sum(12 * depth * width**2 for depth, _, width in stacks)
+    return KEPT * activations * work.batch + STATE * parameters + work.images * math.prod(work.shape)
+
+
+def warmed(contestants: Mapping[Entry, Contestant], steps: int, say: Say) -> Iterator[tuple[Entry, Row]]:
+    """A row for each, without timings yet; on CUDA those who compile do so while the others come one by one."""
+    at_once = [entry for entry in contestants if entry.compiles and entry.work.device.startswith("cuda")]
+    for entry in at_once:
+        with suppress(Failed):  # and again below, where it becomes a note
+            contestants[entry].begin(steps)
+    for entry in sorted(contestants, key=lambda entry: entry in at_once):
+        row = Row(entry.system, entry.work)
+        try:
+            row = replace(row, warm_up=contestants[entry].warm_up(steps))
+        except Failed as reason:
+            row = replace(row, note=str(reason))
+        say(f"{row.title}: {row.note or f'warm after {row.warm_up:,.1f} s'}")
+        yield entry, row
+
+
+def part(contestants: Collection[Contestant]) -> None:
+    """Let all go, then wait for them: they end at the same time."""
+    for one in contestants:
+        one.dismiss()
+    for one in contestants:
+        one.join()
+
+
+def _missing(entry: Entry) -> Row:
+    return Row(entry.system, entry.work, note="not installed")
+
+
+def _round(row: Row, one: Contestant, task: Take, say: Say) -> Row:
+    """The row with one more round."""
+    try:
+        timing = one.time(task)
+    except Failed as reason:
+        say(f"{row.title}: {reason}")
+        return replace(row, note=str(reason), step_seconds=())
+    step = timing.seconds / timing.steps
+    say(f"{row.title}: {row.work.batch / step:,.0f} images/s, {1e3 * step:,.2f} ms/step")
+    return replace(row, step_seconds=(*row.step_seconds, step), peak=max(row.peak, timing.peak))
