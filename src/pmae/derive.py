@@ -6,12 +6,16 @@ import math
 from pmae.config import Config, DecoderConfig, EncoderConfig, replace
 from pmae.errors import UserError, require
 
-IMAGES_SEEN = 5_000_000
+IMAGES_SEEN, SEEN_TWICE = 5_000_000, 7_500_000
+"""How many a run sees; with a second view of each, where longer runs pay."""
 TOKENS_A_SIDE = 8
 TOKENS_A_ROW = 12
 FEWEST, MOST = 4, 64
 """Tokens of a signal that a derived patch may leave."""
-BASE_LR, LARGE_BATCH = 1.5e-4, 512
+BASE_LR, BOLD_LR, LARGE_BATCH = 1.5e-4, 6e-4, 512
+"""The paper's rate, the one that suits a second view, and the batch from which they count."""
+ENOUGH = 8 * LARGE_BATCH
+"""From how many images on a second view is the default: the smallest set we tried has 7,007."""
 PAIR = {
     "encoder.width": 96,
     "encoder.depth": 4,
@@ -53,11 +57,16 @@ def resolve(
     if not gpu and _networks_open(config):
         for name, size in PAIR.items():
             settle(name, size, "no GPU: small networks, unless you give a size of one")
-    settle("decoder.name", "released" if gpu else "small", "as in the authors' code" if gpu else "no GPU")
     config = _overrule(config, shape, vectors, reasons)
+    settle("objective.contrast", *contrast_for(config, count, shape, gpu))
+    twice = bool(config.objective.contrast)
+    settle("decoder.name", *decoder_for(twice, gpu))
+    if twice and count >= ENOUGH:
+        settle("train.batch_size", LARGE_BATCH, "many others, among which a view finds its partner")
     settle("train.batch_size", batch_for(count), f"about 64 steps an epoch of {count:,} images")
-    settle("optim.base_lr", *base_lr_for(config.train.batch_size or 1))
-    settle("train.epochs", epochs_for(count), f"about {IMAGES_SEEN:,} images seen, 10 to 800 epochs")
+    settle("optim.base_lr", *base_lr_for(config.train.batch_size or 1, twice))
+    seen = SEEN_TWICE if twice else IMAGES_SEEN
+    settle("train.epochs", epochs_for(count, twice), f"about {seen:,} images seen, 10 to 800 epochs")
     if config.optim.warmup_steps is None:
         settle("optim.warmup_epochs", round(0.05 * (config.train.epochs or 0), 2), "5% of the epochs")
     settle("train.checkpoint_every", max(1, (config.train.epochs or 1) // 10), "a tenth of the epochs")
@@ -102,15 +111,33 @@ def batch_for(count: int) -> int:
     return min(max(16, min(512, power)), count)
 
 
-def base_lr_for(batch: int) -> tuple[float, str]:
+def contrast_for(config: Config, count: int, shape: tuple[int, int, int], gpu: bool) -> tuple[float, str]:
+    """The weight of the second task, and why: it doubles a step, which pays where runs are long."""
+    if shape[1] == 1 or not config.augment.crop:
+        return 0.0, "no crops of images, so no two views of one"
+    if not gpu:
+        return 0.0, "no GPU: short runs gain nothing from a second view"
+    if count < ENOUGH:
+        return 0.0, f"fewer than {ENOUGH:,} images: a second view is not tried there"
+    return 1.0, "two views of an image find each other: better on every set we tried"
+
+
+def decoder_for(twice: bool, gpu: bool) -> tuple[str, str]:
+    """The decoder's size, and why."""
+    if twice:
+        return "small", "enough beside a second task"
+    return ("released", "as in the authors' code") if gpu else ("small", "no GPU")
+
+
+def base_lr_for(batch: int, twice: bool = False) -> tuple[float, str]:
     """The rate for a batch of 256, so that the peak rate of small batches is no lower than that of 512; and why."""
-    peak = BASE_LR * max(batch, LARGE_BATCH) / 256
+    peak = (BOLD_LR if twice else BASE_LR) * max(batch, LARGE_BATCH) / 256
     return float(f"{peak * 256 / batch:.3g}"), f"a peak rate of {peak:g} with batches of {batch}"
 
 
-def epochs_for(count: int) -> int:
+def epochs_for(count: int, twice: bool = False) -> int:
     """Enough epochs to see a fixed number of images."""
-    return min(800, max(10, round(IMAGES_SEEN / count)))
+    return min(800, max(10, round((SEEN_TWICE if twice else IMAGES_SEEN) / count)))
 
 
 def _networks_open(config: Config) -> bool:

@@ -108,7 +108,7 @@ class MaskedAutoencoder(nn.Module, ABC):
         features, objective = self.gather(features), self.config.objective
         with self._arithmetic(features):
             points = self.decoder.projector(features)  # type: ignore[operator]
-        return objective.contrast * objectives.contrast(points, objective.temperature)
+        return (objective.contrast or 0.0) * objectives.contrast(points, objective.temperature)
 
     def _arithmetic(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)

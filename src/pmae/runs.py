@@ -39,7 +39,10 @@ class Run:
     @property
     def config(self) -> Config:
         """The settings the run was made with."""
-        config: Config = from_dict(read_json(self.path / "config.json"))
+        values = read_json(self.path / "config.json")
+        if isinstance(values, dict) and isinstance(values.get("objective"), dict):
+            values["objective"].setdefault("contrast", 0.0)  # runs from before the second task had none
+        config: Config = from_dict(values)
         return config
 
     @property

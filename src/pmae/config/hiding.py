@@ -83,12 +83,12 @@ class ObjectiveConfig:
     """For patches: compare with pixels standardized within each patch (the text), or raw (the released default)."""
     scale: Literal["constant", "sum", "mean"] = "constant"
     """Divide by ratio x total variance, by nothing (the paper's norm), or by the batch's hidden count (released)."""
-    contrast: float = 0.0
+    contrast: float | None = None
     """Weight of a second task: of two crops of every image, each with its own hidden part, find the partner among all
-    others of the batch. 0 leaves it out (the paper)."""
+    others of the batch. 0 leaves it out (the paper); if not given, 1 for many images on a GPU."""
     temperature: float = 0.2
     """For contrast: how sharply near ones are told apart."""
 
     def __post_init__(self) -> None:
-        at_least("objective.contrast", 0, self.contrast)
+        at_least("objective.contrast", 0, self.contrast or 0)
         require(self.temperature > 0, "objective.temperature", "above 0", self.temperature)
