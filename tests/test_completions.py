@@ -56,6 +56,12 @@ CASES: dict[str, set[str]] = {
     "pmae export runs/a --o": {"--out"},
     "pmae data ci": {"cifar10"},
     "pmae sweep space.na": {"space.name"},
+    "pmae spaces ": {"figures", "table"},
+    "pmae spaces table --spaces pca wave": {"wavelet"},
+    "pmae spaces table --spaces ": set(SPACES),
+    "pmae paper main --pooling ": {"cls", "mean"},
+    "pmae paper main --methods mae_std mae_r": {"mae_random"},
+    "pmae paper main --preset strong p": {"paper", "plain"},
     "pmae completions ": {"bash", "zsh", "fish"},
     "pmae nothing ": set(),
 }

@@ -29,7 +29,7 @@ ALLOWED = {
     | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "train.environment", "api"},
     "report": LEAVES | {"runs"},
     "export": LEAVES | {"models", "data", "runs", "train", "report"},
-    "doctor": LEAVES | {"derive", "spaces", "models", "data", "method"},
+    "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     "bench": LEAVES | {"derive", "masking", "objectives", "spaces", "models", "data", "runs", "train", "experiments"},
     # The page joins what the rooms below it compute, as the command line does.
     "app": LEAVES | {"derive", "masking", "spaces", "data", "method", "runs", "fitted", "evaluate", "report"},

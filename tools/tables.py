@@ -1,56 +1,161 @@
-"""Print the accuracy tables of results/RESULTS.md from the run folders in results/runs: python tools/tables.py"""
+"""Write the tables of results/RESULTS.md and README.md anew from results/runs: python tools/tables.py
 
-import json
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; everything else on a page is left as it is.
+"""
+
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-RUNS = Path(__file__).parent.parent / "results" / "runs"
-SETS = ("cifar10", "dermamnist", "bloodmnist")
-COLUMNS = {"linear": "linear", "mlp": "MLP", "knn": "k-NN", "finetune": "fine-tuned"}
-NAMES = {"pmae": "PMAE 0.2", "mae": "MAE 0.75", "contrast": "PMAE 0.2 + contrast, patch 4"}
+from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, pictures
+from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
+
+from pmae.experiments.evaluations import Need
+from pmae.experiments.fill import fill, only_found
+from pmae.experiments.library import Library
+from pmae.experiments.pages import Page, page_of
+from pmae.experiments.paper import ITEMS, RATIOS, Plan
+from pmae.experiments.presets import chosen
+from pmae.report import published
+from pmae.report.scores import Score, scores_of
+from pmae.report.tables import Table, to_markdown
+from pmae.runs import Run, write_text
+
+PAGES = (ROOT / "results" / "RESULTS.md", ROOT / "README.md")
+FEATURES = {"cls": "[CLS]", "mean": "mean"}
+COMPARED = ("ours", "mae_ours", "masking", "mae_masking")
+"""Recipes whose runs stand in the tables of accuracies, in this order."""
+SWEPT = 50
+"""Epochs of the runs that compare ratios."""
+WANTED: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "cifar10": (("mae", ()), ("pmae", ("paper",)), ("pmae", ("masking", "ours"))),
+    "dermamnist": (("mae", ()), ("pmae", ())),
+    "bloodmnist": (("mae", ()), ("pmae", ())),
+}
+"""Method and recipes (any, if none) of the long runs that are to come: without one of them a line says so."""
+SWEEP = (("encoder.patch_size", "8"), ("decoder.name", "small"))
+"""What all runs that compare ratios have in common with those that compare masking spaces."""
 
 
-def scores(run: Path, preset: str, split: str) -> dict[str, dict[str, str]]:
-    """Accuracy by representation and protocol, as mean and deviation over the seeds in percent."""
-    rows: dict[str, dict[str, str]] = {}
-    for label, found in json.loads((run / "results.json").read_text()).get("evaluation", {}).items():
-        name, _, of = label.rpartition(" [")
-        if of == f"{preset}]":
-            for entry in (entry for entry in found["results"] if entry["split"] == split):
-                rows.setdefault(f"{title(run, name)}{pooled(entry)}", {})[entry["protocol"]] = shown(entry)
-    return rows
+def paper_table(place: Path = RUNS) -> str:
+    """The long runs beside the published numbers, a table a data set; their learning curves, once they are drawn."""
+    return "\n".join([*(_paper_set(data, place) for data in SETS), *_picture("paper-curves", "Learning curves")])
 
 
-def title(run: Path, label: str) -> str:
-    """A run's own encoder by method and epochs; a baseline by its name."""
-    _, method, epochs = run.name.split("-")
-    return f"{NAMES[method]}, {epochs} epochs" if " epoch " in label else label
+def _picture(name: str, alt: str) -> list[str]:
+    return [f"![{alt}](figures/{name}.png)\n"] if (FIGURES / f"{name}.png").is_file() else []
 
 
-def pooled(entry: dict[str, str]) -> str:
-    """Which features were used, where there is a choice."""
-    return f" ({entry['pooling']})" if entry["pooling"] in ("cls", "mean") else ""
+def _paper_set(data: str, place: Path) -> str:
+    kinds = {kind: runs for kind, runs in shelf(place).items() if (kind.data, kind.epochs) == (data, LONG)}
+    name = published.paper()["data"][data]
+    header = [f"{name}, {LONG} epochs", "preset", "images", "features", *COLUMNS.values()]
+    lines = [line(header), "|---" * len(header) + "|"]
+    for method, key in PUBLISHED.items():
+        said = [published.accuracy(protocol, key, data) for protocol in COLUMNS]
+        images = "test" if data == "cifar10" else "val"
+        shown = ["" if value is None else f"{value:.1f}" for value in said]
+        lines.append(line([f"**{published.paper()['methods'][key]}: published**", "paper", images, "[CLS]", *shown]))
+        for kind, runs in kinds.items():
+            lines += _measured(kind, runs) if kind.method == method else []
+        for wanted, recipes in WANTED[data]:
+            if wanted == method and not any(k.method == method and (not recipes or k.recipe in recipes) for k in kinds):
+                named = " or ".join(f"`{recipe}`" for recipe in recipes)
+                lines.append(line([f"here{', ' * bool(named)}{named}: not run yet", *[""] * 7]))
+    return "\n".join([*lines, ""])
 
 
-def shown(entry: dict[str, dict[str, dict[str, float]]]) -> str:
-    """One number, with its deviation where several seeds were run and differ in kind."""
-    accuracy = entry["metrics"]["accuracy"]
-    several = len(entry["runs"]) > 1 and entry["protocol"] != "knn"
-    return f"{100 * accuracy['value']:.1f}" + (f" ± {100 * accuracy['std']:.1f}" if several else "")
+def _measured(kind: Kind, runs: Sequence[Run]) -> list[str]:
+    """A line a preset, split and pooling of the runs of a kind."""
+    scores = [score for run in runs for score in of_encoder(run)]
+    seeds = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    lines: list[str] = []
+    for preset in ("paper", "released", "plain", "strong"):
+        for split in ("test", "val"):
+            for pooling, features in FEATURES.items():
+                here = [s for s in scores if (s.preset, s.split, s.pooling) == (preset, split, pooling)]
+                shown = [cell([s for s in here if s.protocol == protocol]) for protocol in COLUMNS]
+                if any(shown):
+                    name = f"here, {kind.title}, {kind.settings}, {seeds}" if not lines else ""
+                    lines.append(line([name, preset, split, features, *shown]))
+    return lines
+
+
+def accuracy_tables(split: str, place: Path = RUNS) -> str:
+    """The runs of other lengths with their baselines, a table a data set and preset."""
+    kinds = shelf(place)
+    plain = [k for k in kinds if k.epochs not in (LONG, SWEPT) and k.recipe in COMPARED]
+    order = sorted(plain, key=lambda kind: (COMPARED.index(kind.recipe), -kind.epochs))
+    made = []
+    for data in SETS:
+        for preset in ("strong", "paper"):
+            rows: dict[str, dict[str, str]] = {}
+            for kind in (kind for kind in order if kind.data == data):
+                for score in scores_of(kinds[kind][0].results.get("evaluation", {})):
+                    if (score.preset, score.split) == (preset, split):
+                        rows.setdefault(_representation(kind, score), {})[score.protocol] = cell([score])
+            if rows:
+                body = [line([name, *(row.get(column, "") for column in COLUMNS)]) for name, row in rows.items()]
+                header = line(["representation", *COLUMNS.values()])
+                made += [f"#### {data}, preset `{preset}`, {split} split\n", header, "|---|---|---|---|---|", *body, ""]
+    return "\n".join(made)
+
+
+def _representation(kind: Kind, score: Score) -> str:
+    title = f"{kind.title}, `{kind.recipe}`" if "ours" in kind.recipe else kind.title
+    name = score.label if score.is_baseline else f"{title}, {kind.epochs} epochs"
+    return f"{name} ({score.pooling})" if score.pooling in FEATURES else name
+
+
+def ratio_page(name: str, pooling: str = "cls", place: Path = RUNS) -> Page:
+    """The page of an item of the paper from what results/runs has of the runs that compare ratios."""
+    # MAE's usual share is not among the nine, but stands in every other table.
+    ratios = tuple(sorted({*RATIOS, 0.75})) if name == "ratio" else RATIOS
+    item, plan = ITEMS[name], Plan("masking", ("cifar10",), SWEPT, ratios=ratios, settings=SWEEP)
+    need = Need(chosen(("strong", "paper"), item.protocols, item.with_plain, None), pooling=pooling)
+    return page_of(item, fill(item, plan, only_found(item, Library([place])), need), need)
+
+
+def ratio_tables(place: Path = RUNS) -> str:
+    """Accuracy by hidden share for each pooling, then mean and standard error over the shares."""
+    made = []
+    for pooling in FEATURES:
+        table = ratio_page("ratio", pooling, place).tables[0]
+        rows = [row[1:] for row in table.rows if any(value is not None for value in row[4:])]
+        made.append(
+            to_markdown(Table(table.name, f"Features: {FEATURES[pooling]}", table.header[1:], rows, table.note))
+        )
+        if not rows:
+            return "Not run yet.\n"
+    spread = ratio_page("spread", "mean", place).tables[0]
+    # Over fewer shares than all nine, a mean says which ones were run and little else.
+    whole = [row[1:] for row in spread.rows if row[3] == str(len(RATIOS))]
+    title = "Mean and standard error over the nine shares, linear probe, features: mean"
+    made += [to_markdown(Table(spread.name, title, spread.header[1:], whole, spread.note))] if whole else []
+    return "\n".join([*made, *_picture("paper-ratio", "Accuracy against the masking ratio")])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "paper": paper_table,
+    "ratio": ratio_tables,
+    "test": lambda: accuracy_tables("test"),
+    "val": lambda: accuracy_tables("val"),
+    "headline": headline,
+    "figures": pictures,
+}
+
+
+def filled(text: str) -> str:
+    """A page with its tables made anew."""
+    pattern = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", text)
 
 
 def main() -> None:
-    """Every data set, preset and split that was evaluated."""
-    for data in SETS:
-        for preset in ("strong", "paper"):
-            for split in ("test", "val"):
-                rows: dict[str, dict[str, str]] = {}
-                for run in sorted(RUNS.glob(f"{data}-*"), key=lambda run: ("pmae" not in run.name, run.name)):
-                    rows |= scores(run, preset, split)
-                if rows:
-                    print(f"\n#### {data}, preset `{preset}`, {split} split\n")
-                    print(f"| representation | {' | '.join(COLUMNS.values())} |\n|---|---|---|---|---|")
-                    for name, row in rows.items():
-                        print(f"| {name} | {' | '.join(row.get(column, '') for column in COLUMNS)} |")
+    """Fill both pages."""
+    for page in PAGES:
+        write_text(page, filled(page.read_text(encoding="utf-8")))
+        print(page)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 
 from pmae.cli import COMMANDS, main
 from pmae.cli.pretrain import _configure
+from pmae.errors import UserError
 
 from .pages import EXEMPT, PAGES, commands
 
@@ -75,7 +76,7 @@ def test_help_has_examples_that_parse(
 
 def test_a_wrong_flag_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("pmae report runs/a --ouput x", "pmae pretrain --epoch 3"):
-        with pytest.raises(SystemExit):
+        with pytest.raises((SystemExit, UserError)):
             parse(command, monkeypatch)
 
 

@@ -103,11 +103,51 @@ def test_a_measured_speed_takes_the_place_of_the_stated_ones(capsys: pytest.Capt
     assert f"{hours:,.0f}" in next(line for line in lines if line.startswith("main"))
 
 
+def hours_on_cores(capsys: pytest.CaptureFixture[str], *options: str) -> float:
+    assert main(["paper", "--list", "--datasets", "cifar10", *options]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("main"))
+    return float(line.split()[5].replace(",", ""))
+
+
+def test_small_networks_are_counted_where_they_are_derived(capsys: pytest.CaptureFixture[str]) -> None:
+    # 21 runs of 100 epochs, and five rows of probes and fine-tuning for 100 each, of 65 tokens an image.
+    images = 50_000 * (21 * 100 + 5 * 200)
+    assert hours_on_cores(capsys, "--recipe", "ours") == pytest.approx(images / 479 / 3600, rel=0.02)
+    # A size that is given keeps the paper's other sizes, and its speed.
+    sized = hours_on_cores(capsys, "--recipe", "masking", "--set", "decoder.name=small")
+    assert sized == pytest.approx(images * 65 / 17 / 56 / 3600, rel=0.02)
+
+
+def test_a_second_view_is_counted_where_it_is_derived() -> None:
+    plan = Plan("ours", ("cifar10",))
+    # 150 epochs of two views on a GPU, 100 epochs of one without.
+    assert cost_of(ITEMS["main"], plan).images == 50_000 * (21 * 150 * 2 + 5 * 200)
+    assert cost_of(ITEMS["main"], plan, gpu=False).images == 50_000 * (21 * 100 + 5 * 200)
+    assert cost_of(ITEMS["main"], Plan("masking", ("cifar10",))).images == 50_000 * (21 * 100 + 5 * 200)
+
+
+def test_several_presets_are_several_evaluations() -> None:
+    one, both = (
+        cost_of(ITEMS["spread"], Plan(datasets=("cifar10",)), names) for names in (("paper",), ("paper", "plain"))
+    )
+    # Features for probes without augmentation are computed once for each of 18 runs.
+    assert both.images - one.images == 18 * 50_000
+    assert both.runs == one.runs
+
+
+def test_rows_can_be_left_out() -> None:
+    plan = Plan(datasets=("cifar10",), ratios=(0.1, 0.2), methods=("mae_std", "pmae_oracle_components"))
+    assert [job.name for job in jobs_of(ITEMS["main"], plan)] == [
+        f"cifar10-{name}-seed0" for name in ("mae-0.75", "pmae-0.1", "pmae-0.2")
+    ]
+    assert cost_of(ITEMS["main"], plan).runs == 3
+
+
 def test_items_share_their_runs() -> None:
     main_runs = {job.config for job in jobs_of(ITEMS["main"], Plan())}
     assert {job.config for job in jobs_of(ITEMS["spread"], Plan())} < main_runs
     assert {job.config for job in jobs_of(ITEMS["epochs"], Plan())} < main_runs
-    assert len(jobs_of(ITEMS["ratio"], Plan())) == 3 * len(RATIOS) * len(DATASETS)
+    assert len(jobs_of(ITEMS["ratio"], Plan())) == (3 * len(RATIOS) + 2) * len(DATASETS)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +156,7 @@ def test_items_share_their_runs() -> None:
         (["man"], "did you mean 'main'"),
         ([], "name at least one table or figure; choices: main"),
         (["main", "--datasets", "cifar"], "did you mean 'cifar10'"),
-        (["main", "--recipe", "mae"], "choices: ours, paper, released"),
+        (["main", "--recipe", "mae"], "choices: masking, ours, paper, released"),
         (["main", "--ratios", "1.5"], "ratios must be shares in (0, 1)"),
         (["main", "--seeds", "1", "1"], "no two alike"),
         (["main", "--protocols", "knn"], "protocols of 'main' must be among linear, mlp, finetune, got knn"),
@@ -125,6 +165,14 @@ def test_items_share_their_runs() -> None:
         (["main", "--set", "encoder.dept=1"], "did you mean 'encoder.depth'"),
         (["main", "--set", "encoder.depth=deep"], "encoder.depth must be int, got 'deep'"),
         (["main", "--preset", "papr"], "did you mean 'paper'"),
+        (["main", "--preset", "plain", "strnog"], "did you mean 'strong'"),
+        (["main", "--preset", "plain", "plain"], "preset must be one or more, no two alike"),
+        (["main", "--methods", "mae_stt"], "did you mean 'mae_std'"),
+        (
+            ["spread", "--methods", "mae_std"],
+            "methods of 'spread' must be among mae_oracle, pmae_oracle_components, got",
+        ),
+        (["main", "--pooling", "both"], "pooling: unknown name 'both'"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pmae import api
 from pmae.cli import main
 from pmae.experiments.library import finished
 from pmae.experiments.paper import DATASETS, ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
@@ -19,6 +20,7 @@ from .conftest import SMALL
 
 RESULTS = Path(__file__).parents[2] / "results" / "runs"
 Store = Callable[..., Run]
+KINDS = (("oracle", "0.3"), ("random", "random"))
 
 
 def paper(*arguments: object) -> int:
@@ -109,6 +111,72 @@ def test_a_killed_command_goes_on_where_it_was(
     assert all(row["ours"] for row in rows(tmp_path / "knn-comparison.csv"))
 
 
+def test_a_run_is_evaluated_before_the_next_one_begins(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [
+        "--datasets",
+        "dermamnist",
+        "--epochs",
+        1,
+        "--ratios",
+        0.2,
+        0.5,
+        "--root",
+        root,
+        *SMALL,
+        "--out",
+        tmp_path,
+    ]
+    whole, trained = api.pretrain, []
+
+    def die(*arguments: object, **named: object) -> Run:
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(whole(*arguments, **named))  # type: ignore[arg-type]
+        return trained[-1]
+
+    monkeypatch.setattr(api, "pretrain", die)
+    assert paper("spread", *common) == 130
+    # The second one too: its evaluation came before the third run was to begin.
+    assert [list(run.results["evaluation"]) for run in trained] == [["mae epoch 1 [paper, 2 epochs]"]] * 2
+    monkeypatch.setattr(api, "pretrain", whole)
+    capsys.readouterr()
+    assert paper("spread", *common) == 0
+    printed = capsys.readouterr().out
+    assert (printed.count("pretrains in"), printed.count("linear [paper, 2 epochs]")) == (2, 2)
+
+
+def test_presets_and_poolings_are_told_apart(root: Path, tmp_path: Path) -> None:
+    common = ["--datasets", "bloodmnist", "--epochs", 1, "--ratios", 0.3, "--root", root, *SMALL, "--out", tmp_path]
+    for pooling in ("cls", "mean"):
+        assert paper("ratio", "spread", *common, "--preset", "paper", "strong", "--pooling", pooling) == 0
+        runs = {path.name: Run(path).results["evaluation"] for path in (tmp_path / "runs").iterdir()}
+        found = rows(tmp_path / "ratio-cells-comparison.csv")
+        # Three methods at one ratio and two random ones: linear in three presets, k-NN once.
+        assert len(found) == 5 * (3 + 1)
+        for row in found:
+            (suite,) = [s for s in runs[row["runs"]].values() if s["preset"] == row["preset"]]
+            kind = {"linear probe": "linear", "k-NN": "knn"}[row["protocol"]]
+            (entry,) = [
+                e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == (kind, pooling, "test")
+            ]
+            assert float(row["ours"]) == pytest.approx(100 * entry["metrics"]["accuracy"]["value"])
+            assert row["features"] == pooling
+    grid = rows(tmp_path / "ratio-grid.csv")
+    shown = [(row["protocol"], row["preset"].partition(",")[0]) for row in grid[::3]]
+    assert shown == [
+        *(("linear probe", name) for name in ("paper", "strong", "plain")),
+        ("k-NN", "paper"),
+    ]
+    by_cell = {(r["protocol"], r["preset"], r["method"], r["hidden"]): r["ours"] for r in found}
+    for row in (row for row in grid if row["method"] == "PMAE"):
+        there = [by_cell[row["protocol"], row["preset"], f"PMAE, {kind} ratio", hidden] for kind, hidden in KINDS]
+        assert [float(row["30%"]), float(row["random"])] == pytest.approx([float(value) for value in there])
+    spread = [row["preset"].partition(",")[0] for row in rows(tmp_path / "spread-comparison.csv")]
+    assert spread == ["paper", "paper", "strong", "strong"]
+
+
 def test_all_five_data_sets_load_from_their_standard_files(root: Path, tmp_path: Path) -> None:
     item = Item("five", "All five", "none", "table", (Row("mae", 0.75),), protocols=("knn",))
     small = tuple((name, value) for name, _, value in (text.partition("=") for text in SMALL[1:10]))
@@ -167,7 +235,7 @@ def test_a_run_without_checkpoints_serves_the_search_but_not_a_missing_evaluatio
 
 def test_published_results_of_the_repository_build_a_table(tmp_path: Path, forbid_work: Callable[[], None]) -> None:
     forbid_work()
-    settings = ["--recipe", "ours", "--epochs", 100, "--set", "encoder.patch_size=8", "train.batch_size=512"]
+    settings = ["--recipe", "masking", "--epochs", 100, "--set", "encoder.patch_size=8", "train.batch_size=512"]
     assert paper("main", *settings, "--runs", RESULTS, "--only-found", "--out", tmp_path) == 0
     found = {(r["data"], r["protocol"], r["method"]): r for r in rows(tmp_path / "main-comparison.csv")}
     results = json.loads((RESULTS / "bloodmnist-pmae-100" / "results.json").read_text())["evaluation"]

@@ -79,6 +79,25 @@ def _check_row(row: dict[str, str], run: Run) -> None:
     assert run.environment["fit_seconds"] > 0
 
 
+def test_other_commands_find_the_runs_of_a_table(
+    root: Path, tmp_path: Path, forbid_work: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep and a figure of the paper ask for the same settings in other words, and train nothing again."""
+    files, heads = ["--root", root, *SMALL[:-2]], SMALL[-2:]
+    chosen = ["--spaces", "pca", "pixels", "--ratios", 0.2, "--mae-ratios", 0.2, "--epochs", 1]
+    assert spaces("table", "--data", "dermamnist", *chosen, *files, *heads, "--out", tmp_path / "a") == 0
+    forbid_work()
+    same = ["--epochs", 1, *files, "--set", "encoder.patch_size=8", "decoder.name=small", "--runs", tmp_path / "a/runs"]
+    for recipe in ("masking", "mae_masking"):
+        command = ["sweep", "ratio", 0.2, "--data", "dermamnist", "--recipe", recipe, *same, "--out", tmp_path / recipe]
+        assert main([str(word) for word in command]) == 0
+        assert len(rows(tmp_path / recipe / "sweep.csv")) == 1
+    command = ["paper", "spread", "--datasets", "dermamnist", "--recipe", "masking", "--ratios", 0.2, *same, *heads]
+    assert main([str(word) for word in [*command, "--preset", "strong", "--out", tmp_path / "c"]]) == 0
+    assert [row["ratios"] for row in rows(tmp_path / "c/spread-comparison.csv")] == ["1", "1"]
+    assert "pretrains" not in capsys.readouterr().out.partition("spaces-table.md")[2]
+
+
 def test_a_killed_table_goes_on_where_it_was(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

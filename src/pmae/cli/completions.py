@@ -95,14 +95,16 @@ def known_words() -> dict[str, tuple[str, ...]]:
     from pmae.bench.peers import PEERS
     from pmae.bench.work import METHODS
     from pmae.cli.shells import SHELLS
+    from pmae.cli.spaces import PARTS
     from pmae.config import Config
     from pmae.config_file import to_dict
     from pmae.data.datasets import NAMED
     from pmae.data.fetch import FETCHABLE
     from pmae.embed import POOLINGS
     from pmae.evaluate.protocols import PRESETS, PROTOCOLS
-    from pmae.experiments.paper import DATASETS, ITEMS
+    from pmae.experiments.paper import DATASETS, ITEMS, ROWS
     from pmae.experiments.recipes import RECIPES
+    from pmae.experiments.reproduce import SHOWN
     from pmae.export import FORMATS
     from pmae.spaces import SPACES
 
@@ -119,13 +121,17 @@ def known_words() -> dict[str, tuple[str, ...]]:
         "format": FORMATS,
         "grow": AXES,
         "methods": METHODS,
+        "paper methods": ROWS,
         "paper names": ITEMS,
         "peers": PEERS,
+        "paper pooling": SHOWN,
         "pooling": POOLINGS,
         "preset": PRESETS,
         "protocols": PROTOCOLS,
         "recipe": RECIPES,
         "space.name": SPACES,
+        "spaces parts": PARTS,
+        "spaces spaces": SPACES,
         "split": ("all", "train", "val", "test"),
         "sweep settings": ("ratio", *settings),
     }

@@ -7,7 +7,7 @@ from pmae.cli.sweep import add_ray_options, ray_workers
 EXAMPLES = """examples:
   pmae paper --list                                                     every table and figure, with its cost
   pmae paper main --datasets cifar10 bloodmnist --epochs 100 --seeds 0 1 2 --out runs/paper
-  pmae paper ratio --recipe ours --ratios 0.1 0.2 0.4 --epochs 50 --set encoder.patch_size=8
+  pmae paper ratio --recipe masking --ratios 0.1 0.2 0.4 --epochs 50 --set encoder.patch_size=8
   pmae paper knn --runs results/runs --only-found                       from stored results, running nothing
 The same command again continues where it was stopped. An oracle's ratio is chosen on validation images (the val split,
 or a fifth of the training images where there is none), never on those of the final number.
@@ -28,12 +28,13 @@ def run(arguments: list[str]) -> None:
         settings_given(options.set),
         options.root,
         options.device,
+        tuple(options.methods),
     )
-    preset = options.preset or ("released" if options.recipe == "released" else "paper")
+    presets = tuple(options.preset or ["released" if options.recipe == "released" else "paper"])
     if options.list:
         from pmae.experiments.cost import cost_lines
 
-        print("\n".join(cost_lines(plan, preset, options.images_per_second)))
+        print("\n".join(cost_lines(plan, presets, options.images_per_second)))
         return
     wanted = items(options.names)
     from contextlib import nullcontext
@@ -43,7 +44,7 @@ def run(arguments: list[str]) -> None:
     from pmae.report.tables import to_markdown
 
     places, kinds = tuple(map(Path, options.runs)), tuple(options.protocols)
-    way = Way(Path(options.out), places, preset, kinds, options.head_epochs, options.only_found)
+    way = Way(Path(options.out), places, presets, kinds, options.head_epochs, options.only_found, options.pooling)
     with ray_workers(options) or nullcontext() as workers:
         for item in wanted:
             page, paths = reproduce(item, plan, way, workers)
@@ -72,12 +73,14 @@ def parser() -> argparse.ArgumentParser:
     add("names", nargs="*", help="tables and figures by the names that --list gives")
     add("--list", action="store_true", help="every table and figure with its runs, images seen and hours")
     add("--datasets", nargs="+", default=[], help="cifar10 tinyimagenet dermamnist bloodmnist pathmnist")
-    add("--recipe", default="paper", help="how to train: paper (the default), released or ours")
+    add("--methods", nargs="+", default=[], metavar="METHOD", help="only these rows: mae_std mae_oracle mae_random ...")
+    add("--recipe", default="paper", help="how to train: paper (the default), released, masking or ours")
     add("--epochs", type=int, help="epochs of pretraining, if not the recipe's")
     add("--seeds", nargs="+", type=int, default=[0], help="repetitions of pretraining and evaluation")
     add("--ratios", nargs="+", type=float, help="masking ratios to search; 0.1 to 0.9 if not given")
     add("--protocols", nargs="+", default=[], help="only these of linear mlp knn finetune")
-    add("--preset", help="how to evaluate: paper, released, plain or strong; the recipe's own if not given")
+    add("--preset", nargs="+", help="how to evaluate: paper, released, plain, strong; the recipe's own if not given")
+    add("--pooling", default="cls", help="which representation's accuracies to show: cls, as the paper does, or mean")
     add("--head-epochs", type=int, help="epochs of probes and fine-tuning, if not the preset's")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="further settings of all runs")
     add("--out", default="runs/paper", help="folder for tables, figures and, in runs/, the runs")

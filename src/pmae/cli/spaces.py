@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> None:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
     grid, places = grid_of(options), tuple(map(Path, options.runs))
-    way = Way(Path(options.out), places, options.preset, (), options.head_epochs, options.only_found)
+    way = Way(Path(options.out), places, (options.preset,), (), options.head_epochs, options.only_found)
     with ray_workers(options) or nullcontext() as workers:
         for part in options.parts or PARTS:
             drawn = part == "figures"

@@ -36,8 +36,9 @@ def run(arguments: list[str]) -> None:
     words = list(options.settings)
     if options.ratios:
         words = [word for word in words if word != RATIO] + [RATIO, *options.ratios]
-    workers = ray_workers(options)
-    trials, files = sweep(base, parse_grid(words, base), options.seeds, Path(options.out), options.search, workers)
+    workers, places = ray_workers(options), [Path(place) for place in options.runs]
+    grid, out = parse_grid(words, base), Path(options.out)
+    trials, files = sweep(base, grid, options.seeds, out, options.search, workers, places)
     print("\n".join([to_markdown(sweep_table(trials)), verdict(trials), *map(str, files)]))
 
 
@@ -83,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seeds", nargs="+", type=int, default=[0], help="repetitions; their validation accuracies are averaged")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="further settings of all runs")
     add("--out", default="runs/sweep", help="folder for table, plot and, in runs/, the runs")
+    add("--runs", nargs="+", default=[], help="more folders of runs to look in")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--search", default="grid", help="grid: all runs to their end; asha: only the best third of each rung goes on")
     add_ray_options(parser)

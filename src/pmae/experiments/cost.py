@@ -1,14 +1,20 @@
 """What a table or figure costs: runs, images seen, and hours at a stated speed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pmae.config import Config
-from pmae.derive import epochs_for, patch_for
-from pmae.evaluate.protocols import Protocols, only, preset
-from pmae.experiments.paper import ITEMS, Item, Plan, jobs_of, ratios_of
+from pmae.config_file import with_settings
+from pmae.derive import patch_for, resolve
+from pmae.evaluate.protocols import Protocols
+from pmae.experiments.paper import ITEMS, PAIRS, Item, Plan, jobs_of, ratios_of
+from pmae.experiments.presets import chosen
+from pmae.experiments.recipes import recipe
 
 SPEEDS = {"H200": 73_900.0, "2 CPU cores": 56.0}
 """Measured images a second while pretraining at 17 tokens an image: 32x32 in patches of 8, and one [CLS]."""
+SMALL = {"2 CPU cores": 1_830.0}
+"""The same with the small networks that are derived where there is no GPU: 479 a second at 65 tokens."""
 TOKENS = 17
 CHECKPOINTS = 10
 
@@ -47,10 +53,9 @@ class Cost:
         return Cost(self.runs + other.runs, self.images + other.images, self.work + other.work)
 
 
-def cost_of(item: Item, plan: Plan, preset_name: str = "paper") -> Cost:
-    """The cost of an item from nothing; runs that items share are counted in each."""
-    names = [preset_name] + ["plain"] * item.with_plain
-    passes = sum(_passes(only(preset(name), item.protocols)) for name in names)
+def cost_of(item: Item, plan: Plan, presets: Sequence[str] = ("paper",), gpu: bool = True) -> Cost:
+    """The cost of an item from nothing, with what is derived on a GPU or without; shared runs are counted in each."""
+    passes = sum(map(_passes, chosen(presets, item.protocols, item.with_plain, None)))
     passes *= CHECKPOINTS if item.every_epoch else 1
     jobs, cells, total = jobs_of(item, plan), item.cells(plan), Cost(0, 0.0, 0.0)
     for data in dict.fromkeys(cell.data for cell in cells):
@@ -58,19 +63,22 @@ def cost_of(item: Item, plan: Plan, preset_name: str = "paper") -> Cost:
         rows = [cell.row for cell in cells if cell.data == data]
         again = sum(row.ratio == "oracle" for row in rows) * (len(plan.seeds) - 1)
         scored = sum(1 if row.ratio == "oracle" else len(ratios_of(row, plan)) for row in rows) * len(plan.seeds)
-        images = DATA[data].images * ((len(made) + again) * _epochs(made[0]) + scored * passes)
+        images = DATA[data].images * ((len(made) + again) * _views(made[0], gpu) + scored * passes)
         total = total.plus(Cost(len(made) + again, images, images * _tokens(made[0]) / TOKENS))
     return total
 
 
-def cost_lines(plan: Plan, preset_name: str, speed: float | None) -> list[str]:
+def cost_lines(plan: Plan, presets: Sequence[str], speed: float | None) -> list[str]:
     """A line an item: name, paper's label, runs, images and hours; then what the hours rest on."""
-    speeds = {"this machine": speed} if speed else SPEEDS
+    speeds = {"this machine": speed} if speed else SPEEDS | (SMALL if _derives_networks(plan) else {})
     heads = "".join(f"{f'hours, {machine}':>20}" for machine in speeds)
     lines = [f"{'name':<16}{'runs':>6}{'images seen':>16}{heads}  title"]
     for item in ITEMS.values():
-        cost = cost_of(item, plan, preset_name)
-        hours = "".join(f"{_hours(cost.hours(value)):>20}" for value in speeds.values())
+        if plan.methods and not any(row.key in plan.methods for row in item.rows):
+            continue
+        cost = cost_of(item, plan, presets)
+        machines = [(name, cost_of(item, plan, presets, gpu=name not in SMALL)) for name in speeds]
+        hours = "".join(f"{_hours(each.hours(speeds[name])):>20}" for name, each in machines)
         lines.append(f"{item.name:<16}{cost.runs:>6}{_count(cost.images):>16}{hours}  {item.title}")
         lines.append(f"{'':<16}{item.labels}")
     stated = ", ".join(f"{value:,.0f} images/s ({machine})" for machine, value in speeds.items())
@@ -89,8 +97,18 @@ def _passes(protocols: Protocols) -> int:
     return heads + (1 if protocols.knn else 0) + (tune.epochs if tune else 0)
 
 
-def _epochs(config: Config) -> int:
-    return config.train.epochs or epochs_for(DATA[config.data.source].images)
+def _derives_networks(plan: Plan) -> bool:
+    """Whether recipe and settings leave the networks open, so that they are small where there is no GPU."""
+    config = with_settings(recipe(PAIRS[plan.recipe][0]), dict(plan.settings))
+    shape = (3, DATA["cifar10"].side, DATA["cifar10"].side)
+    return "encoder.width" in resolve(config, DATA["cifar10"].images, shape, gpu=False)[1]
+
+
+def _views(config: Config, gpu: bool) -> int:
+    """How often pretraining takes every image through the networks: epochs, twice where a second view is taken."""
+    data = DATA[config.data.source]
+    config, _ = resolve(config, data.images, (3, data.side, data.side), gpu=gpu)
+    return (config.train.epochs or 0) * (2 if config.objective.contrast else 1)
 
 
 def _tokens(config: Config) -> int:

@@ -1,11 +1,10 @@
 """Evaluations that a table needs: which of them results.json has, and doing the others."""
 
 import dataclasses
-from collections.abc import Sequence
 
 from pmae import api
 from pmae.config import replace
-from pmae.evaluate.protocols import Protocols, only, preset
+from pmae.evaluate.protocols import Protocols, only
 from pmae.experiments.jobs import splits
 from pmae.report.paper_cells import score_in
 from pmae.runs import Run
@@ -17,6 +16,11 @@ class Need:
 
     protocols: tuple[Protocols, ...]
     every_epoch: bool = False
+    pooling: str = "cls"
+    """Of what is scored, what is shown."""
+    device: str = "auto"
+    root: str = "data"
+    """Folder of the data on this machine."""
 
     def missing(self, run: Run) -> dict[Protocols, list[int]]:
         """For each set of protocols the epochs at which one of them is missing."""
@@ -27,9 +31,9 @@ class Need:
         """Whether a run has the numbers, or the checkpoints to get them."""
         return bool(run.checkpoints()) or not self.missing(run)
 
-    def meet(self, run: Run, seed: int, device: str, root: str) -> None:
+    def meet(self, run: Run) -> None:
         """Evaluate what is missing into the run's results.json."""
-        data = replace(run.config, data__root=root).data
+        data, seeds = replace(run.config, data__root=self.root).data, (run.config.train.seed,)
         for protocols, epochs in self.missing(run).items():
             lacking = [
                 kind for kind in api.kinds(protocols) if any(_lacks(run, only(protocols, [kind]), e) for e in epochs)
@@ -37,36 +41,13 @@ class Need:
             print(f"  {run.path.name}: {', '.join(lacking)} [{protocols.name}]", flush=True)
             wanted = only(protocols, lacking)
             api.evaluate(
-                run.path, wanted, splits(data), epochs, baselines=False, seeds=(seed,), device=device, figures=False
+                run.path, wanted, splits(data), epochs, baselines=False, seeds=seeds, device=self.device, figures=False
             )
 
     def _epochs(self, run: Run) -> list[int]:
         last = run.config.train.epochs or 0
         whole = [p.name.removeprefix("epoch_") for p in run.checkpoints()] if self.every_epoch else []
         return sorted({last, *(int(name) for name in whole if name.isdigit())})
-
-
-def needed(
-    preset_name: str, kinds: Sequence[str], with_plain: bool, every_epoch: bool, head_epochs: int | None
-) -> Need:
-    """What evaluating some kinds under a preset means, also without augmentation if asked."""
-    names = [preset_name, *(["plain"] if with_plain and preset_name != "plain" else [])]
-    return Need(tuple(only(shortened(preset(name), head_epochs), kinds) for name in names if kinds), every_epoch)
-
-
-def shortened(protocols: Protocols, epochs: int | None) -> Protocols:
-    """The same protocols with heads trained for fewer epochs, under a name that says so."""
-    if epochs is None:
-        return protocols
-    probe, tune = protocols.probe, protocols.finetune
-    return dataclasses.replace(
-        protocols,
-        name=f"{protocols.name}, {epochs} epochs",
-        probe=probe
-        and dataclasses.replace(probe, epochs=epochs, warmup_epochs=probe.warmup_epochs * epochs / probe.epochs),
-        finetune=tune
-        and dataclasses.replace(tune, epochs=epochs, warmup_epochs=tune.warmup_epochs * epochs / tune.epochs),
-    )
 
 
 def _lacks(run: Run, protocols: Protocols, epoch: int) -> bool:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pmae.experiments.evaluations import Need
-from pmae.experiments.jobs import Accept, InTurn, Workers, anything, carry_out, find_run
+from pmae.experiments.jobs import Here, InTurn, Workers, anything, carry_out, find_run
 from pmae.experiments.library import Job, Library, validation
 from pmae.experiments.paper import Cell, Item, Plan, job_of, ratios_of
 from pmae.runs import Run
 
-Get = Callable[[Sequence[Job], Accept], list[Run | None]]
+Get = Callable[[Sequence[Job], Need | None], list[Run | None]]
+"""A way to get the runs of jobs, evaluated as there is need; without a need any finished run will do."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,18 @@ class Filled:
     note: str = ""
 
 
-def run_missing(item: Item, folder: Path, library: Library, workers: Workers) -> Get:
-    """A way to get runs: those that are not found are pretrained."""
+def run_missing(item: Item, folder: Path, library: Library, workers: Workers | None) -> Get:
+    """A way to get runs: those that are not found are pretrained, here or by workers, and evaluated here.
 
-    def get(jobs: Sequence[Job], accept: Accept) -> list[Run | None]:
-        runs = carry_out(InTurn(jobs), folder, library, workers, accept, item.loosely)
+    Here a run is evaluated before the next one begins; workers are not kept waiting for that.
+    """
+
+    def get(jobs: Sequence[Job], need: Need | None) -> list[Run | None]:
+        meet, accept = (need.meet, need.can_be_met) if need else (lambda run: None, anything)
+        plan = InTurn(jobs) if workers else InTurn(jobs, meet)
+        runs = carry_out(plan, folder, library, workers or Here(), accept, item.loosely)
+        for run in runs.values() if workers else ():
+            meet(run)
         return [runs[job.config] for job in jobs]
 
     return get
@@ -40,11 +48,11 @@ def only_found(item: Item, library: Library) -> Get:
 
 
 def fill(item: Item, plan: Plan, get: Get, need: Need) -> list[Filled]:
-    """The runs of every cell; an oracle's ratio is first chosen on validation images, by runs of one seed."""
+    """The evaluated runs of every cell; an oracle's ratio is first chosen on validation images, by runs of one seed."""
     job = functools.partial(job_of, item, plan=plan)
     cells = item.cells(plan)
     searched = [(cell, r) for cell in cells if cell.row.ratio == "oracle" for r in plan.ratios]
-    tried = dict(zip(searched, get([job(c, r, plan.seeds[0]) for c, r in searched], anything), strict=True))
+    tried = dict(zip(searched, get([job(c, r, plan.seeds[0]) for c, r in searched], None), strict=True))
     wanted: list[tuple[Cell, float | None, str]] = []
     for cell in cells:
         if cell.row.ratio == "oracle":
@@ -54,7 +62,7 @@ def fill(item: Item, plan: Plan, get: Get, need: Need) -> list[Filled]:
         else:
             wanted += [(cell, ratio, "") for ratio in ratios_of(cell.row, plan)]
     jobs = [job(cell, ratio, seed) for cell, ratio, _ in wanted for seed in plan.seeds]
-    found, count = get(jobs, need.can_be_met), len(plan.seeds)
+    found, count = get(jobs, need), len(plan.seeds)
     groups = [found[k * count : (k + 1) * count] for k in range(len(wanted))]
     filled = [
         Filled(cell, ratio, tuple(run for run in group if run is not None), note)
@@ -74,9 +82,3 @@ def choose(cell: Cell, tried: dict[float, Run], planned: int) -> list[tuple[Cell
     if planned == 1:
         return [(cell, best, "the only ratio; no search")]
     return [(cell, best, f"best of {len(scores)} of {planned} ratios on validation images ({scores[best]:.1f}%)")]
-
-
-def evaluate(filled: Sequence[Filled], need: Need, plan: Plan) -> None:
-    """Score what is not in the results yet."""
-    for run in {run.path: run for one in filled for run in one.runs}.values():
-        need.meet(run, run.config.train.seed, plan.device, plan.root)

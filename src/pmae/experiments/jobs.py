@@ -58,9 +58,10 @@ class Workers(Protocol):
 
 
 class InTurn:
-    """A plan: all jobs to their end, one for each different configuration."""
+    """A plan: all jobs to their end, one for each different configuration; `then` is done to each run that ended."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], then: Callable[[Run], None] = lambda run: None) -> None:
+        self._then = then
         different = list({job.config: job for job in jobs}.values())
         self._tasks = [Task(job, f"[{number}/{len(different)}] {job.name}") for number, job in enumerate(different, 1)]
 
@@ -69,7 +70,8 @@ class InTurn:
         return self._tasks.pop(0) if self._tasks else None
 
     def ended(self, task: Task, run: Run) -> None:
-        """Nothing follows from it."""
+        """What is to be done then, before another run begins here: a command that is killed leaves whole results."""
+        self._then(run)
 
 
 class Here:

@@ -18,7 +18,7 @@ from pmae.runs import Run
 FREE = frozenset(
     {
         "data.root", "data.keep_on", "train.device", "train.engine", "train.log_every", "train.checkpoint_every",
-        "train.keep", "probe.every", "probe.data",
+        "train.keep", "train.track", "train.shard", "train.deterministic", "probe.every", "probe.data",
     }
 )  # fmt: skip
 """Settings that say where and how a run is made or watched, not what it learns."""

@@ -8,7 +8,16 @@ from pmae import api
 from pmae.experiments.evaluations import Need
 from pmae.experiments.fill import Filled
 from pmae.experiments.paper import Item
-from pmae.report import charts, galleries, paper_bars, paper_cells, paper_curves, paper_pictures, published
+from pmae.report import (
+    charts,
+    galleries,
+    paper_bars,
+    paper_cells,
+    paper_curves,
+    paper_pictures,
+    paper_ratio,
+    published,
+)
 from pmae.report.contents import Contents, load
 from pmae.report.figures import save_drawing
 from pmae.report.paper_cells import Measured, epochs_scored, measure
@@ -57,10 +66,10 @@ def notes_of(filled: Sequence[Filled]) -> list[str]:
 
 def _measured(filled: Sequence[Filled], need: Need) -> list[Measured]:
     """Every protocol and preset of every filled cell, protocols outermost as in the paper."""
-    wanted = [(kind, protocols.name) for protocols in need.protocols for kind in api.kinds(protocols)]
+    wanted = [(kind, protocols.name, need.pooling) for protocols in need.protocols for kind in api.kinds(protocols)]
     return [
-        measure(one.runs, (one.cell.data, one.cell.row.key), kind, name, one.ratio, one.note)
-        for kind, name in wanted
+        measure(one.runs, (one.cell.data, one.cell.row.key), how, one.ratio, one.note)
+        for how in wanted
         for one in filled
     ]
 
@@ -73,19 +82,21 @@ def _table(item: Item, filled: Sequence[Filled], need: Need) -> Page:
 
 def _ratio(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     cells = _measured(filled, need)
-    tables = [paper_curves.ratio_table(cells), paper_cells.comparison("ratio-cells", item.title, cells)]
-    return Page(tables, [paper_curves.ratio_curves(cells)])
+    tables = [paper_ratio.ratio_grid(cells), paper_ratio.ratio_table(cells)]
+    tables.append(paper_cells.comparison("ratio-cells", item.title, cells))
+    return Page(tables, [paper_ratio.ratio_curves(cells)])
 
 
 def _spread(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     over = paper_bars.over_ratios(_measured(filled, need))
-    return Page([paper_bars.spread_table(over)], [paper_bars.spread_bars(over)])
+    return Page([paper_bars.spread_table(over)], [paper_bars.spread_bars(over, need.protocols[0].name)])
 
 
 def _epochs(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     name = need.protocols[0].name
+    how = ("linear", name, need.pooling)
     cells = [
-        measure(one.runs, (one.cell.data, one.cell.row.key), "linear", name, one.ratio, one.note, epoch)
+        measure(one.runs, (one.cell.data, one.cell.row.key), how, one.ratio, one.note, epoch)
         for one in filled
         for epoch in sorted({epoch for run in one.runs for epoch in epochs_scored(run, "linear", name)})
     ]

@@ -17,7 +17,12 @@ from pmae.experiments.recipes import recipe
 DATASETS = ("cifar10", "tinyimagenet", "dermamnist", "bloodmnist", "pathmnist")
 MEDICAL = ("dermamnist", "pathmnist", "bloodmnist")
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-PAIRS = {"paper": ("paper", "mae"), "released": ("released", "mae_released"), "ours": ("ours", "mae_ours")}
+PAIRS = {
+    "paper": ("paper", "mae"),
+    "released": ("released", "mae_released"),
+    "masking": ("masking", "mae_masking"),
+    "ours": ("ours", "mae_ours"),
+}
 """For each way to train, the recipes of PMAE and of MAE."""
 
 Ratio = float | Literal["oracle", "random", "every"]
@@ -65,8 +70,13 @@ class Plan:
     """Further settings by dotted name, as text."""
     root: str = "data"
     device: str = "auto"
+    methods: tuple[str, ...] = ()
+    """Rows to keep, by their names among the published numbers; all if empty."""
 
     def __post_init__(self) -> None:
+        for name in self.methods:
+            if name not in ROWS:
+                raise unknown_name("methods", name, ROWS)
         if self.recipe not in PAIRS:
             raise unknown_name("recipe", self.recipe, PAIRS)
         for name in self.datasets:
@@ -100,7 +110,11 @@ class Item:
 
     def cells(self, plan: Plan) -> list[Cell]:
         """Its cells on the chosen data sets, one data set after the other."""
-        return [Cell(row, data) for data in plan.datasets or self.datasets for row in self.rows]
+        rows = [row for row in self.rows if not plan.methods or row.key in plan.methods]
+        if self.rows and not rows:
+            known = ", ".join(dict.fromkeys(row.key for row in self.rows))
+            raise UserError(f"methods of {self.name!r} must be among {known}, got {', '.join(plan.methods)}")
+        return [Cell(row, data) for data in plan.datasets or self.datasets for row in rows]
 
 
 def ratios_of(row: Row, plan: Plan) -> tuple[float | None, ...]:
@@ -172,10 +186,10 @@ _LISTED = (
          "masks", (Row("mae", 0.75), Row("mae", "random"), Row("pmae", 0.2), Row("pmae", "random")), ("cifar10",),
          epochs=1, loosely=True),
     Item("ratio", "Accuracy against the masking ratio", "Figure 5 left and Figure 19 (fig:mae_hyperparameters, "
-         "fig:pmae_masking_ratio_combined)", "ratio", (*EVERY, Row("pmae", "every", "pixels")), protocols=("linear",),
-         with_plain=True),
+         "fig:pmae_masking_ratio_combined)", "ratio", (*EVERY, Row("pmae", "every", "pixels"), *MAIN[3:]),
+         protocols=("linear", "knn"), with_plain=True),
     Item("epochs", "Accuracy against the epochs of pretraining", "Figure 5 right and Figures 13 to 17 "
-         "(fig:mae_hyperparameters, app_fig:performance_curve)", "epochs", MAIN[1:3], protocols=("linear",),
+         "(fig:mae_hyperparameters, app_fig:performance_curve)", "epochs", MAIN[:3], protocols=("linear",),
          every_epoch=True),
     Item("spread", "Mean and standard error over masking ratios", "Figure 6 (fig:stability)", "spread", EVERY,
          protocols=("linear",)),
@@ -189,3 +203,5 @@ _LISTED = (
          (Row("mae", 0.75), Row("pmae", 0.1)), ("cifar10",), epochs=1000),
 )  # fmt: skip
 ITEMS = {item.name: item for item in _LISTED}
+ROWS = tuple(dict.fromkeys(row.key for item in _LISTED for row in item.rows))
+"""The rows of all items by their names among the published numbers; a ratio of one's own stands with the oracle's."""

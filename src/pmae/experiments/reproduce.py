@@ -6,18 +6,20 @@ from pathlib import Path
 
 from pmae.config import replace
 from pmae.config_file import with_settings
-from pmae.errors import UserError, unknown_name
+from pmae.errors import UserError, require, unknown_name
 from pmae.evaluate.protocols import PROTOCOLS, preset
-from pmae.experiments.evaluations import needed, shortened
-from pmae.experiments.fill import Filled, evaluate, fill, only_found, run_missing
-from pmae.experiments.jobs import Here, Workers
+from pmae.experiments.evaluations import Need
+from pmae.experiments.fill import fill, only_found, run_missing
+from pmae.experiments.jobs import Workers
 from pmae.experiments.library import Library
 from pmae.experiments.pages import Page, notes_of, page_of, write_page
 from pmae.experiments.paper import PAIRS, Item, Plan
+from pmae.experiments.presets import chosen, shortened
 from pmae.experiments.recipes import recipe
 from pmae.experiments.settings import settings_table
 from pmae.report.tables import Table
 
+SHOWN = ("cls", "mean")
 SCHEME = (
     "these figures are drawings of the method, not measurements: the method is one screen of code, pmae/method.py, and "
     "`pmae paper reconstructions` shows the same stages on images"
@@ -32,13 +34,22 @@ class Way:
     """Folder of the item's files; runs are made in `runs` below it."""
     places: tuple[Path, ...] = ()
     """More folders of runs to look in."""
-    preset: str = "paper"
+    presets: tuple[str, ...] = ("paper",)
     kinds: tuple[str, ...] = ()
     """Protocols to keep of the item's own; all if empty."""
     head_epochs: int | None = None
     """Epochs of probes and fine-tuning; the preset's own if not given."""
     only_found: bool = False
     """Take the runs and results that are there, and run nothing."""
+    pooling: str = "cls"
+    """Which representation's accuracies to show: the paper's, or the mean of the patch tokens."""
+
+    def __post_init__(self) -> None:
+        if self.pooling not in SHOWN:
+            raise unknown_name("pooling", self.pooling, SHOWN)
+        require(len(set(self.presets)) == len(self.presets) > 0, "preset", "one or more, no two alike", self.presets)
+        for name in self.presets:
+            preset(name)
 
 
 def reproduce(item: Item, plan: Plan, way: Way, workers: Workers | None = None) -> tuple[Page, list[Path]]:
@@ -48,13 +59,12 @@ def reproduce(item: Item, plan: Plan, way: Way, workers: Workers | None = None) 
     if item.kind == "settings":
         page = Page([_settings(plan, way)])
         return page, write_page(item, page, [], way.out)
-    need = needed(way.preset, kept(item, way.kinds), item.with_plain, item.every_epoch, way.head_epochs)
+    protocols = chosen(way.presets, kept(item, way.kinds), item.with_plain, way.head_epochs)
+    need = Need(protocols, item.every_epoch, way.pooling, plan.device, plan.root)
     folder = way.out / "runs"
     library = Library([folder, *way.places])
-    get = only_found(item, library) if way.only_found else run_missing(item, folder, library, workers or Here())
-    filled: list[Filled] = fill(item, plan, get, need)
-    if not way.only_found:
-        evaluate(filled, need, plan)
+    get = only_found(item, library) if way.only_found else run_missing(item, folder, library, workers)
+    filled = fill(item, plan, get, need)
     page = page_of(item, filled, need)
     return page, write_page(item, page, notes_of(filled), way.out)
 
@@ -74,5 +84,5 @@ def _settings(plan: Plan, way: Way) -> Table:
     base = recipe(PAIRS[plan.recipe][0])
     base = replace(base, train__epochs=plan.epochs) if plan.epochs else base
     config = with_settings(base, dict(plan.settings))
-    protocols = shortened(preset(way.preset), way.head_epochs)
+    protocols = shortened(preset(way.presets[0]), way.head_epochs)
     return settings_table(config, protocols, f"recipe {plan.recipe}, preset {protocols.name}")

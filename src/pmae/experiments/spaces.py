@@ -10,12 +10,13 @@ from pmae.config import Config, DataConfig, replace
 from pmae.config_file import with_settings
 from pmae.derive import patch_for
 from pmae.errors import require, unknown_name
-from pmae.experiments.evaluations import Need, needed
+from pmae.experiments.evaluations import Need
 from pmae.experiments.fill import only_found, run_missing
-from pmae.experiments.jobs import Here, Workers, anything, splits
+from pmae.experiments.jobs import Workers, splits
 from pmae.experiments.library import Job, Library
 from pmae.experiments.pages import Page
 from pmae.experiments.paper import Item
+from pmae.experiments.presets import chosen
 from pmae.experiments.recipes import recipe
 from pmae.experiments.reproduce import Way
 from pmae.report.spaces import run_row, run_table
@@ -69,7 +70,7 @@ class Grid:
         height, width = self.shape[1:]
         patch = PATCH if height % PATCH == width % PATCH == 0 else patch_for(height, width)
         base = replace(
-            recipe("mae_ours" if is_mae(space) else "ours"),
+            recipe("mae_masking" if is_mae(space) else "masking"),
             encoder__patch_size=patch,
             decoder__name="small",
             train__epochs=self.epochs,
@@ -126,22 +127,14 @@ def grid_jobs(grid: Grid) -> dict[Place, list[Job]]:
 
 
 def table_page(grid: Grid, way: Way, workers: Workers | None = None) -> Page:
-    """Run what is missing, here or by `workers`, evaluate what is not evaluated, and compare.
-
-    Here, a space is evaluated before the next one is trained, so that a command that is killed leaves whole rows.
-    """
+    """Run what is missing, here or by `workers`, evaluate what is not evaluated, and compare."""
     cells, folder = grid_jobs(grid), way.out / "runs"
-    need = needed(way.preset, KINDS, False, False, way.head_epochs)
+    need = Need(chosen(way.presets, KINDS, False, way.head_epochs), device=grid.device, root=grid.data.root)
     library = Library([folder, *way.places])
-    get = only_found(ITEM, library) if way.only_found else run_missing(ITEM, folder, library, workers or Here())
+    get = only_found(ITEM, library) if way.only_found else run_missing(ITEM, folder, library, workers)
     labelled = splits(grid.data).train.labels is not None
-    runs: dict[Place, list[Run]] = {}
-    for part in [grid.spaces] if workers else [(space,) for space in grid.spaces]:
-        places = [place for place in cells if place[0] in part]
-        found = iter(get([job for place in places for job in cells[place]], need.can_be_met if labelled else anything))
-        runs |= {place: [run for run in islice(found, len(cells[place])) if run is not None] for place in places}
-        for run in [run for place in places for run in runs[place]] if labelled and not way.only_found else []:
-            need.meet(run, run.config.train.seed, grid.device, grid.data.root)
+    found = iter(get([job for jobs in cells.values() for job in jobs], need if labelled else None))
+    runs = {place: [run for run in islice(found, len(jobs)) if run is not None] for place, jobs in cells.items()}
     return Page([_table(grid, runs, need)])
 
 

@@ -14,7 +14,7 @@ from pmae.experiments.library import Job, Library
 from pmae.report.figures import save_drawing
 from pmae.report.sweeps import Trial, sweep_plot, sweep_table, trial_of, verdict
 from pmae.report.tables import to_csv, to_markdown
-from pmae.runs import write_text
+from pmae.runs import disk_errors, write_text
 
 RATIO = "ratio"
 """A short name for the masked share, whichever of the two the masking space takes."""
@@ -60,13 +60,14 @@ def sweep(
     out: Path,
     search: str = "grid",
     workers: AbstractContextManager[Workers] | None = None,
+    places: Sequence[Path] = (),
 ) -> tuple[list[Trial], list[Path]]:
-    """Run the grid, by `workers` or here, reusing what is there; returns the trials and the files it wrote."""
+    """Run the grid, by `workers` or here, reusing what is there or in `places`; returns trials and files it wrote."""
     planned, folder = grid_jobs(base, grid, seeds), out / "runs"
     plan = plan_of(search, [job for _, jobs in planned for job in jobs])
     # Entered when all settings are checked: a cluster takes a while to meet.
     with workers or nullcontext(Here()) as hands:
-        runs = carry_out(plan, folder, Library([folder]), hands)
+        runs = carry_out(plan, folder, Library([folder, *places]), hands)
     trials = [trial_of(chosen, [runs[job.config] for job in jobs]) for chosen, jobs in planned]
     return trials, _write(trials, out)
 
@@ -81,6 +82,8 @@ def plan_of(search: str, jobs: Sequence[Job]) -> Plan:
 def _write(trials: Sequence[Trial], out: Path) -> list[Path]:
     table = sweep_table(trials)
     files = {"sweep.csv": to_csv(table), "sweep.md": f"{to_markdown(table)}\n{verdict(trials)}\n"}
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_text(out / name, text)
     drawings = [sweep_plot(trials)] if any(trial.validation is not None for trial in trials) else []

@@ -120,8 +120,9 @@ def gallery(
     axes = figure.add_axes((left / WIDTH, bottom / total, across / WIDTH, down / total))
     axes.imshow(made.image, interpolation="none", aspect="auto")
     axes.set_axis_off()
+    above = -0.5 - 0.09 * height / down
     for centre, title in zip(made.columns, columns, strict=True):
-        axes.text(centre, -0.5 - 0.06 * height / down, title, ha="center", va="bottom", fontsize=8.5, linespacing=1.15)
+        axes.text(centre, above, title, ha="center", va="baseline", fontsize=8.5, linespacing=1.15)
     for centre, label in zip(made.rows, labels or [], strict=False):
         axes.text(-0.5 - 0.05 * width / across, centre, label.replace(" ", "\n"), ha="right", va="center", fontsize=8.5)
     if not strip:

@@ -21,25 +21,28 @@ class Over:
 
     data: str
     method: str
+    preset: str
     count: int
     mean: float | None
     error: float | None
 
 
 def over_ratios(cells: Sequence[Measured]) -> list[Over]:
-    """One a data set and method; the standard error needs two ratios."""
+    """One a data set, method and preset; the standard error needs two ratios."""
     made = []
     for data, found in by_data(cells).items():
-        for (method, _), line in lines(found).items():
+        for (method, preset), line in lines(found).items():
             values = [cell.value for cell in line if cell.value is not None]
             error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-            made.append(Over(data, method, len(values), statistics.fmean(values) if values else None, error))
+            mean = statistics.fmean(values) if values else None
+            made.append(Over(data, method, preset, len(values), mean, error))
     return made
 
 
 @styled
-def spread_bars(over: Sequence[Over]) -> Drawing:
-    """Mean over ratios as bars, standard errors as lines, MAE beside PMAE for each data set."""
+def spread_bars(over: Sequence[Over], preset: str) -> Drawing:
+    """Mean over ratios as bars, standard errors as lines, MAE beside PMAE for each data set, under one preset."""
+    over = [one for one in over if one.preset == preset]
     datasets = list(dict.fromkeys(one.data for one in over))
     figure, (axes,) = panels([0.7 + 0.55 * len(datasets)])
     for one in over:
@@ -62,8 +65,9 @@ def spread_table(over: Sequence[Over]) -> Table:
     rows: list[list[Cell]] = []
     for one in over:
         error = None if one.error is None else f"{one.error:.2f}"
-        rows.append([published.paper()["data"][one.data], LOOKS[one.method][0], str(one.count), one.mean, error])
-    header = ["data", "method", "ratios", "mean accuracy", "standard error"]
+        where: list[Cell] = [published.paper()["data"][one.data], LOOKS[one.method][0], one.preset, str(one.count)]
+        rows.append([*where, one.mean, error])
+    header = ["data", "method", "preset", "ratios", "mean accuracy", "standard error"]
     note = f"The paper: {published.paper()['claims']['spread']}; it prints a figure and no numbers."
     return Table("spread-comparison", "Spread over masking ratios: ours", header, rows, note)
 

@@ -9,6 +9,8 @@ from pmae.report.scores import PROTOCOLS, Score, primary, scores_of
 from pmae.report.tables import NOTHING, Cell, Table
 from pmae.runs import Run
 
+FEATURES = {"cls": "[CLS]", "mean": "the mean of the patch tokens"}
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -19,6 +21,7 @@ class Measured:
     """Key among the published methods."""
     protocol: str
     preset: str
+    pooling: str
     ratio: float | None
     """The share that was hidden; None if it was random, or no run says."""
     values: tuple[float, ...] = ()
@@ -59,9 +62,11 @@ class Measured:
         return None if self.value is None or self.published is None else self.value - self.published
 
 
-def score_in(run: Run, protocol: str, preset: str, split: str, epoch: int) -> Score | None:
-    """The score of a run's encoder at an epoch, on its own data; [CLS] where it has one; None if it is not there."""
-    return next((s for s in _scores(run, protocol, preset) if (s.split, s.epoch) == (split, epoch)), None)
+def score_in(
+    run: Run, protocol: str, preset: str, split: str, epoch: int, pooling: str = "cls"
+) -> Score | None:  # fmt: skip
+    """The score of a run's encoder at an epoch, on its own data; of another pooling where it has not this one."""
+    return next((s for s in _scores(run, protocol, preset, pooling) if (s.split, s.epoch) == (split, epoch)), None)
 
 
 def epochs_scored(run: Run, protocol: str, preset: str) -> list[int]:
@@ -69,24 +74,27 @@ def epochs_scored(run: Run, protocol: str, preset: str) -> list[int]:
     return [score.epoch for score in _scores(run, protocol, preset) if score.split == "test"]
 
 
-def _scores(run: Run, protocol: str, preset: str) -> list[Score]:
+def _scores(run: Run, protocol: str, preset: str, pooling: str = "cls") -> list[Score]:
     name = run.environment["data"]["name"]
     found = [s for s in scores_of(run.results.get("evaluation", {})) if not s.is_baseline and s.data == name]
-    return [s for s in primary(found) if (s.protocol, s.preset) == (protocol, preset)]
+    order = (pooling, *(other for other in ("cls", "mean") if other != pooling))
+    return [s for s in primary(found, order) if (s.protocol, s.preset) == (protocol, preset)]
 
 
 def measure(
-    runs: Sequence[Run], cell: tuple[str, str], protocol: str, preset: str, ratio: float | None, note: str = "",
+    runs: Sequence[Run], cell: tuple[str, str], how: tuple[str, str, str], ratio: float | None, note: str = "",
     epoch: int | None = None,
 ) -> Measured:  # fmt: skip
-    """What the runs of a cell (data, method) say about one protocol, at their last epoch or a given one."""
+    """What the runs of a cell (data, method) say, scored in some way (protocol, preset, pooling), at their last epoch
+    or a given one."""
+    protocol, preset, pooling = how
     at = [(run, (run.config.train.epochs or 0) if epoch is None else epoch) for run in runs]
-    test, val = ([score_in(run, protocol, preset, split, e) for run, e in at] for split in ("test", "val"))
+    test, val = ([score_in(run, protocol, preset, split, e, pooling) for run, e in at] for split in ("test", "val"))
     found = [(run, score) for (run, _), score in zip(at, test, strict=True) if score]
     diverged = [run.path.name for run, score in found if score.accuracy.value is None]
     quick = [q for run in runs if (q := run.results.get("pretrain", {}).get("linear")) is not None]
     return Measured(
-        *cell, protocol, preset, ratio,
+        *cell, protocol, preset, found[0][1].pooling if found else pooling, ratio,
         values=_known(test),
         heads=found[0][1].spread if len(found) == 1 else None,
         on_val=_mean(_known(val)),
@@ -99,24 +107,31 @@ def measure(
 
 def grid(name: str, title: str, cells: Sequence[Measured]) -> Table:
     """The paper's layout: a row a protocol and method, a column a data set, ours with the published in brackets."""
-    by_place = {(c.protocol, c.method, c.data): c for c in cells}
-    rows = list(dict.fromkeys((c.protocol, c.method) for c in cells))
-    datasets = list(dict.fromkeys(c.data for c in cells))
-    titles = published.paper()
-    body: list[list[Cell]] = [
-        [PROTOCOLS[protocol], titles["methods"][method], *(_shown(by_place[protocol, method, d]) for d in datasets)]
-        for protocol, method in rows
-    ]
+    by_place = {(c.protocol, c.preset, c.method, c.data): c for c in cells}
+    rows = list(dict.fromkeys((c.protocol, c.preset, c.method) for c in cells))
+    datasets, titles = list(dict.fromkeys(c.data for c in cells)), published.paper()
+    several = len({c.preset for c in cells}) > 1
+    body: list[list[Cell]] = []
+    for protocol, preset, method in rows:
+        named: list[Cell] = [PROTOCOLS[protocol], *[preset] * several, titles["methods"][method]]
+        body.append([*named, *(_shown(by_place[protocol, preset, method, data]) for data in datasets)])
     missing = sum(c.value is None for c in cells)
     note = f"Test accuracy in %, ours ± its spread, and the published number in brackets; {NOTHING} is not measured yet"
     note += f" ({missing} of {len(cells)} cells)." if missing else "."
-    return Table(name, title, ["protocol", "method", *(titles["data"][d] for d in datasets)], body, note)
+    header = ["protocol", *["preset"] * several, "method", *(titles["data"][d] for d in datasets)]
+    return Table(name, title, header, body, f"{note} {features_of(cells)}".strip())
+
+
+def features_of(cells: Sequence[Measured]) -> str:
+    """Which representation the accuracies are of, in words."""
+    frozen = {cell.pooling for cell in cells if cell.protocol != "finetune"}
+    return f"Frozen features are {' or '.join(FEATURES.get(name, name) for name in sorted(frozen))}." if frozen else ""
 
 
 def comparison(name: str, title: str, cells: Sequence[Measured]) -> Table:
     """A row a cell: the published number beside ours, their difference, and where ours comes from."""
     header = ["data", "protocol", "method", "hidden", "published", "ours", "difference", "spread", "spread over"]
-    header += ["ours on val", "preset", "epochs", "runs", "note"]
+    header += ["ours on val", "preset", "features", "epochs", "runs", "note"]
     return Table(f"{name}-comparison", f"{title}: published and ours", header, [_row(c) for c in cells], _source(cells))
 
 
@@ -136,7 +151,7 @@ def _row(cell: Measured) -> list[Cell]:
     exact = (cell.published, cell.value, cell.difference, cell.spread, cell.on_val)
     paper, ours, difference, spread, on_val = (None if number is None else round(number, 6) for number in exact)
     numbers: list[Cell] = [paper, ours, difference, spread, cell.over, on_val]
-    return where + numbers + [cell.preset, str(cell.epoch or ""), " ".join(cell.runs), cell.note]
+    return where + numbers + [cell.preset, cell.pooling, str(cell.epoch or ""), " ".join(cell.runs), cell.note]
 
 
 def _source(cells: Sequence[Measured]) -> str:

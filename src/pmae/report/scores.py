@@ -89,9 +89,8 @@ def scores_of(evaluation: dict[str, Any]) -> list[Score]:
     return sorted(found, key=lambda s: BASELINES.index(s.label) if s.is_baseline else -1)
 
 
-def primary(scores: Sequence[Score]) -> list[Score]:
+def primary(scores: Sequence[Score], order: Sequence[str] = ("cls", "mean")) -> list[Score]:
     """For each label, preset, protocol and split the pooling that counts, fixed beforehand: no test set chose it."""
-    order = ["cls", "mean"]
     kept: dict[tuple[str, ...], Score] = {}
     for score in sorted(scores, key=lambda s: order.index(s.pooling) if s.pooling in order else len(order)):
         kept.setdefault((score.label, score.preset, score.protocol, score.split), score)

@@ -1,0 +1,125 @@
+"""The paper's figure of accuracy against the masking ratio, and its numbers, drawn from cells."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pmae.report import published
+from pmae.report.paper_cells import Measured, features_of
+from pmae.report.paper_curves import LOOKS, by_data, legend, lines, plot, published_levels
+from pmae.report.scores import PROTOCOLS
+from pmae.report.style import Drawing, panels, styled
+from pmae.report.tables import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RANDOM = 101
+"""Where a ratio that is drawn anew for each batch stands on the axis of shares in percent."""
+
+
+@styled
+def ratio_curves(cells: Sequence[Measured]) -> Drawing:
+    """Linear probes against the masked share: a panel a data set and preset, a line a method."""
+    cells = [cell for cell in cells if cell.protocol == "linear"]
+    groups = {
+        (data, preset): line for data, found in by_data(cells).items() for preset, line in _presets(found).items()
+    }
+    figure, axes = panels([2.2] * len(groups))
+    for panel, ((data, preset), found) in zip(axes, groups.items(), strict=True):
+        for (family, _), line in families(found).items():
+            _draw_line(panel, family, line)
+        if augmented(preset):
+            published_levels(panel, [cell for cell in found if cell.ratio is not None])
+        kind = f"preset {preset}, {'' if augmented(preset) else 'not '}augmented"
+        panel.set(title=f"{published.paper()['data'][data]} (%), {kind}", xlim=(6, RANDOM + 5))
+        panel.set_xticks([*range(10, 100, 10), RANDOM], labels=[*map(str, range(10, 100, 10)), "random"])
+        panel.margins(y=0.12)
+    axes[-1].set_xlabel("hidden: % of patches (MAE), % of variance (PMAE)")
+    legend(figure, axes, ncols=3)
+    caption = (
+        "Test accuracy of a linear probe against the share that is hidden; on the right a share drawn anew for each "
+        "batch. A ring is the ratio that is best on validation images, which are no test images; a dotted line is the "
+        "paper's best (oracle) in the colour of its method, whose probes are augmented. Bars are deviations between "
+        f"runs, or between the heads of one run. {features_of(cells)}"
+    )
+    return Drawing("ratio", "Accuracy against the masking ratio", caption, figure)
+
+
+def ratio_grid(cells: Sequence[Measured]) -> Table:
+    """A row a data set, protocol, preset and method: the accuracy at every ratio, and at a random one."""
+    ratios = sorted({cell.ratio for cell in cells if cell.ratio is not None})
+    rows: list[list[Cell]] = []
+    for data, found in by_data(cells).items():
+        for protocol in dict.fromkeys(cell.protocol for cell in found):
+            for (family, preset), line in families([c for c in found if c.protocol == protocol]).items():
+                row: list[Cell] = [published.paper()["data"][data], PROTOCOLS[protocol], preset, LOOKS[family][0]]
+                at = {cell.ratio: cell.value for cell in line}
+                rows.append([*row, *(at.get(ratio) for ratio in (*ratios, None))])
+    header = ["data", "protocol", "preset", "method", *(f"{ratio:.0%}" for ratio in ratios), "random"]
+    note = f"Test accuracy in % by hidden share: of patches (MAE), of the variance (PMAE). {features_of(cells)}"
+    return Table("ratio-grid", "Accuracy against the masking ratio", header, rows, note)
+
+
+def ratio_table(cells: Sequence[Measured]) -> Table:
+    """A row a data set, method and preset: the ratio that validation chooses, the accuracy there and the paper's."""
+    header = ["data", "method", "preset", "ratios run", "best ratio by validation", "accuracy there", "published best"]
+    header += ["difference", "accuracy at 20%", "best of all ratios on test"]
+    rows: list[list[Cell]] = []
+    for data, found in by_data([cell for cell in cells if cell.protocol == "linear"]).items():
+        for (method, preset), line in lines([cell for cell in found if cell.ratio is not None]).items():
+            best = chosen(line)
+            known = [cell.value for cell in line if cell.value is not None]
+            fifth = next((cell.value for cell in line if cell.ratio == 0.2), None)
+            row: list[Cell] = [published.paper()["data"][data], LOOKS[method][0], preset, str(len(known))]
+            row += [None, None, None, None] if best is None else _choice(best)
+            rows.append([*row, fifth, max(known, default=None)])
+    note = (
+        f"The paper: {published.paper()['claims']['ratio']}. Its best ratios are not printed; its best accuracies are."
+    )
+    return Table("ratio-comparison", "Masking ratio: published and ours", header, rows, note)
+
+
+def families(cells: Sequence[Measured]) -> dict[tuple[str, str], list[Measured]]:
+    """Cells by method and preset, a random ratio among the fixed ones of its method."""
+    found: dict[tuple[str, str], list[Measured]] = {}
+    for cell in cells:
+        found.setdefault((cell.method.replace("_random", "_oracle"), cell.preset), []).append(cell)
+    return found
+
+
+def chosen(line: Sequence[Measured]) -> Measured | None:
+    """The cell whose quick probe on validation images is best, among those of one ratio that were measured."""
+    known = [cell for cell in line if cell.ratio is not None and cell.validation is not None and cell.value is not None]
+    return max(known, key=lambda cell: cell.validation or 0, default=None)
+
+
+def augmented(preset: str) -> bool:
+    """Whether a preset trains its probes on crops, as the paper does."""
+    return preset.startswith(("paper", "released"))
+
+
+def _presets(cells: Sequence[Measured]) -> dict[str, list[Measured]]:
+    found: dict[str, list[Measured]] = {}
+    for cell in cells:
+        found.setdefault(cell.preset, []).append(cell)
+    return found
+
+
+def _draw_line(axes: "Axes", family: str, line: Sequence[Measured]) -> None:
+    """A line through the fixed ratios, a point beside it for the random one, a ring around what validation chooses."""
+    name, colour, marker = LOOKS[family]
+    known = [cell for cell in line if cell.value is not None]
+    points = [(100 * (cell.ratio or 0), cell.value or 0.0, cell.spread or 0.0) for cell in known]
+    fixed = [point for point, cell in zip(points, known, strict=True) if cell.ratio is not None]
+    drawn = [(RANDOM, *point[1:]) for point, cell in zip(points, known, strict=True) if cell.ratio is None]
+    plot(axes, fixed, label=name, color=colour, marker=marker)
+    plot(axes, drawn, color=colour, marker=marker, linestyle="none")
+    best = chosen(line)
+    if best is not None and best.ratio is not None and best.value is not None:
+        axes.plot(100 * best.ratio, best.value, "o", markersize=10, markerfacecolor="none", markeredgecolor=colour)
+
+
+def _choice(best: Measured) -> list[Cell]:
+    ratio = None if best.ratio is None else f"{best.ratio:g}"
+    # The published best was found with augmentation on: it says nothing about probes without.
+    return [ratio, best.value, *([best.published, best.difference] if augmented(best.preset) else [None, None])]

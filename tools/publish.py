@@ -1,0 +1,72 @@
+"""Copy the small files of finished runs into results/runs, compactly: python tools/publish.py RUN...
+
+Settings, environment, results, and one line of metrics an epoch, or every few epochs of long runs; data in `data/`.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from shelf import RUNS, kind_of
+
+from pmae.config import replace
+from pmae.config_file import to_dict
+from pmae.errors import UserError
+from pmae.experiments.library import finished
+from pmae.runs import Run, write_json, write_text
+
+SHORT = {
+    "paper": "paper", "mae": "paper", "kmae": "paper", "released": "released", "mae_released": "released",
+    "ours": "contrast", "mae_ours": "contrast",
+}  # fmt: skip
+"""What a folder's name says of a recipe; nothing of masking alone."""
+LINES = 100
+"""How many epochs of a run keep a line of metrics."""
+
+
+def publish(run: Run, place: Path = RUNS) -> Path:
+    """Write a run's folder below `place`, named after what it is; a run of the same settings takes its place."""
+    if not finished(run):
+        raise UserError(f"run must have come to its end to be published, got {str(run.path)!r}")
+    folder = place / name_of(run)
+    if folder.exists() and kind_of(Run(folder)) != kind_of(run):
+        raise UserError(f"{str(folder)!r} holds a run of other settings; rename it first")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "environment.json", run.environment)
+    write_text(folder / "results.json", _compact(run.results) + "\n")
+    write_text(folder / "metrics.jsonl", "".join(f"{_compact(line)}\n" for line in thinned(run)))
+    write_json(folder / "config.json", to_dict(replace(run.config, data__root="data")))
+    return folder
+
+
+def name_of(run: Run) -> str:
+    """`cifar10-pmae-100`, with ratio, recipe and seed where they are not the usual ones."""
+    kind, seed = kind_of(run), run.config.train.seed
+    usual = (kind.method, kind.ratio) in (("mae", 0.75), ("pmae", 0.2))
+    ratio = [] if usual else ["random" if kind.ratio is None else f"{kind.ratio:g}"]
+    method = [kind.method, *filter(None, [SHORT.get(kind.recipe)])]
+    method = ["contrast"] if method == ["pmae", "contrast"] else method
+    return "-".join([kind.data, *method, *ratio, str(kind.epochs), *[f"seed{seed}"] * (seed > 0)])
+
+
+def thinned(run: Run) -> Iterator[dict[str, object]]:
+    """The last line of training of every epoch that counts, and all measurements between epochs."""
+    every = max(1, (run.config.train.epochs or 1) // LINES)
+    last = {int(-(-line["epoch"] // every)): line for line in run.metrics() if "loss" in line}
+    looks = [line for line in run.metrics() if "loss" not in line]
+    return iter(sorted([*last.values(), *looks], key=lambda line: (line["step"], "loss" not in line)))
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def main() -> None:
+    """Publish the runs that are named."""
+    for path in sys.argv[1:]:
+        print(publish(Run(path)))
+
+
+if __name__ == "__main__":
+    main()
