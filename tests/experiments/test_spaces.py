@@ -13,6 +13,7 @@ from pmae.config import DataConfig
 from pmae.errors import UserError
 from pmae.experiments.space_portraits import figures_page
 from pmae.experiments.spaces import CHOSEN, Grid, grid_jobs, space_label, space_settings
+from pmae.report.spaces import scores_figure
 from pmae.runs import Run
 from pmae.spaces import SPACES
 from pmae.train.loop import Trainer
@@ -243,3 +244,19 @@ def test_names_of_spaces() -> None:
     assert space_label("wavelet:grouped=true") == "wavelet grouped"
     with pytest.raises(UserError, match="no_such"):
         space_settings("no_such")
+
+
+def test_scores_stand_in_the_order_of_the_best_probe() -> None:
+    rows = [
+        ["pca", "0.1", "0.1", "0.5", 51.0, 45.0, 1000, "0.1", None],
+        ["pca", "0.2", "0.2", "0.5", 53.0, 47.0, 1000, "0.1", None],
+        ["wavelet", "0.1", "0.1", "0.5", 50.0, 41.0, 1000, "0.1", None],
+        ["pixels", "0.75", "0.75", "0.5", 52.0, 46.0, 1000, "0.1", None],
+        ["cosine", "0.1", "0.1", "0.5", None, None, 1000, "0.1", None],
+    ]
+    labels = {name: space_label(name) for name in ("pca", "wavelet", "pixels", "cosine")}
+    linear, knn = scores_figure(rows, labels).figure.axes
+    for panel in (linear, knn):
+        assert [text.get_text() for text in panel.get_yticklabels()] == ["wavelet", "pixels (MAE)", "pca"]
+    dots = [tuple(found.get_offsets().tolist()[0]) for found in linear.collections]
+    assert dots == [(50.0, 0.0), (52.0, 1.0), (51.0, 2.0), (53.0, 2.0)]

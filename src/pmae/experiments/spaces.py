@@ -19,7 +19,7 @@ from pmae.experiments.paper import Item
 from pmae.experiments.presets import chosen
 from pmae.experiments.recipes import recipe
 from pmae.experiments.reproduce import Way
-from pmae.report.spaces import run_row, run_table
+from pmae.report.spaces import run_row, run_table, scores_figure
 from pmae.report.tables import Table
 from pmae.runs import Run
 from pmae.spaces import SPACES, build_space
@@ -135,7 +135,10 @@ def table_page(grid: Grid, way: Way, workers: Workers | None = None) -> Page:
     labelled = splits(grid.data).train.labels is not None
     found = iter(get([job for jobs in cells.values() for job in jobs], need if labelled else None))
     runs = {place: [run for run in islice(found, len(jobs)) if run is not None] for place, jobs in cells.items()}
-    return Page([_table(grid, runs, need)])
+    table = _table(grid, runs, need)
+    scored = [row for row in table.rows if row[4] is not None]
+    labels = {space: space_label(space) for space in grid.spaces}
+    return Page([table], [scores_figure(table.rows, labels)] if scored else [])
 
 
 def _table(grid: Grid, runs: dict[Place, list[Run]], need: Need) -> Table:

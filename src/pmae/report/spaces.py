@@ -1,7 +1,7 @@
 """Masking spaces side by side: what runs in each came to, and what fitted spaces look like."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from pmae.report.charts import plain_log_ticks
 from pmae.report.galleries import gallery, hidden_pixels
 from pmae.report.pictures import Array, View
 from pmae.report.scores import scores_of
-from pmae.report.style import Drawing, color, dash, panels, styled
+from pmae.report.style import FAINT, Drawing, color, dash, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 
@@ -65,6 +65,29 @@ def run_table(rows: Sequence[Sequence[Cell]], title: str, note: str) -> Table:
     """A row a space and ratio."""
     header = ["space", "ratio", "hidden", "R2", "linear %", "k-NN %", "images/s", "fit, s", "pre-image error"]
     return Table("spaces", title, header, rows, note)
+
+
+@styled
+def scores_figure(rows: Sequence[Sequence[Cell]], labels: Mapping[str, str]) -> Drawing:
+    """Accuracies of the rows of `run_table`: a line a space, the best linear probe at the top, a dot a ratio."""
+    known = [
+        (str(space), linear, knn)
+        for space, _, _, _, linear, knn, *_ in rows
+        if isinstance(linear, float) and isinstance(knn, float)
+    ]
+    best = {space: max(linear for one, linear, _ in known if one == space) for space, _, _ in known}
+    order = sorted(best, key=lambda space: best[space])
+    figure, axes = panels([0.6 + 0.24 * len(order)] * 2)
+    for panel, (title, score) in zip(axes, (("Linear probe (%)", 1), ("k-NN (%)", 2)), strict=True):
+        for height, space in enumerate(order):
+            values, mae = [float(row[score]) for row in known if row[0] == space], space == "pixels"
+            panel.plot([min(values), max(values)], [height, height], color=FAINT, linewidth=3, zorder=1)
+            for number, value in enumerate(values):
+                panel.scatter(value, height, 12 + 16 * number, color=color(1 if mae else 0), zorder=2)
+        panel.set_yticks(range(len(order)), [labels[space].replace("\N{NO-BREAK SPACE}", " ") for space in order])
+        panel.set(title=title)
+    caption = "A dot a ratio, the larger the more is hidden; the space with the best linear probe at the top."
+    return Drawing("spaces-scores", "Accuracy by masking space", caption, figure)
 
 
 def fit_table(portraits: Sequence[Portrait], note: str) -> Table:
