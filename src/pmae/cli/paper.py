@@ -2,7 +2,7 @@
 
 import argparse
 
-from pmae.cli.sweep import add_ray_options, ray_workers
+from pmae.cli.sweep import add_worker_options, workers_of
 
 EXAMPLES = """examples:
   pmae paper --list                                                     every table and figure, with its cost
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> None:
 
     places, kinds = tuple(map(Path, options.runs)), tuple(options.protocols)
     way = Way(Path(options.out), places, presets, kinds, options.head_epochs, options.only_found, options.pooling)
-    with ray_workers(options) or nullcontext() as workers:
+    with workers_of(options) or nullcontext() as workers:
         for item in wanted:
             page, paths = reproduce(item, plan, way, workers)
             print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *map(str, paths)]))
@@ -89,5 +89,5 @@ def parser() -> argparse.ArgumentParser:
     add("--root", default="data", help="folder of named data sets")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--images-per-second", type=float, help="for --list: this machine's speed, at 32x32 in patches of 8")
-    add_ray_options(parser)
+    add_worker_options(parser)
     return parser

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from pmae.cli.sweep import add_ray_options, ray_workers
+from pmae.cli.sweep import add_worker_options, workers_of
 
 if TYPE_CHECKING:
     from pmae.experiments.spaces import Grid
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> None:
             raise unknown_name("part", part, PARTS)
     grid, places = grid_of(options), tuple(map(Path, options.runs))
     way = Way(Path(options.out), places, (options.preset,), (), options.head_epochs, options.only_found)
-    with ray_workers(options) or nullcontext() as workers:
+    with workers_of(options) or nullcontext() as workers:
         for part in options.parts or PARTS:
             drawn = part == "figures"
             page = figures_page(grid, options.images, options.picture) if drawn else table_page(grid, way, workers)
@@ -91,5 +91,5 @@ def parser() -> argparse.ArgumentParser:
     add("--runs", nargs="+", default=[], help="more folders of runs to look in")
     add("--only-found", action="store_true", help="table: use runs and results that are there; run nothing")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    add_ray_options(parser)
+    add_worker_options(parser)
     return parser

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.4 --epochs 50 --out runs/ratios
+  pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.4 --epochs 50 --at-once 3
   pmae sweep encoder.patch_size 2 4 8 --data scans/ --set data.labels=folders data.resize=32
   pmae sweep ratio 0.1 0.2 optim.base_lr 1.5e-4 5e-4 --recipe mae --data bloodmnist --seeds 0 1
   pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.3 0.4 --epochs 90 --search asha --ray local --gpus-each 0.25
@@ -36,16 +37,21 @@ def run(arguments: list[str]) -> None:
     words = list(options.settings)
     if options.ratios:
         words = [word for word in words if word != RATIO] + [RATIO, *options.ratios]
-    workers, places = ray_workers(options), [Path(place) for place in options.runs]
+    workers, places = workers_of(options), [Path(place) for place in options.runs]
     grid, out = parse_grid(words, base), Path(options.out)
     trials, files = sweep(base, grid, options.seeds, out, options.search, workers, places)
     print("\n".join([to_markdown(sweep_table(trials)), verdict(trials), *map(str, files)]))
 
 
-def ray_workers(options: argparse.Namespace) -> "AbstractContextManager[Workers] | None":
-    """Workers on Ray, if they are asked for."""
+def workers_of(options: argparse.Namespace) -> "AbstractContextManager[Workers] | None":
+    """Workers in processes of this machine or on Ray, if they are asked for."""
     from pmae.errors import require
 
+    if options.at_once is not None:
+        from pmae.experiments.beside import beside
+
+        require(options.ray is None, "--at-once", "given without --ray, which counts for itself", options.at_once)
+        return beside(options.at_once)
     if options.ray is None:
         given = {"--gpus-each": options.gpus_each, "--cpus-each": options.cpus_each}
         for flag, value in given.items():
@@ -57,9 +63,10 @@ def ray_workers(options: argparse.Namespace) -> "AbstractContextManager[Workers]
     return on_ray(options.ray, gpus, 1 if options.cpus_each is None else options.cpus_each)
 
 
-def add_ray_options(parser: argparse.ArgumentParser) -> None:
+def add_worker_options(parser: argparse.ArgumentParser) -> None:
     """The flags of commands that can run several jobs at a time."""
     add = parser.add_argument
+    add("--at-once", type=int, help="runs at a time on this machine, on one GPU or the CPU; 1 if not given")
     add("--ray", metavar="local|HOST:PORT", help="run several at a time by Ray, on this machine or on a cluster")
     add("--gpus-each", type=float, help="with --ray: share of a GPU for a run; 1, or 0 where there are none")
     add("--cpus-each", type=float, help="with --ray: CPU cores for a run; 1 if not given")
@@ -87,5 +94,5 @@ def parser() -> argparse.ArgumentParser:
     add("--runs", nargs="+", default=[], help="more folders of runs to look in")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--search", default="grid", help="grid: all runs to their end; asha: only the best third of each rung goes on")
-    add_ray_options(parser)
+    add_worker_options(parser)
     return parser
