@@ -13,8 +13,11 @@ import torch
 from pmae.config import Config, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig
 from pmae.data.images import ImageSet, Splits
 
-# Two cores serve one process with two threads, or two workers with one thread each.
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+# Two cores serve one process with two threads, or two workers with one thread each; processes that tests start have as
+# many, for sums depend on it in their last bits.
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+os.environ["OMP_NUM_THREADS"] = str(THREADS)
+torch.set_num_threads(THREADS)
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 BROWSER_FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
