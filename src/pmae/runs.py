@@ -39,11 +39,7 @@ class Run:
     @property
     def config(self) -> Config:
         """The settings the run was made with."""
-        values = read_json(self.path / "config.json")
-        if isinstance(values, dict) and isinstance(values.get("objective"), dict):
-            values["objective"].setdefault("contrast", 0.0)  # runs from before the second task had none
-        config: Config = from_dict(values)
-        return config
+        return read_config(self.path / "config.json")
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -127,6 +123,15 @@ def read_json(path: Path) -> Any:
     # Numbers too long and nesting too deep are not JSONDecodeErrors.
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"file must be readable JSON, got {str(path)!r}: {error}") from error
+
+
+def read_config(path: Path) -> Config:
+    """The settings in a file; what was written before the second task existed does not get it now."""
+    values = read_json(path)
+    if isinstance(values, dict) and isinstance(values.get("objective"), dict):
+        values["objective"].setdefault("contrast", 0.0)
+    config: Config = from_dict(values)
+    return config
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -27,7 +27,9 @@ def with_space(config: Config, space: SpaceConfig) -> Config:
 
 @pytest.mark.parametrize("name", SPACES)
 def test_a_run_makes_signals_samples_and_figures(name: str, tiny: Config, toy: Splits, tmp_path: Path) -> None:
-    _check(api.pretrain(with_space(tiny, SPACES[name]), toy, tmp_path / "run", quiet=True))
+    run = api.pretrain(with_space(tiny, SPACES[name]), toy, tmp_path / "run", quiet=True)
+    assert run.results["pretrain"]["epoch"] == 2
+    _check(run)
 
 
 def _check(run: Run) -> None:

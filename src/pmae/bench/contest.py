@@ -1,5 +1,6 @@
 """Contests: systems that are warmed up together and timed in turn and repeatedly, so that all meet the same machine."""
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,10 +11,9 @@ from pmae.bench import machine
 from pmae.bench.contestant import OURS, Contestant, Entry, Failed, Take
 from pmae.bench.flops import flops_per_image
 from pmae.bench.peers import is_installed
-from pmae.bench.scale import KEPT, STATE
+from pmae.bench.scale import training_bytes
 from pmae.bench.work import Work
 from pmae.errors import require
-from pmae.masking import visible_patches
 from pmae.train.environment import pick_device
 
 Say = Callable[[str], None]
@@ -119,14 +119,10 @@ def _has_room(wave: Sequence[Group]) -> bool:
     return held <= ROOM * machine.memory(device) and len(entries) <= machine.processes()
 
 
+@functools.cache
 def bytes_held(work: Work) -> float:
-    """An estimate of what our engines hold: the images, and a step as `scale.training_bytes` has it."""
-    sizes, patches = work.network, (work.side // work.patch) ** 2
-    seen = visible_patches(patches, work.masked or 0.0) if work.method == "mae" else patches
-    stacks = ((sizes.depth, seen, sizes.width), (sizes.decoder_depth, patches, sizes.decoder_width))
-    activations = sum(depth * (tokens + 1) * width for depth, tokens, width in stacks)
-    parameters = sum(12 * depth * width**2 for depth, _, width in stacks)
-    return KEPT * activations * work.batch + STATE * parameters + work.images * math.prod(work.shape)
+    """An estimate of what our engines hold: the images, and a step."""
+    return training_bytes(work.config, work.shape, work.batch) + work.images * math.prod(work.shape)
 
 
 def warmed(contestants: Mapping[Entry, Contestant], steps: int, say: Say) -> Iterator[tuple[Entry, Row]]:

@@ -4,6 +4,7 @@ A step on a card takes `fixed + images x (operations / products + activations / 
 of large ones, everything between them at the rate at which tokens pass through memory. All three are measured.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -143,6 +144,7 @@ def bytes_a_card(job: Job) -> float:
     return training_bytes(job.config, job.shape, job.batch / job.cards) + basis
 
 
+@functools.lru_cache(maxsize=4)
 def _networks(config: Config, shape: Shape) -> tuple[Encoder, Decoder]:
     with torch.device("meta"):
         encoder = build_encoder(config.encoder, shape)

@@ -113,7 +113,8 @@ def _compare(options: argparse.Namespace, device: "torch.device", pace: "Pace") 
         f"Batch {options.batch}, {options.precision}, median of {pace.repeats} rounds of {length} in turn, crops and "
         f"flips included; peers load with {workers} workers. Limit: {limit / 1e12:,.3g} TFLOP/s, one large product"
         f"{f' ({stated / 1e12:,.3g} by the data sheet)' if stated else ''}. PMAE by a peer: its network with no patch "
-        "dropped, our masking around it. stable-pretraining decodes without [CLS], which is less work than its TFLOP/s "
+        "dropped, our masking around it; ours, full, projects in bfloat16, all but the target. stable-pretraining "
+        "decodes without [CLS], which is less work than its TFLOP/s "
         "assume. Peak memory: tensors on CUDA, growth of the process on a CPU. Warm-up: the first steps, compilation "
         "included; on CUDA all systems compile at once."
     )

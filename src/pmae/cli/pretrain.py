@@ -79,16 +79,14 @@ def _base(first: argparse.Namespace) -> "Config":
     """Where the settings start from."""
     from pathlib import Path
 
-    from pmae.config import Config
-    from pmae.config_file import from_dict
     from pmae.experiments.recipes import recipe
-    from pmae.runs import Run, read_json
+    from pmae.runs import Run, read_config
 
     if sum(map(bool, (first.recipe, first.config, first.resume))) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
     if first.resume and not first.out:
         raise UserError("--resume must come with --out, the run folder to continue")
-    base: Config = from_dict(read_json(Path(first.config))) if first.config else recipe(first.recipe or "ours")
+    base = read_config(Path(first.config)) if first.config else recipe(first.recipe or "ours")
     return Run(first.out).config if first.resume else base
 
 
