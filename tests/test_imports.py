@@ -23,7 +23,9 @@ ALLOWED = {
     "method": LEAVES | {"masking", "objectives", "spaces", "models"},
     "runs": LEAVES,
     "train": LEAVES | {"masking", "spaces", "models", "data", "method", "runs"},
-    "evaluate": LEAVES | {"models", "data", "spaces", "runs", "train.schedule"},
+    # Of training, what fine-tuning shares with it: the schedule, and what makes a step fast.
+    "evaluate": LEAVES
+    | {"models", "data", "spaces", "runs", "train.schedule", "train.adamw", "train.halves", "train.replay"},
     # Experiments run whole jobs through the front door and show them, so they stand above both; recipes do not.
     "experiments": LEAVES
     | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "train.environment", "api"},

@@ -8,7 +8,18 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from pmae.data.distort import BLANKED, CHOSEN, LARGEST, Amounts, blank, draw_amounts, move, shade
+from pmae.data.distort import (
+    BLANKED,
+    CHOSEN,
+    LARGEST,
+    Amounts,
+    amounts_of,
+    blank,
+    draw_blanks,
+    draw_distortions,
+    move,
+    shade,
+)
 
 CPU = torch.device("cpu")
 SHAPES = [(3, 32, 32), (1, 20, 36), (7, 64, 48), (2, 1, 50)]
@@ -39,7 +50,9 @@ def test_nothing_happens_to_an_image_that_draws_nothing(shape: tuple[int, int, i
     none = amounts(4)
     torch.testing.assert_close(move(images, none), images.float(), atol=0.02, rtol=0)
     assert torch.equal(shade(images.float(), none), images.float())
-    assert torch.equal(blank(images.float(), 0.0, torch.Generator().manual_seed(0)), images.float())
+    assert torch.equal(
+        blank(images.float(), 0.0, draw_blanks(4, torch.Generator().manual_seed(0), CPU)), images.float()
+    )
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 42)])
@@ -99,7 +112,7 @@ def test_saturation_keeps_the_mean_over_channels_and_scales_what_tells_them_apar
 def test_bit_depth_does_not_matter() -> None:
     images = (250 * random_images(6, 3, 16, 16)).to(torch.uint8)
     deep = images.to(torch.int32) * 257
-    drawn = draw_amounts(6, 1.0, torch.Generator().manual_seed(1), CPU)
+    drawn = amounts_of(draw_distortions(6, torch.Generator().manual_seed(1), CPU), 1.0)
     shallow, other = (
         shade((move(x, drawn) - unit * 120) / (unit * 60), drawn) for x, unit in ((images, 1.0), (deep, 257.0))
     )
@@ -107,7 +120,7 @@ def test_bit_depth_does_not_matter() -> None:
 
 
 def test_an_image_draws_two_operations_of_uniform_amounts_within_the_strength() -> None:
-    drawn = torch.stack(draw_amounts(9000, 0.5, torch.Generator().manual_seed(0), CPU))
+    drawn = torch.stack(amounts_of(draw_distortions(9000, torch.Generator().manual_seed(0), CPU), 0.5))
     assert bool(((drawn != 0).sum(0) == CHOSEN).all())
     for amount, most in zip(drawn, LARGEST, strict=True):
         chosen = amount[amount != 0]
@@ -115,14 +128,14 @@ def test_an_image_draws_two_operations_of_uniform_amounts_within_the_strength() 
         assert float(chosen.abs().max()) <= 0.5 * most
         for quantile in (0.25, 0.5, 0.75):
             assert float(chosen.quantile(quantile)) == pytest.approx((quantile - 0.5) * most, abs=0.05 * most)
-    again = torch.stack(draw_amounts(9000, 0.5, torch.Generator().manual_seed(0), CPU))
+    again = torch.stack(amounts_of(draw_distortions(9000, torch.Generator().manual_seed(0), CPU), 0.5))
     assert torch.equal(drawn, again)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blanks_are_boxes_of_the_stated_size_in_the_stated_share_of_images(shape: tuple[int, int, int]) -> None:
     x = torch.ones(4000, *shape)
-    blanked = blank(x, 0.3, torch.Generator().manual_seed(0)) == 0
+    blanked = blank(x, 0.3, draw_blanks(len(x), torch.Generator().manual_seed(0), CPU)) == 0
     assert torch.equal(blanked.all(1), blanked.any(1))
     mask = blanked[:, 0]
     rows, columns = mask.any(2), mask.any(1)
@@ -132,4 +145,4 @@ def test_blanks_are_boxes_of_the_stated_size_in_the_stated_share_of_images(shape
     touched = mask.any((1, 2))
     assert float(touched.float().mean()) == pytest.approx(0.3, abs=0.03)
     assert float(mask[touched].float().mean()) == pytest.approx(sum(BLANKED) / 2, rel=0.1)
-    assert torch.equal(blank(x, 0.3, torch.Generator().manual_seed(0)) == 0, blanked)
+    assert torch.equal(blank(x, 0.3, draw_blanks(len(x), torch.Generator().manual_seed(0), CPU)) == 0, blanked)

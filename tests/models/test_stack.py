@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers.drop import DropPath
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
@@ -21,6 +22,20 @@ from pmae.models import short_attention, stack
 
 CASES = {"17 tokens": (17, 48, 3), "40 tokens": (40, 32, 2), "odd width": (5, 24, 1)}
 BOUND = {"float32": 2e-5, "bfloat16": 0.03}
+DROPPED = {"5 tokens": (5, 24, 1), "9 tokens": (9, 32, 2)}
+IMAGES = 5
+"""With 5 tokens an image, and four rows at a time, the kernels' programs lie across images."""
+
+
+class Times(nn.Module):
+    """A place of stochastic depth whose factors are given."""
+
+    def __init__(self, factors: Tensor) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors[:, None, None].to(x)
 
 
 def blocks_of(width: int, heads: int) -> tuple[nn.Sequential, nn.LayerNorm]:
@@ -53,14 +68,55 @@ def distance(got: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def errors(tokens: int, width: int, heads: int, dtype: str) -> float:
-    """The fused stack against timm in float64; norms keep float32, as they do under the step."""
+    """The fused stack against timm in float64."""
     blocks, norm = blocks_of(width, heads)
     x = torch.randn(2, tokens, width)
     expected = run(copy.deepcopy(blocks).double(), copy.deepcopy(norm).double(), x.double(), fused=False)
+    return distance(run(halved(blocks, dtype), norm, x, fused=True), expected)
+
+
+def halved(blocks: nn.Sequential, dtype: str) -> nn.Sequential:
+    """The blocks with their products in this dtype; norms keep float32, as they do under the step."""
     for layer in blocks.modules():
         if isinstance(layer, nn.Linear):
             layer.to(getattr(torch, dtype))
-    return distance(run(blocks, norm, x, fused=True), expected)
+    return blocks
+
+
+def with_places(blocks: nn.Sequential, places: list[nn.Module]) -> nn.Sequential:
+    """A copy with these modules at the ends of the branches, in the order in which they run."""
+    blocks = copy.deepcopy(blocks)
+    for index, place in enumerate(places):
+        setattr(blocks[index // 2], f"drop_path{index % 2 + 1}", place)
+    return blocks
+
+
+def some_rates() -> list[nn.Module]:
+    """Four places: one that never drops, and three rates, of which one is not made up for."""
+    return [nn.Identity(), DropPath(0.3), DropPath(0.5, scale_by_keep=False), DropPath(0.6)]
+
+
+def drop_errors(tokens: int, width: int, heads: int, dtype: str) -> float:
+    """The fused stack that drops branches against timm's blocks in float64 with the same factors."""
+    blocks, norm = blocks_of(width, heads)
+    x = torch.randn(IMAGES, tokens, width)
+    torch.manual_seed(4)
+    factors = stack._draw_factors(some_rates(), x)
+    assert factors is not None
+    assert all(0 < (row == 0).sum() < IMAGES for row in factors[1:])
+    reference = with_places(blocks, [Times(row) for row in factors]).double()
+    expected = run(reference, copy.deepcopy(norm).double(), x.double(), fused=False)
+    torch.manual_seed(4)
+    return distance(run(halved(with_places(blocks, some_rates()), dtype), norm, x, fused=True), expected)
+
+
+def idle_difference(training: bool, rate: float) -> float:
+    """What DropPath changes where it drops nothing: the largest difference of any number."""
+    blocks, norm = blocks_of(24, 1)
+    x = torch.randn(2, 5, 24)
+    dropping = with_places(blocks, [DropPath(rate) for _ in range(4)]).train(training)
+    got, expected = run(dropping, copy.deepcopy(norm), x, fused=True), run(blocks, norm, x, fused=True)
+    return max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True))
 
 
 def interpret() -> dict[str, float]:
@@ -74,7 +130,9 @@ def interpret() -> dict[str, float]:
     from pmae.models import short_attention_kernels
 
     short_attention_kernels.wrap_triton = lambda kernel: kernel
-    return {f"{name} {dtype}": errors(*case, dtype) for dtype in BOUND for name, case in CASES.items()}
+    answer = {f"{name} {dtype}": errors(*case, dtype) for dtype in BOUND for name, case in CASES.items()}
+    answer |= {f"{name} {dtype} drop": drop_errors(*case, dtype) for dtype in BOUND for name, case in DROPPED.items()}
+    return answer | {"eval": idle_difference(False, 0.5), "rate 0": idle_difference(True, 0.0)}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +149,56 @@ def found() -> dict[str, float]:
 @pytest.mark.parametrize("dtype", BOUND)
 def test_the_fused_stack_is_timms_blocks(found: dict[str, float], case: str, dtype: str) -> None:
     assert found[f"{case} {dtype}"] < BOUND[dtype]
+
+
+@pytest.mark.parametrize("case", DROPPED)
+@pytest.mark.parametrize("dtype", BOUND)
+def test_branches_are_dropped_as_in_timms_blocks(found: dict[str, float], case: str, dtype: str) -> None:
+    assert found[f"{case} {dtype} drop"] < BOUND[dtype]
+
+
+@pytest.mark.parametrize("case", ["eval", "rate 0"])
+def test_drop_path_that_drops_nothing_changes_no_number(found: dict[str, float], case: str) -> None:
+    assert found[case] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_factors_are_those_timm_draws_under_the_same_seed(dtype: str) -> None:
+    """In timm's bfloat16 a factor is rounded, here it is not; the images are the same."""
+    places, ones = some_rates(), torch.ones(64, 3, 2, dtype=getattr(torch, dtype))
+    torch.manual_seed(5)
+    factors = stack._draw_factors(places, ones)
+    torch.manual_seed(5)
+    expected = torch.stack([place(ones)[:, 0, 0] for place in places]).float()
+    assert factors is not None
+    assert factors.dtype == torch.float32
+    assert 0 < (factors == 0).sum() < factors.numel()
+    torch.testing.assert_close(factors, expected, rtol=0 if dtype == "float32" else 2**-8, atol=0)
+
+
+def test_places_that_drop_nothing_draw_nothing() -> None:
+    before = torch.get_rng_state()
+    assert stack._draw_factors([nn.Identity(), DropPath(0.0), DropPath(0.5).eval()], torch.ones(2, 3, 4)) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_place_that_drops_all_has_factors_of_zero() -> None:
+    factors = stack._draw_factors([DropPath(1.0), nn.Identity()], torch.ones(3, 2, 4))
+    assert factors is not None
+    assert factors.tolist() == [[0.0] * 3, [1.0] * 3]
+
+
+def test_stochastic_depth_is_fused_and_a_foreign_module_in_its_place_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(stack, "available", lambda device, tokens, head_dim: True)
+    x = torch.zeros(1, 17, 48)
+    blocks, norm = blocks_of(48, 3)
+    blocks.bfloat16()
+    assert stack._fusable(with_places(blocks, some_rates()), norm, x)
+    for foreign in (Times(torch.ones(1)), nn.Dropout(0.5), type("OtherDropPath", (DropPath,), {})(0.5)):
+        assert not stack._fusable(with_places(blocks, [nn.Identity(), foreign]), norm, x)
+    blocks[1].ls1 = DropPath(0.5)
+    assert not stack._fusable(blocks, norm, x)
 
 
 def test_only_plain_blocks_with_half_weights_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:

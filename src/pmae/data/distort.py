@@ -38,9 +38,13 @@ LARGEST = (math.pi / 6, 0.3, 0.3, 0.3, 0.3, 1.0, 0.9, 0.9, 0.9)
 """Each amount at full strength: radians, slopes, shares of the sides, deviations of the data, shares of contrast."""
 
 
-def draw_amounts(count: int, strength: float, generator: torch.Generator, device: torch.device) -> Amounts:
+def draw_distortions(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Noise (2, operations, count) for `amounts_of`."""
+    return torch.rand(2, len(LARGEST), count, generator=generator, device=device)
+
+
+def amounts_of(noise: Tensor, strength: float) -> Amounts:
     """For every image a few operations, and of each an amount that is uniform up to `strength` of the largest."""
-    noise = torch.rand(2, len(LARGEST), count, generator=generator, device=device)
     chosen = noise[0].argsort(0).argsort(0) < CHOSEN
     amounts = torch.where(chosen, 2 * noise[1] - 1, 0.0)
     return Amounts(*(strength * most * amount for most, amount in zip(LARGEST, amounts, strict=True)))
@@ -71,10 +75,14 @@ def shade(x: Tensor, by: Amounts) -> Tensor:
     return x + brightness
 
 
-def blank(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:
+def draw_blanks(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Noise (5, count) for `blank`."""
+    return torch.rand(5, count, generator=generator, device=device)
+
+
+def blank(x: Tensor, chance: float, noise: Tensor) -> Tensor:
     """Set one box of some standardized images (B, C, H, W) to the mean of the data; of a signal, one stretch."""
-    count, _, height, width = x.shape
-    noise = torch.rand(5, count, generator=generator, device=x.device)
+    height, width = x.shape[-2:]
     low, high = BLANKED
     area = (low + (high - low) * noise[0]) * (noise[1] < chance)
     slender = SLENDER ** (2 * noise[2] - 1) if height > 1 else 1 / area.clamp(min=low)

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config_file import to_dict
-from pmae.data.augment import Standardize, crop, draw_boxes
+from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
-from pmae.data.distort import blank, draw_amounts, move, shade
 from pmae.errors import unknown_name
 from pmae.evaluate.averaging import Average
-from pmae.evaluate.draws import AMOUNTS, BLANKS, BOXES, HEADS, MIXES, NOISE, batch_of, generator, mixed, on_host, order
+from pmae.evaluate.draws import HEADS, NOISE, batch_of, generator, mixed, order
 from pmae.evaluate.features import Extractor, evaluating
-from pmae.evaluate.mixing import Mix, draw_mix, mix_images, mixed_loss
+from pmae.evaluate.lesson import Lesson, QuickLesson, can_be_quick, draw_noise
 from pmae.evaluate.protocols import FinetuneConfig
 from pmae.evaluate.snapshot import restore, save
 from pmae.evaluate.stochastic_depth import stochastic_depth
 from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
+PAUSE = 20.0
+"""Seconds between two savings at least: an epoch on a GPU takes less time than writing its state."""
 
 
 class Classifier(nn.Module):
@@ -75,7 +77,7 @@ def finetune(
     compile: bool | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> Finetuned:
-    """Train a copy of the encoder and a new head; with a folder, go on from the last epoch finished there.
+    """Train a copy of the encoder and a new head; with a folder, go on from the last epoch saved there.
 
     `labels` and `standardize` are on the device of `batches`. `on_epoch` is called with each epoch and its mean loss.
     """
@@ -87,95 +89,48 @@ def finetune(
     identity = {"settings": to_dict(config), "seed": seed, "classes": classes, "start": _digest(encoder, labels)}
     followed = average.model if average else None
     losses = restore(folder, identity, classifier, optimizer, followed) if folder else []
-    model = torch.compile(classifier, mode="reduce-overhead") if _compiled(compile, device) else classifier
-    devices = [device] if device.type == "cuda" else []
-    lesson = _Lesson(batches, labels, standardize, config, seed)
+    devices, saved = [device] if device.type == "cuda" else [], time.monotonic()
     with torch.random.fork_rng(devices), stochastic_depth(own, config.drop_path):
+        lesson = _lesson(classifier, optimizer, standardize, config, compile)
         for epoch in range(len(losses), config.epochs):
-            losses.append(float(_epoch(model, optimizer, average, lesson, epoch)))
-            if folder:
+            losses.append(_epoch(lesson, batches, labels, average, seed, epoch))
+            if folder and (epoch + 1 == config.epochs or time.monotonic() - saved >= PAUSE):
                 save(folder, identity, classifier, optimizer, losses, followed)
+                saved = time.monotonic()
             if on_epoch:
                 on_epoch(epoch, losses[-1])
     return Finetuned(average.model if average else classifier, tuple(losses))
 
 
-@dataclass(frozen=True)
-class _Lesson:
-    """What is learned, and how."""
-
-    batches: Batches
-    labels: Tensor
-    standardize: Standardize
-    config: FinetuneConfig
-    seed: int
-
-
 def _epoch(
-    model: Any, optimizer: torch.optim.Optimizer, average: Average[Classifier] | None, lesson: _Lesson, epoch: int
-) -> Tensor:
-    """One pass over the training images; the mean loss stays on the device."""
-    config, device, count = lesson.config, lesson.batches.device, len(lesson.batches)
-    positions = order(count, batch_of(count, config.batch_size), lesson.seed, epoch, device)
+    lesson: Lesson, batches: Batches, labels: Tensor, average: Average[Classifier] | None, seed: int, epoch: int
+) -> float:
+    """One pass over the training images; its mean loss."""
+    config, device, count = lesson.config, batches.device, len(batches)
+    positions = order(count, batch_of(count, config.batch_size), seed, epoch, device)
     # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
-    torch.manual_seed(mixed(lesson.seed, NOISE, epoch))
-    model.train()
-    total = torch.zeros((), device=device)
+    torch.manual_seed(mixed(seed, NOISE, epoch))
+    lesson.model.train()
+    lesson.total.zero_()
     for step, index in enumerate(positions):
         fraction = rate("cosine", epoch + step / len(positions), config.epochs, config.warmup_epochs)
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * fraction
-        loss = _loss(model, index, lesson, (lesson.seed, epoch, step))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if config.clip_norm:
-            nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        optimizer.step()
+        images = batches.take(index)
+        lesson(images, labels[index], draw_noise(images, config, (seed, epoch, step)), fraction)
         if average:
             average.update(epoch * len(positions) + step)
-        total += loss.detach()
-    return total / len(positions)
+    return float(lesson.total / len(positions))
 
 
-def _loss(model: Any, index: Tensor, lesson: _Lesson, key: tuple[int, int, int]) -> Tensor:
-    """The loss on one batch of distorted and mixed images, all of it a function of the key."""
-    config, device = lesson.config, lesson.batches.device
-    x = _distorted(lesson.batches.take(index), lesson.standardize, config, key)
-    mix = _mix(x, config, key)
-    x = mix_images(x, mix)
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        return mixed_loss(model(x).float(), lesson.labels[index], mix, config.label_smoothing)
-
-
-def _mix(x: Tensor, config: FinetuneConfig, key: tuple[int, ...]) -> Mix | None:
-    if not config.mixup and not config.cutmix:
-        return None
-    return draw_mix(x.shape[2], x.shape[3], config.mixup, config.cutmix, on_host(*key, MIXES))
-
-
-def _distorted(images: Tensor, standardize: Standardize, config: FinetuneConfig, key: tuple[int, ...]) -> Tensor:
-    """Images as training sees them, standardized."""
-    device = images.device
-    images = _augmented(images, config, (*key, BOXES))
-    if config.distort:
-        amounts = draw_amounts(len(images), config.distort, generator(device, *key, AMOUNTS), device)
-        x = shade(standardize(move(images, amounts)), amounts)
-    else:
-        x = standardize(images)
-    return blank(x, config.blank, generator(device, *key, BLANKS)) if config.blank else x
-
-
-def _augmented(images: Tensor, config: FinetuneConfig, key: tuple[int, ...]) -> Tensor:
-    if config.augment is None:
-        return images
-    count, _, height, width = images.shape
-    device = images.device
-    boxes = draw_boxes(count, height, width, config.augment, generator(device, *key), device)
-    return crop(images, boxes, config.augment.interpolation)
-
-
-def _compiled(compile: bool | None, device: torch.device) -> bool:
-    return device.type == "cuda" if compile is None else compile
+def _lesson(
+    classifier: Classifier, optimizer: Any, standardize: Standardize, config: Any, quick: bool | None
+) -> Lesson:
+    """The step that is fastest here; the eager one if `quick` is False."""
+    device = standardize.mean.device
+    if quick is not False and can_be_quick(classifier, device):
+        return QuickLesson(classifier, optimizer, standardize, config)
+    compiled = device.type == "cuda" if quick is None else quick
+    model = torch.compile(classifier, mode="reduce-overhead") if compiled else classifier
+    return Lesson(model, optimizer, standardize, config)
 
 
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:

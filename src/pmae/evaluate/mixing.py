@@ -1,8 +1,11 @@
-"""Batches whose images are mixed in pairs, blended (mixup) or pasted (cutmix), and the loss on both of their labels."""
+"""Batches whose images are mixed in pairs, blended (mixup) or pasted (cutmix), and the loss on both of their labels.
 
-from typing import NamedTuple
+How is one map (H, W): the weight of an image's own value at every pixel, the rest being that of the image before it in
+the batch. The same everywhere, images are blended; 0 in a box and 1 around it, the box is pasted; 1, nothing happens.
+"""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,27 +14,17 @@ BLENDED = 0.8
 """Both parameters of the Beta distribution of a blend's weight; pasted shares are uniform."""
 
 
-class Mix(NamedTuple):
-    """How the images of one batch are mixed, each with the one before it."""
-
-    kept: float
-    """The weight of an image's own label."""
-    box: tuple[int, int, int, int] | None
-    """Top, bottom, left and right of what is pasted; without it, images are blended."""
-
-
-def draw_mix(height: int, width: int, mixup: float, cutmix: float, draw: np.random.Generator) -> Mix | None:
-    """Blend with probability `mixup`, paste with probability `cutmix`, else leave the batch as it is.
-
-    Drawn on the host, where the numbers are used: nothing waits for the device.
-    """
-    chance = draw.random()
+def draw_mix(
+    height: int, width: int, mixup: float, cutmix: float, draw: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """Blend with probability `mixup`, paste with probability `cutmix`, else leave the batch as it is."""
+    own, chance = np.ones((height, width), np.float32), draw.random()
     if chance < mixup:
-        return Mix(float(draw.beta(BLENDED, BLENDED)), None)
-    if chance >= mixup + cutmix:
-        return None
-    top, bottom, left, right = box = _box(height, width, draw)
-    return Mix(1 - (bottom - top) * (right - left) / (height * width), box)
+        own[:] = draw.beta(BLENDED, BLENDED)
+    elif chance < mixup + cutmix:
+        top, bottom, left, right = _box(height, width, draw)
+        own[top:bottom, left:right] = 0
+    return own
 
 
 def _box(height: int, width: int, draw: np.random.Generator) -> tuple[int, int, int, int]:
@@ -45,22 +38,12 @@ def _box(height: int, width: int, draw: np.random.Generator) -> tuple[int, int, 
     return top, bottom, left, right
 
 
-def mix_images(x: Tensor, mix: Mix | None) -> Tensor:
+def mix_images(x: Tensor, own: Tensor) -> Tensor:
     """The images (B, C, H, W) of a batch, mixed."""
-    if mix is None:
-        return x
-    partner = x.roll(1, 0)
-    if mix.box is None:
-        return torch.lerp(partner, x, mix.kept)
-    top, bottom, left, right = mix.box
-    mixed = x.clone()
-    mixed[..., top:bottom, left:right] = partner[..., top:bottom, left:right]
-    return mixed
+    return torch.lerp(x.roll(1, 0), x, own)
 
 
-def mixed_loss(logits: Tensor, labels: Tensor, mix: Mix | None, smoothing: float) -> Tensor:
+def mixed_loss(logits: Tensor, labels: Tensor, own: Tensor, smoothing: float) -> Tensor:
     """Cross-entropy against the labels mixed as the images were: it is linear in its targets."""
-    own = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    if mix is None:
-        return own
-    return mix.kept * own + (1 - mix.kept) * F.cross_entropy(logits, labels.roll(1), label_smoothing=smoothing)
+    first, second = (F.cross_entropy(logits, to, label_smoothing=smoothing) for to in (labels, labels.roll(1)))
+    return torch.lerp(second, first, own.mean())

@@ -3,13 +3,15 @@
 Between the products, which are the library's, everything is done in one pass over memory: residual and norm forward,
 norm, residual and bias gradients backward, GELU and its bias. The gradients of all blocks' weights are taken together
 at the end, one batch of products for each kind of layer: one by one, narrow layers leave most of a GPU idle. The
-numbers are those of the blocks under autocast, where the stream of residuals keeps its own precision. Everywhere else
-the blocks run as timm wrote them.
+numbers are those of the blocks under autocast, where the stream of residuals keeps its own precision; so are the images
+that stochastic depth leaves out. Everywhere else the blocks run as timm wrote them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -41,42 +43,62 @@ def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> Tensor:
 def _run_fused(blocks: Any, norm: Any, x: Tensor) -> Tensor:
     layers = [m for b in blocks for m in (b.norm1, b.attn.qkv, b.attn.proj, b.norm2, b.mlp.fc1, b.mlp.fc2)] + [norm]
     tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-    return Stack.apply(x, blocks[0].attn.num_heads, blocks[0].attn.scale, norm.eps, *tensors)
+    factors = _draw_factors([place for b in blocks for place in (b.drop_path1, b.drop_path2)], x)
+    return Stack.apply(x, blocks[0].attn.num_heads, blocks[0].attn.scale, norm.eps, factors, *tensors)
+
+
+def _draw_factors(places: list[nn.Module], x: Tensor) -> Tensor | None:
+    """Stochastic depth's factor of every branch and image (2 depth, B), drawn as timm draws it; None if none drops."""
+    active = [(i, p) for i, p in enumerate(places) if isinstance(p, DropPath) and p.training and p.drop_prob > 0]
+    if not active:
+        return None
+    factors = torch.ones(len(places), x.shape[0], device=x.device)
+    for index, place in active:
+        keep = 1 - place.drop_prob
+        # One call a branch and in float32: a GPU draws the same numbers as for timm's (B, 1, 1) in half precision.
+        factors[index].bernoulli_(keep)
+        if keep > 0 and place.scale_by_keep:
+            factors[index].div_(keep)
+    return factors
 
 
 class Stack(torch.autograd.Function):
     """Tokens (B, N, W) through all blocks and the last norm."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, heads: int, scale: float, eps: float, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, heads: int, scale: float, eps: float, factors: Tensor | None, *tensors: Tensor
+    ) -> Tensor:
         """Each block keeps what its backward reads; what its products read lies in one tensor for all blocks."""
         shape, stream, branch, kept = x.shape, x.flatten(0, 1), None, []
         depth, hidden_width, (rows, width) = len(tensors) // PARTS, tensors[8].shape[0], stream.shape
         read: dict[str, Any] = {"device": x.device, "dtype": tensors[2].dtype}
         normed, attended = torch.empty(2, depth, rows, width, **read), torch.empty(depth, rows, width, **read)
         active, out = torch.empty(depth, rows, hidden_width, **read), torch.empty(rows, width, **read)
+        (of_attention, of_mlp), of_branch = _by_kind(factors, depth), None
         for block in range(depth):
             w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = _of(tensors, block)
-            before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[0, block])
+            before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[0, block], of_branch)
             qkv = torch.addmm(b_qkv, normed[0, block], w_qkv.t())
             forward_into(attended[block], qkv.unflatten(0, shape[:2]), heads, scale)
             branch = torch.addmm(b_proj, attended[block], w_proj.t())
-            stream, *stats_2 = kernels.add_norm(before, branch, w2, b2, eps, normed[1, block])
+            stream, *stats_2 = kernels.add_norm(before, branch, w2, b2, eps, normed[1, block], of_attention[block])
             hidden = torch.addmm(b_in, normed[1, block], w_in.t())
             kernels.gelu(hidden, active[block])
-            branch = torch.addmm(b_out, active[block], w_out.t())
+            branch, of_branch = torch.addmm(b_out, active[block], w_out.t()), of_mlp[block]
             kept += [before, *stats, qkv, stream, *stats_2, hidden]
-        last, *stats = kernels.add_norm(stream, branch, tensors[-2], tensors[-1], eps, out)
-        ctx.save_for_backward(*tensors, *kept, last, *stats, normed, attended, active)
+        last, *stats = kernels.add_norm(stream, branch, tensors[-2], tensors[-1], eps, out, of_branch)
+        ctx.save_for_backward(*tensors, *kept, last, *stats, normed, attended, active, factors)
         ctx.heads, ctx.scale, ctx.shape, ctx.count = heads, scale, shape, len(tensors)
         return out.view(shape)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         """The blocks in reverse; sums over rows are collected as partial sums and added up once at the end."""
-        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count : -6]
-        last, mean, rstd, normed, attended, active = ctx.saved_tensors[-6:]
+        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count : -7]
+        last, mean, rstd, normed, attended, active, factors = ctx.saved_tensors[-7:]
         depth, (rows, width), hidden_width = ctx.count // PARTS, last.shape, active.shape[2]
+        of_attention, of_mlp = _by_kind(factors, depth)
         wide: dict[str, Any] = {"device": last.device, "dtype": torch.float32}
         norms = torch.empty(2 * depth + 1, kernels.programs(rows, width), 3, width, **wide)
         of_qkv = torch.empty(depth, ctx.shape[0], 3 * width, **wide)
@@ -89,10 +111,11 @@ class Stack(torch.autograd.Function):
         for block in reversed(range(depth)):
             w1, _, w_qkv, _, w_proj, _, w2, _, w_in, _, w_out, _ = _of(tensors, block)
             x1, m1, r1, qkv, x2, m2, r2, hidden = kept[KEPT * block : KEPT * (block + 1)]
-            g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial, to_branch[0, block])
+            g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial, to_branch[0, block], of_mlp[block])
             kernels.gelu_backward(to_branch[0, block] @ w_out, hidden, of_hidden[block], to_hidden[block])
             grad_out = to_hidden[block] @ w_in
-            g = kernels.norm_backward(grad_out, x2, m2, r2, w2, g, norms[2 * block + 1], to_branch[1, block])
+            partial, to = norms[2 * block + 1], to_branch[1, block]
+            g = kernels.norm_backward(grad_out, x2, m2, r2, w2, g, partial, to, of_attention[block])
             grad_out, qkv = to_branch[1, block] @ w_proj, qkv.unflatten(0, ctx.shape[:2])
             backward_into(to_qkv[block], of_qkv[block], qkv, grad_out, ctx.heads, ctx.scale)
             grad_out = to_qkv[block] @ w_qkv
@@ -104,15 +127,21 @@ class Stack(torch.autograd.Function):
             grads[first:-2:PARTS] = (to.transpose(1, 2) @ seen).unbind(0)
         added = [kernels.add_up(partial) for partial in (norms, of_qkv, of_hidden)]
         _fill_sums(grads, added[0], added[1], added[2], tensors[3].dtype)
-        return g.view(ctx.shape), None, None, None, *grads
+        return g.view(ctx.shape), None, None, None, None, *grads
 
 
 def _of(tensors: tuple[Tensor, ...], block: int) -> tuple[Tensor, ...]:
     return tensors[PARTS * block : PARTS * (block + 1)]
 
 
+def _by_kind(factors: Tensor | None, depth: int) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+    """Each block's factors (B,) of its attention, and those of its MLP."""
+    each = [None] * (2 * depth) if factors is None else factors.unbind(0)
+    return each[0::2], each[1::2]
+
+
 def _fill_sums(grads: list[Any], norms: Tensor, of_qkv: Tensor, of_hidden: Tensor, dtype: torch.dtype) -> None:
-    """Gradients of norms and biases. A product's bias sums the stream's gradient, which the norm behind it saw."""
+    """Gradients of norms and biases. A product's bias sums the branch's gradient, which the norm behind it saw."""
     biases, of_qkv, of_hidden = norms[:, 2].to(dtype), of_qkv.to(dtype), of_hidden.to(dtype)
     for block in range(len(of_qkv)):
         first = PARTS * block
@@ -135,7 +164,8 @@ def _fusable(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> bool:
 def _is_plain(block: Any) -> bool:
     if type(block) is not Block or type(block.attn) is not ShortAttention or type(block.mlp) is not Mlp:
         return False
-    extras = (block.ls1, block.ls2, block.drop_path1, block.drop_path2, block.mlp.norm)
+    extras = [block.ls1, block.ls2, block.mlp.norm]
+    extras += [place for place in (block.drop_path1, block.drop_path2) if type(place) is not DropPath]
     dropped = (block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p)
     gelu = type(block.mlp.act) is nn.GELU and block.mlp.act.approximate == "none"
     halves = all(p.dtype == torch.bfloat16 for m in (block.attn.qkv, block.mlp.fc1) for p in m.parameters())

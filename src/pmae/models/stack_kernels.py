@@ -27,19 +27,24 @@ def _add_norm_kernel(
     out,
     mean,
     rstd,
+    factors,
     count,
     EPS: tl.constexpr,
     W: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     ADD: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     real = (rows[:, None] < count) & (columns[None, :] < W)
     at = rows[:, None].to(tl.int64) * W + columns[None, :]
     v = tl.load(x + at, mask=real, other=0.0)
     if ADD:
-        v = (v.to(tl.float32) + tl.load(branch + at, mask=real, other=0.0).to(tl.float32)).to(total.dtype.element_ty)
+        added = tl.load(branch + at, mask=real, other=0.0).to(tl.float32)
+        if TOKENS:
+            added *= tl.load(factors + rows // TOKENS, mask=rows < count, other=0.0)[:, None]
+        v = (v.to(tl.float32) + added).to(total.dtype.element_ty)
         tl.store(total + at, v, mask=real)
     v = v.to(tl.float32)
     centre = tl.sum(v, 1) / W
@@ -62,6 +67,7 @@ def _norm_backward_kernel(
     residual,
     out,
     half,
+    factors,
     partial,
     count,
     W: tl.constexpr,
@@ -69,12 +75,13 @@ def _norm_backward_kernel(
     ROWS: tl.constexpr,
     ADD: tl.constexpr,
     HALVE: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     columns = tl.arange(0, WIDTH)
     w = tl.load(weight + columns, mask=columns < W, other=0.0).to(tl.float32)
     # Sums stay in two dimensions until the end: adding up rows inside the loop would make all warps wait every time.
     for_weight, for_bias = tl.zeros([ROWS, WIDTH], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
-    for_stream = tl.zeros([ROWS, WIDTH], tl.float32)
+    for_branch = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(tl.program_id(0) * ROWS, count, tl.num_programs(0) * ROWS):
         rows = start + tl.arange(0, ROWS)
         real = (rows[:, None] < count) & (columns[None, :] < W)
@@ -90,14 +97,17 @@ def _norm_backward_kernel(
         if ADD:
             d += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
         d = tl.where(real, d, 0.0)
-        for_stream += d
+        to_branch = d
+        if TOKENS:
+            to_branch = d * tl.load(factors + rows // TOKENS, mask=rows < count, other=0.0)[:, None]
+        for_branch += to_branch
         tl.store(out + at, d.to(out.dtype.element_ty), mask=real)
         if HALVE:
-            tl.store(half + at, d.to(half.dtype.element_ty), mask=real)
+            tl.store(half + at, to_branch.to(half.dtype.element_ty), mask=real)
     partial += tl.program_id(0) * 3 * W + columns
     tl.store(partial, tl.sum(for_weight, 0), mask=columns < W)
     tl.store(partial + W, tl.sum(for_bias, 0), mask=columns < W)
-    tl.store(partial + 2 * W, tl.sum(for_stream, 0), mask=columns < W)
+    tl.store(partial + 2 * W, tl.sum(for_branch, 0), mask=columns < W)
 
 
 @triton.jit
@@ -168,16 +178,31 @@ def chunks(rows: int, width: int) -> int:
     return min(64 if width > 1024 else 128, triton.cdiv(rows, 64))
 
 
+def _tokens(count: int, factors: Tensor | None) -> int:
+    # A constant of the kernels, so that without factors they compile to what they would be if there were none.
+    return 0 if factors is None else count // len(factors)
+
+
 def add_norm(
-    x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    x: Tensor,
+    branch: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    out: Tensor,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + branch in x's dtype, and each row's mean and 1 / deviation; the layer norm goes to `out`."""
+    """x + branch in x's dtype, and each row's mean and 1 / deviation; the layer norm goes to `out`.
+
+    With factors, one for each image in float32, the branch is multiplied by its image's.
+    """
     count, width = x.shape
     total = x if branch is None else torch.empty_like(x)
     mean, rstd = x.new_empty(count, dtype=torch.float32), x.new_empty(count, dtype=torch.float32)
     tensors = (x, x if branch is None else branch, weight, bias, total, out, mean, rstd)
+    tokens, scaled = _tokens(count, factors), mean if factors is None else factors
     _add_norm_kernel[(triton.cdiv(count, ROWS),)](
-        *tensors, count, eps, width, _power(width), ROWS, branch is not None, num_warps=4
+        *tensors, scaled, count, eps, width, _power(width), ROWS, branch is not None, tokens, num_warps=4
     )
     return total, mean, rstd
 
@@ -191,15 +216,20 @@ def norm_backward(
     residual: Tensor | None,
     partial: Tensor,
     half: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> Tensor:
-    """The gradient in x (plus the residual's), also in `half`; partial (P, 3, W): of weight, bias and itself."""
+    """The gradient in x (plus the residual's), also in `half`; partial (P, 3, W): of weight, bias and itself.
+
+    `half` and the last partial sum are the branch's: factors, one for each image, multiply them and not the result.
+    """
     count, width = x.shape
-    out = half if half is not None and half.dtype == x.dtype else torch.empty_like(x)
+    out = half if half is not None and half.dtype == x.dtype and factors is None else torch.empty_like(x)
     halve = half is not None and half is not out
     tensors = (grad, x, mean, rstd, weight, grad if residual is None else residual, out, half if halve else out)
-    warps = max(1, _power(width) * ROWS // 1024)
+    tokens, scaled = _tokens(count, factors), mean if factors is None else factors
+    sizes, warps = (count, width, _power(width), ROWS), max(1, _power(width) * ROWS // 1024)
     _norm_backward_kernel[(partial.shape[0],)](
-        *tensors, partial, count, width, _power(width), ROWS, residual is not None, halve, num_warps=warps
+        *tensors, scaled, partial, *sizes, residual is not None, halve, tokens, num_warps=warps
     )
     return out
 

@@ -8,7 +8,7 @@ tensors, also inside a CUDA graph: its gradients' addresses are known once it is
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # (the functions under triton.jit are Triton's language, not Python's: their arguments have no Python types)
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 BLOCK, WARPS = 1024, 8
 """How many weights a program updates, and its warps: 212 us for 30 million on an H200, the fastest of six."""
-FIELDS = tl.constexpr(8)
-"""A program's row of the table: addresses of weight, moments, gradient and rounded weight, first, end, decayed."""
+FIELDS = tl.constexpr(9)
+"""A program's row of the table: addresses of weight, moments, gradient and rounded weight, first, end, decayed, and the
+address of the rate."""
 
 
 @triton.jit
@@ -30,7 +31,6 @@ def _pointer(row, field, kind: tl.constexpr):
 def _adamw_kernel(
     table,
     step,
-    rate,
     BETA1: tl.constexpr,
     BETA2: tl.constexpr,
     EPS: tl.constexpr,
@@ -44,7 +44,8 @@ def _adamw_kernel(
     if EVEN:  # told so, the compiler moves 16 bytes at a time
         end = tl.multiple_of(end, 16)
     at = tl.multiple_of(tl.load(row + 5), BLOCK) + tl.arange(0, BLOCK)
-    real, count, lr = at < end, tl.load(step), tl.load(rate)
+    real, count = at < end, tl.load(step)
+    lr = tl.load(tl.load(row + 8).to(tl.pointer_type(tl.float32)))
     weight, mean, square = _pointer(row, 0, tl.float32), _pointer(row, 1, tl.float32), _pointer(row, 2, tl.float32)
     grad = _pointer(row, 3, tl.bfloat16 if HALF else tl.float32)
     g = tl.load(grad + at, mask=real, other=0.0).to(tl.float32)
@@ -70,7 +71,7 @@ class Kind(NamedTuple):
 
 
 class Update:
-    """A step of an AdamW whose rate is a tensor; a weight in `halves` has a rounded copy, which gets its gradient."""
+    """A step of an AdamW whose rates are tensors; a weight in `halves` has a rounded copy, which gets its gradient."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, halves: dict[nn.Parameter, nn.Parameter]) -> None:
         self.optimizer, self.halves = optimizer, halves
@@ -88,10 +89,15 @@ class Update:
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 if self.leaf(p).grad is not None:
-                    rows.setdefault(self._kind(p), []).extend(self._rows(p, bool(group["weight_decay"])))
+                    rows.setdefault(self._kind(p), []).extend(self._rows(p, group))
         for kind, found in rows.items():
             table = torch.tensor(found, dtype=torch.int64)
-            self._tables.setdefault(kind, torch.empty_like(table, device=self._rate.device)).copy_(table)
+            self._tables.setdefault(kind, torch.empty_like(table, device=self._device)).copy_(table)
+
+    def note(self) -> None:
+        """Do so now, unless these gradients are a graph's that is being captured and will be known after it."""
+        if not torch.cuda.is_current_stream_capturing():
+            self.fill()
 
     def __call__(self) -> None:
         """Update every weight that has a gradient."""
@@ -101,24 +107,25 @@ class Update:
         group = self.optimizer.param_groups[0]
         sizes = (*group["betas"], group["eps"], max(group["weight_decay"] for group in self.optimizer.param_groups))
         for kind, table in self._tables.items():
-            _adamw_kernel[(len(table),)](table, steps[0], self._rate, *sizes, *kind, BLOCK, num_warps=WARPS)
+            _adamw_kernel[(len(table),)](table, steps[0], *sizes, *kind, BLOCK, num_warps=WARPS)
 
     def leaf(self, p: nn.Parameter) -> nn.Parameter:
         """The parameter that the gradient comes to."""
         return self.halves.get(p, p)
 
     @property
-    def _rate(self) -> Tensor:
+    def _device(self) -> torch.device:
         rate: Tensor = self.optimizer.param_groups[0]["lr"]
-        return rate
+        return rate.device
 
     def _kind(self, p: nn.Parameter) -> Kind:
         return Kind(p in self.halves, p.numel() % 16 == 0)
 
-    def _rows(self, p: nn.Parameter, decayed: bool) -> list[tuple[int, ...]]:
+    def _rows(self, p: nn.Parameter, group: dict[str, Any]) -> list[tuple[int, ...]]:
         state, leaf = self.optimizer.state[p], self.leaf(p)
         if leaf.grad is None or not leaf.grad.is_contiguous():
             raise RuntimeError(f"a gradient of shape {tuple(p.shape)} must be contiguous")
         tensors = (p, state["exp_avg"], state["exp_avg_sq"], leaf.grad, leaf)
         addresses = tuple(tensor.data_ptr() for tensor in tensors)
-        return [(*addresses, first, p.numel(), int(decayed)) for first in range(0, p.numel(), BLOCK)]
+        end, decayed, rate = p.numel(), int(bool(group["weight_decay"])), group["lr"].data_ptr()
+        return [(*addresses, first, end, decayed, rate) for first in range(0, end, BLOCK)]

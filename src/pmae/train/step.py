@@ -3,8 +3,8 @@
 Everything random comes in as arguments and everything measured stays on the device, so neither engine waits for it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -14,6 +14,8 @@ from pmae.config import Config, OptimConfig
 from pmae.data.augment import Standardize, boxes_of, crop
 from pmae.method import Draw, MaskedAutoencoder
 from pmae.train.distributed import ALONE, World
+from pmae.train.halves import Halves
+from pmae.train.replay import Replay
 
 try:
     from pmae.train.adamw import Update
@@ -23,7 +25,6 @@ except ImportError:  # no Triton: a machine without a GPU, or not Linux, where n
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WARM_STEPS = 3
 VERSIONS = 256
 """How many versions of a step the compiler may keep: one for each space, shape and number of visible patches that one
 process trains with. After eight, torch's own limit, it runs further ones uncompiled and says so in a log alone."""
@@ -116,30 +117,6 @@ class Plain:
             group["lr"] = lr
 
 
-class Halves:
-    """The weights that autocast would round to bfloat16 layer by layer, rounded by the update of the step before.
-
-    The numbers are autocast's own; what is saved are three hundred small kernels a step.
-    """
-
-    def __init__(self, model: MaskedAutoencoder) -> None:
-        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-        slots = [(layer, key, p) for layer in layers for key, p in layer.named_parameters(recurse=False)]
-        self._slots = [slot for slot in slots if slot[2].requires_grad and model.precision == torch.bfloat16]
-        self.of = {p: nn.Parameter(p.detach().bfloat16()) for _, _, p in self._slots}
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """The model's layers hold their rounded weights, and these get the gradients."""
-        for layer, key, whole in self._slots:
-            layer._parameters[key], self.of[whole].grad = self.of[whole], None
-        try:
-            yield
-        finally:
-            for layer, key, whole in self._slots:
-                layer._parameters[key] = whole
-
-
 class Graph(Plain):
     """The same step, compiled, then captured once in a CUDA graph and replayed from fixed buffers.
 
@@ -161,56 +138,31 @@ class Graph(Plain):
         torch.set_float32_matmul_precision("high")
         if model.precision == torch.bfloat16:
             model.space.allow_rounding()
-        self._halves = Halves(model)
-        self._leaves = [self._halves.of.get(p, p) for p in self._leaves]
-        self._updates: dict[int, Update] = {}
+        self._halves = Halves(model) if model.precision == torch.bfloat16 else None
+        self._rounded = self._halves.of if self._halves else {}
+        self._leaves = [self._rounded.get(p, p) for p in self._leaves]
         self._compiled = compiled(self.measure)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._warm: dict[int, int] = {}
-        self._buffers: Inputs | None = None
-        self._stream = torch.cuda.Stream()
+        self._replays: dict[int, Replay] = {}
 
     def __call__(self, inputs: Inputs) -> None:
         self._set_rate(inputs.lr)
-        buffers, visible = self._fill(inputs), inputs.draw.visible
-        draw = buffers.draw._replace(visible=visible)
-        if visible in self._graphs:
-            self._graphs[visible].replay()
-            return
-        if self._warm.get(visible, 0) < WARM_STEPS:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                self._step(buffers.images, buffers.crops, draw)
-            torch.cuda.current_stream().wait_stream(self._stream)
-            self._warm[visible] = self._warm.get(visible, 0) + 1
-            return
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step(buffers.images, buffers.crops, draw)
-        self._updates[visible].fill()
-        self._graphs[visible] = graph
-        graph.replay()
+        draw = inputs.draw
+        if draw.visible not in self._replays:
+            self._replays[draw.visible] = self._replay(draw.visible)
+        self._replays[draw.visible](inputs.images, inputs.crops, draw.noise, draw.ratio)
 
-    def _step(self, images: Tensor, crops: Tensor, draw: Draw) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        with self._halves.lent():
-            loss, values = self._compiled(images, crops, draw)
-            loss.backward()
-        update = self._updates.setdefault(draw.visible, Update(self.optimizer, self._halves.of))
-        if not torch.cuda.is_current_stream_capturing():
-            update.fill()
-        self._update(values, update)
+    def _replay(self, visible: int) -> Replay:
+        update = Update(self.optimizer, self._rounded)
 
-    def _fill(self, inputs: Inputs) -> Inputs:
-        """Copy this step's inputs into the buffers that the graph reads."""
-        if self._buffers is None:
-            draw = inputs.draw._replace(noise=inputs.draw.noise.clone(), ratio=inputs.draw.ratio.clone())
-            self._buffers = Inputs(inputs.images.clone(), inputs.crops.clone(), draw, inputs.lr)
-        into = (self._buffers.images, self._buffers.crops, self._buffers.draw.noise, self._buffers.draw.ratio)
-        out_of = (inputs.images, inputs.crops, inputs.draw.noise, inputs.draw.ratio)
-        for target, source in zip(into, out_of, strict=True):
-            target.copy_(source)
-        return self._buffers
+        def step(images: Tensor, crops: Tensor, noise: Tensor, ratio: Tensor) -> None:
+            self.optimizer.zero_grad(set_to_none=True)
+            with self._halves.lent() if self._halves else nullcontext():
+                loss, values = self._compiled(images, crops, Draw(noise, ratio, visible))
+                loss.backward()
+            update.note()
+            self._update(values, update)
+
+        return Replay(step, update.fill)
 
     def _set_rate(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
