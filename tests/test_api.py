@@ -1,5 +1,6 @@
 """The front door in Python: arrays in, a run out, evidence merged into it."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,25 @@ def test_evaluations_of_different_protocols_add_up(tiny: Config, toy: Splits, tm
     assert all({entry["protocol"] for entry in suite["results"]} == {"linear", "knn"} for suite in found.values())
     assert "pmae epoch 2" in api.score_table(run)
     assert (run.path / "features.safetensors").exists()
+
+
+def test_fine_tuning_under_two_presets_and_on_two_sets(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
+    few = toy.train.take(np.arange(32))
+    for name, splits in (("paper", toy), ("strong", toy), ("paper", Splits("a few/of them", few, test=toy.test))):
+        protocols = only(preset(name), ["finetune"])
+        assert protocols.finetune
+        short = dataclasses.replace(protocols.finetune, epochs=1, warmup_epochs=0)
+        api.evaluate(
+            run.path,
+            dataclasses.replace(protocols, finetune=short),
+            splits,
+            device="cpu",
+            baselines=False,
+            figures=False,
+        )
+    assert set(run.results["evaluation"]) == {"pmae epoch 1 [paper]", "pmae epoch 1 [strong]"}
+    assert len(list((run.path / "finetune").iterdir())) == 3
 
 
 def test_the_twin_differs_in_what_is_hidden_alone(tiny: Config, toy: Splits, tmp_path: Path) -> None:

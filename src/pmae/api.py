@@ -1,6 +1,7 @@
 """The front door in Python: from a name, a path or an array to a finished run folder, and from there to evidence."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,8 @@ def _score(
     world: World,
 ) -> None:
     """One representation through the suite, merged into results.json as soon as it is there."""
-    folder = run.path / "finetune" / label.replace(" ", "-")
+    # One a preset and data set: each is a fine-tuning of its own, to be gone on with by itself.
+    folder = run.path / "finetune" / re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")
     found = suite.evaluate(
         represent,
         splits,
