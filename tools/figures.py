@@ -8,7 +8,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from headline import LONG
+from headline import long_kinds
 from publish import name_of
 from shelf import FIGURES, RUNS, shelf
 from tables import ratio_page
@@ -22,6 +22,8 @@ from pmae.report.tables import Table
 from pmae.runs import Run
 
 UNSHOWN = ("knn", "effective_rank")
+COLOURED = ("ours", "mae", "paper", "masking", "mae_masking", "mae_ours", "released", "mae_released", "kmae")
+"""Recipes in the order in which they get a colour."""
 
 
 def measured(place: Path = RUNS) -> dict[str, Drawing]:
@@ -31,10 +33,9 @@ def measured(place: Path = RUNS) -> dict[str, Drawing]:
         page = ratio_page(name, "mean", place)
         if _is_whole(page.tables[0]):
             drawn[f"paper-{name}"] = page.drawings[0]
-    long = {kind: runs[0] for kind, runs in shelf(place).items() if (kind.data, kind.epochs) == ("cifar10", LONG)}
     # In the order of colours: PMAE is blue and MAE orange, as in the figure of ratios.
-    order = sorted(long, key=lambda kind: (kind.recipe != "masking", kind.method != "mae"))
-    curves = [_curves(long[kind], f"{kind.title}, {kind.recipe.removeprefix('mae_')}") for kind in order]
+    long = sorted(long_kinds("cifar10", place), key=lambda kind: COLOURED.index(kind.recipe))
+    curves = [_curves(shelf(place)[kind][0], f"{kind.title}, recipe {kind.recipe}") for kind in long]
     return drawn | ({"paper-curves": charts.learning_curves(curves)} if curves else {})
 
 

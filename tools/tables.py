@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, pictures
+from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
 from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
 
 from pmae.experiments.evaluations import Need
@@ -47,7 +47,7 @@ def _picture(name: str, alt: str) -> list[str]:
 
 
 def _paper_set(data: str, place: Path) -> str:
-    kinds = {kind: runs for kind, runs in shelf(place).items() if (kind.data, kind.epochs) == (data, LONG)}
+    kinds = {kind: shelf(place)[kind] for kind in long_kinds(data, place)}
     name = published.paper()["data"][data]
     header = [f"{name}, {LONG} epochs", "preset", "images", "features", *COLUMNS.values()]
     lines = [line(header), "|---" * len(header) + "|"]
