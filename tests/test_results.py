@@ -174,7 +174,7 @@ def test_learning_curves_of_long_runs_are_drawn_in_the_colours_of_their_methods(
     drawn = tool("figures").measured(tmp_path)
     assert list(drawn) == ["paper-curves"]
     loss, r2, probe = drawn["paper-curves"].figure.axes
-    assert [line.get_label() for line in loss.lines] == ["PMAE 0.2, masking", "MAE 0.75, mae_masking"]
+    assert [line.get_label() for line in loss.lines] == ["PMAE 0.2, masking", "MAE 0.75, masking"]
     said = Run(RESULTS / "runs" / "cifar10-pmae-100").results["pretrain"]
     ends = [line.get_ydata()[-1] for line in probe.lines]
     assert ends[0] == pytest.approx(said["linear"])

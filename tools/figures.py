@@ -35,7 +35,7 @@ def measured(place: Path = RUNS) -> dict[str, Drawing]:
             drawn[f"paper-{name}"] = page.drawings[0]
     # In the order of colours: PMAE is blue and MAE orange, as in the figure of ratios.
     long = sorted(long_kinds("cifar10", place), key=lambda kind: COLOURED.index(kind.recipe))
-    curves = [_curves(shelf(place)[kind][0], f"{kind.title}, {kind.recipe}") for kind in long]
+    curves = [_curves(shelf(place)[kind][0], f"{kind.title}, {kind.recipe.removeprefix('mae_')}") for kind in long]
     return drawn | ({"paper-curves": charts.learning_curves(curves)} if curves else {})
 
 
