@@ -122,7 +122,11 @@ def _epoch(
 
 
 def _lesson(
-    classifier: Classifier, optimizer: Any, standardize: Standardize, config: Any, quick: bool | None
+    classifier: Classifier,
+    optimizer: torch.optim.Optimizer,
+    standardize: Standardize,
+    config: FinetuneConfig,
+    quick: bool | None,
 ) -> Lesson:
     """The step that is fastest here; the eager one if `quick` is False."""
     device = standardize.mean.device
