@@ -19,8 +19,7 @@ RECIPES = ("mae_masking", "masking")
 PICTURES = {
     "paper-ratio": "Accuracy of linear probes against the share that is hidden, of MAE and PMAE",
     "paper-curves": "Loss, R2 and probes of MAE and PMAE over 800 epochs",
-    "reconstructions-cifar10-pmae-paper-800": "Images, what is left of them, what is hidden, and what PMAE predicts of it",
-    "reconstructions-cifar10-pmae-100": "Images, what is left of them, what is hidden, and what PMAE predicts of it",
+    "reconstructions-cifar10-pmae-paper-800": "Images, what is left of them, what is hidden, what PMAE predicts of it",
     "spectrum-cifar10": "Images made of the top, the middle and the bottom of the spectrum of CIFAR-10",
     "mask-designs-cifar10": "Images under the masks of MAE and PMAE, and the targets below them",
 }

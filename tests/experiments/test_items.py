@@ -8,7 +8,7 @@ import pytest
 from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.errors import UserError
-from pmae.experiments.cost import cost_of
+from pmae.experiments.cost import Heads, cost_of
 from pmae.experiments.paper import DATASETS, ITEMS, RATIOS, Cell, Plan, Row, job_of, jobs_of
 from pmae.experiments.recipes import recipe
 from pmae.report.published import accuracy
@@ -128,11 +128,26 @@ def test_a_second_view_is_counted_where_it_is_derived() -> None:
 
 def test_several_presets_are_several_evaluations() -> None:
     one, both = (
-        cost_of(ITEMS["spread"], Plan(datasets=("cifar10",)), names) for names in (("paper",), ("paper", "plain"))
+        cost_of(ITEMS["spread"], Plan(datasets=("cifar10",)), Heads(names))
+        for names in (("paper",), ("paper", "plain"))
     )
     # Features for probes without augmentation are computed once for each of 18 runs.
     assert both.images - one.images == 18 * 50_000
     assert both.runs == one.runs
+
+
+def test_the_list_counts_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    heads = Heads(kinds=("linear",), epochs=7)
+    assert cost_of(ITEMS["main"], Plan(datasets=("cifar10",)), heads).images == 50_000 * (21 * 800 + 5 * 7)
+    options = ["--datasets", "cifar10", "--protocols", "linear", "--head-epochs", "7", "--images-per-second", "1000"]
+    assert main(["paper", "--list", "main", *options]) == 0
+    line, label = capsys.readouterr().out.splitlines()[1:3]
+    assert line.split()[:3] == ["main", "21", f"{0.05 * (21 * 800 + 5 * 7):,.1f}"]
+    assert label.split()[:2] == ["Table", "1"]
+    assert main(["paper", "--list", *options]) == 0
+    named = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].islower()]
+    # Items without a linear probe are left out: k-NN, settings, drawings and pictures.
+    assert named[1:-1] == ["main", "kernel", "pixel-objective", "ratio", "epochs", "spread"]
 
 
 def test_rows_can_be_left_out() -> None:
@@ -158,7 +173,14 @@ def test_items_share_their_runs() -> None:
         (["main", "--datasets", "cifar"], "did you mean 'cifar10'"),
         (["main", "--recipe", "mae"], "choices: masking, ours, paper, released"),
         (["main", "--ratios", "1.5"], "ratios must be shares in (0, 1)"),
+        (["main", "--ratios", "0.2", "0.20"], "ratios must be all different"),
+        (["main", "--datasets", "cifar10", "cifar10"], "datasets must be all different"),
         (["main", "--seeds", "1", "1"], "no two alike"),
+        (["main", "--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["main", "--head-epochs", "0"], "--head-epochs must be at least 1, got 0"),
+        (["main", "--only-found", "--runs", "nowhere"], "--runs must be folders that hold run folders, got 'nowhere'"),
+        (["--list", "--images-per-second", "0"], "--images-per-second must be above 0, got 0.0"),
+        (["knn", "main", "--protocols", "knn", "--only-found"], "protocols of 'main' must be among"),
         (["main", "--protocols", "knn"], "protocols of 'main' must be among linear, mlp, finetune, got knn"),
         (["main", "--protocols", "lienar"], "did you mean 'linear'"),
         (["main", "--set", "encoder.depth"], "--set must be settings as name=value"),

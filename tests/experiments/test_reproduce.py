@@ -11,6 +11,7 @@ from PIL import Image
 
 from pmae import api
 from pmae.cli import main
+from pmae.errors import Interrupted
 from pmae.experiments.library import finished
 from pmae.experiments.paper import DATASETS, ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
 from pmae.experiments.reproduce import Way, reproduce
@@ -18,7 +19,6 @@ from pmae.runs import Run
 
 from .conftest import SMALL
 
-RESULTS = Path(__file__).parents[2] / "results" / "runs"
 Store = Callable[..., Run]
 KINDS = (("oracle", "0.3"), ("random", "random"))
 
@@ -217,36 +217,6 @@ def test_the_oracle_is_chosen_on_validation_images_never_on_test(
     assert "- bloodmnist: made up" in text
 
 
-def test_a_run_without_checkpoints_serves_the_search_but_not_a_missing_evaluation(
-    root: Path, store: Store, tmp_path: Path
-) -> None:
-    plan = Plan(datasets=("dermamnist",), epochs=1, settings=tuple(s.split("=") for s in SMALL[1:10]))  # type: ignore[misc]
-    cell = Cell(Row("mae", 0.75), "dermamnist")
-    store(tmp_path / "kept", job_of(ITEMS["knn"], cell, 0.75, 0, plan), {1: 0.7}, 0.8)
-    item = Item("one", "One", "none", "table", (Row("mae", 0.75),), ("dermamnist",), ("linear",))
-    here = {"root": str(root), "device": "cpu", "epochs": 1, "settings": plan.settings}
-    way = Way(tmp_path / "a", (tmp_path / "kept",))
-    reproduce(item, Plan(**here), way)  # type: ignore[arg-type]
-    assert not (tmp_path / "a/runs").exists()
-    other = Item("one", "One", "none", "table", (Row("mae", 0.75),), ("dermamnist",), ("knn",))
-    reproduce(other, Plan(**here), way)  # type: ignore[arg-type]
-    assert len(list((tmp_path / "a/runs").iterdir())) == 1
-
-
-def test_published_results_of_the_repository_build_a_table(tmp_path: Path, forbid_work: Callable[[], None]) -> None:
-    forbid_work()
-    settings = ["--recipe", "masking", "--epochs", 100, "--set", "encoder.patch_size=8", "train.batch_size=512"]
-    assert paper("main", *settings, "--runs", RESULTS, "--only-found", "--out", tmp_path) == 0
-    found = {(r["data"], r["protocol"], r["method"]): r for r in rows(tmp_path / "main-comparison.csv")}
-    results = json.loads((RESULTS / "bloodmnist-pmae-100" / "results.json").read_text())["evaluation"]
-    entries = results["pmae epoch 100 [paper]"]["results"]
-    (ours,) = [e for e in entries if (e["protocol"], e["pooling"], e["split"]) == ("linear", "cls", "test")]
-    row = found["BloodMNIST", "linear probe", "PMAE, oracle ratio"]
-    assert float(row["ours"]) == pytest.approx(100 * ours["metrics"]["accuracy"]["value"])
-    assert (row["published"], row["runs"]) == ("95.5", "bloodmnist-pmae-100")
-    assert found["PathMNIST", "linear probe", "MAE, 75% of patches"]["ours"] == ""
-
-
 def pictures(folder: Path) -> dict[str, np.ndarray]:
     """The PNG files in a folder, each with something drawn on white."""
     found = {path.stem: np.asarray(Image.open(path).convert("L")) for path in folder.glob("*.png")}
@@ -283,9 +253,20 @@ def test_curves_and_bars_from_stored_results(store: Store, tmp_path: Path, forbi
     assert float(spread[0]["mean accuracy"]) == pytest.approx(np.mean(values))
     assert float(spread[0]["standard error"]) == pytest.approx(np.std(values, ddof=1) / 3, abs=0.006)
     curves = rows(tmp_path / "epochs-comparison.csv")
-    assert [row["of epochs"] for row in curves] == ["8", "8"]
+    assert [(row["of epochs"], row["epochs of PMAE scored"]) for row in curves] == [("8", "3"), ("8", "3")]
     minutes = [float(row["minutes for 800 epochs"]) for row in rows(tmp_path / "time-comparison.csv")]
     assert minutes[0] == pytest.approx(800 * (12_000 // 512) * 512 / 5000 / 60)
+
+
+def test_a_stopped_command_says_that_it_goes_on(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*arguments: object, **named: object) -> Run:
+        raise Interrupted("runs/a", 2)
+
+    monkeypatch.setattr(api, "pretrain", stop)
+    assert paper("knn", "--datasets", "dermamnist", "--root", root, *SMALL, "--out", tmp_path) == 130
+    assert capsys.readouterr().err == "pmae: stopped and saved; the same command again goes on from there\n"
 
 
 def test_pictures_come_from_short_runs(root: Path, tmp_path: Path) -> None:
@@ -306,5 +287,7 @@ def test_settings_and_drawings_need_no_run(tmp_path: Path, forbid_work: Callable
     found = {(row["part"], row["setting"]): row for row in rows(tmp_path / "settings-comparison.csv")}
     assert found["pretraining", "rate"]["published"] == found["pretraining", "rate"]["ours"] == "0.0003"
     # The text counts steps where its code counts epochs; that is all in which the recipe and the preset differ from it.
-    assert {key for key, row in found.items() if row[""]} == {("probes", "warm-up"), ("fine-tuning", "warm-up")}
+    differ = {key for key, row in found.items() if row["same"] == "no"}
+    assert differ == {("probes", "warm-up"), ("fine-tuning", "warm-up")}
+    assert {row["same"] for row in found.values()} == {"yes", "no"}
     assert "method.py" in (tmp_path / "overview.md").read_text()

@@ -32,6 +32,15 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_seeds_and_epochs_are_checked(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["ratio", "--data", "dermamnist", "--ratios", 0.1, "--root", root, "--out", tmp_path / "out"]
+    assert sweep(*command, "--seeds", 1, 1) == 2
+    assert "seeds must be at least one number, no two alike" in capsys.readouterr().err
+    assert sweep(*command, "--epochs", 0) == 2
+    assert "train.epochs must be at least 1, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_ratio_sweep_finds_the_best_by_validation_and_is_not_repeated(
     root: Path, tmp_path: Path, forbid_work: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ EXAMPLES = """examples:
   pmae paper --list                                                     every table and figure, with its cost
   pmae paper main --datasets cifar10 bloodmnist --epochs 100 --seeds 0 1 2 --out runs/paper
   pmae paper ratio --recipe masking --ratios 0.1 0.2 0.4 --epochs 50 --set encoder.patch_size=8
-  pmae paper knn --runs results/runs --only-found                       from stored results, running nothing
+  pmae paper knn --datasets cifar10 --runs results/runs --only-found    from stored results, running nothing
 The same command again continues where it was stopped. An oracle's ratio is chosen on validation images (the val split,
 or a fifth of the training images where there is none), never on those of the final number.
 """
@@ -31,24 +31,27 @@ def run(arguments: list[str]) -> None:
         tuple(options.methods),
     )
     presets = tuple(options.preset or ["released" if options.recipe == "released" else "paper"])
-    if options.list:
-        from pmae.experiments.cost import cost_lines
-
-        print("\n".join(cost_lines(plan, presets, options.images_per_second)))
-        return
-    wanted = items(options.names)
+    wanted = [] if options.list and not options.names else items(options.names)
     from contextlib import nullcontext
     from pathlib import Path
 
-    from pmae.experiments.reproduce import Way, reproduce
+    from pmae.experiments.cost import Heads, cost_lines
+    from pmae.experiments.reproduce import Way, check, reproduce
     from pmae.report.tables import to_markdown
 
     places, kinds = tuple(map(Path, options.runs)), tuple(options.protocols)
     way = Way(Path(options.out), places, presets, kinds, options.head_epochs, options.only_found, options.pooling)
+    if options.list:
+        heads = Heads(presets, kinds, options.head_epochs)
+        print("\n".join(cost_lines(plan, heads, options.images_per_second, wanted)))
+        return
+    for item in wanted:  # all of them before the first one, which may take days
+        check(item, plan, way)
     with workers_of(options) or nullcontext() as workers:
         for item in wanted:
             page, paths = reproduce(item, plan, way, workers)
-            print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *map(str, paths)]))
+            notes = [f"- {note}" for note in page.notes]
+            print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *notes, *map(str, paths)]))
 
 
 def settings_given(given: list[str]) -> tuple[tuple[str, str], ...]:
@@ -71,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("names", nargs="*", help="tables and figures by the names that --list gives")
-    add("--list", action="store_true", help="every table and figure with its runs, images seen and hours")
+    add("--list", action="store_true", help="tables and figures, all or those named, with runs, images seen and hours")
     add("--datasets", nargs="+", default=[], help="cifar10 tinyimagenet dermamnist bloodmnist pathmnist")
     add("--methods", nargs="+", default=[], metavar="METHOD", help="only these rows: mae_std mae_oracle mae_random ...")
     add("--recipe", default="paper", help="how to train: paper (the default), released, masking or ours")

@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> None:
 
     base = replace(recipe(options.recipe), train__device=options.device, data__root=options.root)
     base = replace(base, **({"data__source": options.data} if options.data else {}))
-    base = replace(base, **({"train__epochs": options.epochs} if options.epochs else {}))
+    base = replace(base, **({} if options.epochs is None else {"train__epochs": options.epochs}))
     base = with_settings(base, dict(settings_given(options.set)))
     words = list(options.settings)
     if options.ratios:

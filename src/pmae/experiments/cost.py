@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pmae.config import Config
 from pmae.config_file import with_settings
 from pmae.derive import patch_for, resolve
+from pmae.errors import require
 from pmae.evaluate.protocols import Protocols
 from pmae.experiments.paper import ITEMS, PAIRS, Item, Plan, jobs_of, ratios_of
-from pmae.experiments.presets import chosen
+from pmae.experiments.presets import chosen, kept
 from pmae.experiments.recipes import recipe
 
 SPEEDS = {"H200": 85_500.0, "2 CPU cores": 56.0}
@@ -53,9 +54,22 @@ class Cost:
         return Cost(self.runs + other.runs, self.images + other.images, self.work + other.work)
 
 
-def cost_of(item: Item, plan: Plan, presets: Sequence[str] = ("paper",), gpu: bool = True) -> Cost:
+@dataclass(frozen=True)
+class Heads:
+    """What is evaluated: presets, the protocols to keep of an item's own, and epochs that are not the preset's."""
+
+    presets: tuple[str, ...] = ("paper",)
+    kinds: tuple[str, ...] = ()
+    epochs: int | None = None
+
+
+PAPER = Heads()
+
+
+def cost_of(item: Item, plan: Plan, heads: Heads = PAPER, gpu: bool = True) -> Cost:
     """The cost of an item from nothing, with what is derived on a GPU or without; shared runs are counted in each."""
-    passes = sum(map(_passes, chosen(presets, item.protocols, item.with_plain, None)))
+    protocols = chosen(heads.presets, kept(item, heads.kinds), item.with_plain, heads.epochs)
+    passes = sum(map(_passes, protocols))
     passes *= CHECKPOINTS if item.every_epoch else 1
     jobs, cells, total = jobs_of(item, plan), item.cells(plan), Cost(0, 0.0, 0.0)
     for data in dict.fromkeys(cell.data for cell in cells):
@@ -68,16 +82,15 @@ def cost_of(item: Item, plan: Plan, presets: Sequence[str] = ("paper",), gpu: bo
     return total
 
 
-def cost_lines(plan: Plan, presets: Sequence[str], speed: float | None) -> list[str]:
-    """A line an item: name, paper's label, runs, images and hours; then what the hours rest on."""
+def cost_lines(plan: Plan, heads: Heads, speed: float | None, items: Sequence[Item] = ()) -> list[str]:
+    """A line an item, all if none is named: paper's label, runs, images and hours; then what the hours rest on."""
+    require(speed is None or speed > 0, "--images-per-second", "above 0", speed)
     speeds = {"this machine": speed} if speed else SPEEDS | (SMALL if _derives_networks(plan) else {})
-    heads = "".join(f"{f'hours, {machine}':>20}" for machine in speeds)
-    lines = [f"{'name':<16}{'runs':>6}{'images seen':>16}{heads}  title"]
-    for item in ITEMS.values():
-        if plan.methods and not any(row.key in plan.methods for row in item.rows):
-            continue
-        cost = cost_of(item, plan, presets)
-        machines = [(name, cost_of(item, plan, presets, gpu=name not in SMALL)) for name in speeds]
+    columns = "".join(f"{f'hours, {machine}':>20}" for machine in speeds)
+    lines = [f"{'name':<16}{'runs':>6}{'images seen':>16}{columns}  title"]
+    for item in items or [item for item in ITEMS.values() if _concerned(item, plan, heads)]:
+        cost = cost_of(item, plan, heads)
+        machines = [(name, cost_of(item, plan, heads, gpu=name not in SMALL)) for name in speeds]
         hours = "".join(f"{_hours(each.hours(speeds[name])):>20}" for name, each in machines)
         lines.append(f"{item.name:<16}{cost.runs:>6}{_count(cost.images):>16}{hours}  {item.title}")
         lines.append(f"{'':<16}{item.labels}")
@@ -88,6 +101,12 @@ def cost_lines(plan: Plan, presets: Sequence[str], speed: float | None) -> list[
         "Each item is counted from nothing, but runs are shared: main, knn, ratio, spread and epochs use the same ones."
     )
     return lines
+
+
+def _concerned(item: Item, plan: Plan, heads: Heads) -> bool:
+    """Whether an item has a row and a protocol of those that were asked for."""
+    rows = not plan.methods or any(row.key in plan.methods for row in item.rows)
+    return rows and (not heads.kinds or any(kind in heads.kinds for kind in item.protocols))
 
 
 def _passes(protocols: Protocols) -> int:

@@ -81,4 +81,6 @@ def choose(cell: Cell, tried: dict[float, Run], planned: int) -> list[tuple[Cell
     best = max(scores, key=lambda ratio: scores[ratio])
     if planned == 1:
         return [(cell, best, "the only ratio; no search")]
+    if len(scores) == 1:
+        return [(cell, best, f"the only one of {planned} ratios that was found; no search")]
     return [(cell, best, f"best of {len(scores)} of {planned} ratios on validation images ({scores[best]:.1f}%)")]

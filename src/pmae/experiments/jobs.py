@@ -15,9 +15,9 @@ import torch
 
 from pmae import api
 from pmae.config import Config, DataConfig, replace
-from pmae.data.datasets import load
+from pmae.data.datasets import load, tinyimagenet_folder
 from pmae.data.images import Splits
-from pmae.errors import UserError
+from pmae.errors import Interrupted, UserError
 from pmae.experiments.library import Job, Library, finished
 from pmae.runs import Run
 
@@ -134,7 +134,11 @@ def carry_out(
             begun[path] = task, time.monotonic()
         if not begun:
             return runs
-        path = workers.wait()
+        try:
+            path = workers.wait()
+        except Interrupted as stop:
+            stop.args = ("stopped and saved; the same command again goes on from there",)
+            raise
         task, since = begun.pop(path)
         print(f"{task.name}: done in {time.monotonic() - since:.0f} s", flush=True)
         end(task, Run(path))
@@ -167,6 +171,14 @@ def find_run(job: Job, library: Library, accept: Accept = anything, loosely: boo
 def splits(data: DataConfig) -> Splits:
     """The images that settings name; the last set stays at hand, since neighbouring jobs share it."""
     return load(data)
+
+
+def check_data(jobs: Sequence[Job], library: Library, loosely: bool = False) -> None:
+    """Refuse now what would fail hours later: data that a run is missing for, and that are not there."""
+    missing = [job for job in jobs if find_run(job, library, loosely=loosely) is None]
+    for data in dict.fromkeys(job.config.data for job in missing):
+        if tinyimagenet_folder(data) is None:  # a hundred thousand files: that they are there is enough
+            load(data, on_demand=True)
 
 
 def _begun(job: Job, folder: Path, library: Library) -> list[Run]:

@@ -63,6 +63,13 @@ class Library:
         found = [Run(path.parent) for path in paths if _alike(path, wanted, free)]
         return sorted(found, key=lambda run: (finished(run), run.config.train.epochs or 0), reverse=True)
 
+    def nearest(self, wanted: Config, loosely: bool = False) -> tuple[str, dict[str, Any]] | None:
+        """The run on the same data that differs in the fewest settings, by its name, with its values of those."""
+        free = FREE | LENGTH if loosely else FREE
+        paths = [path for place in self.places for path in sorted(place.glob("*/config.json"))]
+        found = [(path.parent.name, other) for path in paths if (other := _difference(path, wanted, free)) is not None]
+        return min(found, key=lambda one: len(one[1]), default=None)
+
 
 def finished(run: Run) -> bool:
     """Whether pretraining came to its end; with checkpoints there, also whether its pictures were written."""
@@ -81,11 +88,19 @@ def validation(run: Run) -> float | None:
 
 def _alike(path: Path, wanted: Config, free: frozenset[str]) -> bool:
     """Whether a run is what the wanted settings become on its data and its machine."""
+    return _difference(path, wanted, free) == {}
+
+
+def _difference(path: Path, wanted: Config, free: frozenset[str]) -> dict[str, Any] | None:
+    """A run's values where it is not what the wanted settings become there; None if they cannot be compared."""
     known = _known(path, path.stat().st_mtime_ns)
     if known is None or known.settings["data.source"] != wanted.data.source:
-        return False
+        return None
     resolved = _resolved(wanted, known.count, known.shape, known.gpu)
-    return resolved is not None and all(resolved[name] == known.settings[name] for name in resolved.keys() - free)
+    if resolved is None:
+        return None
+    there = {name: known.settings[name] for name in resolved if name not in free}
+    return {name: value for name, value in there.items() if value != resolved[name]}
 
 
 @functools.lru_cache(maxsize=10_000)

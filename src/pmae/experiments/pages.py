@@ -32,6 +32,7 @@ class Page:
 
     tables: list[Table] = field(default_factory=list)
     drawings: list[Drawing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def page_of(item: Item, filled: Sequence[Filled], need: Need) -> Page:
@@ -55,15 +56,6 @@ def write_page(item: Item, page: Page, notes: Sequence[str], folder: Path) -> li
     return [write_text(folder / f"{item.name}.md", "\n".join(parts)), *paths]
 
 
-def notes_of(filled: Sequence[Filled]) -> list[str]:
-    """What a reader must know: about the data of the runs, and what was not found."""
-    runs = [run for one in filled for run in one.runs]
-    said = [f"{run.environment['data']['name']}: {note}" for run in runs for note in run.environment["data"]["notes"]]
-    missing = sum(not one.runs for one in filled)
-    counted = [f"{missing} of {len(filled)} places have no run yet"] if missing else []
-    return [*dict.fromkeys(said), *counted]
-
-
 def _measured(filled: Sequence[Filled], need: Need) -> list[Measured]:
     """Every protocol and preset of every filled cell, protocols outermost as in the paper."""
     wanted = [(kind, protocols.name, need.pooling) for protocols in need.protocols for kind in api.kinds(protocols)]
@@ -84,12 +76,12 @@ def _ratio(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     cells = _measured(filled, need)
     tables = [paper_ratio.ratio_grid(cells), paper_ratio.ratio_table(cells)]
     tables.append(paper_cells.comparison("ratio-cells", item.title, cells))
-    return Page(tables, [paper_ratio.ratio_curves(cells)])
+    return Page(tables, paper_ratio.ratio_curves(cells))
 
 
 def _spread(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     over = paper_bars.over_ratios(_measured(filled, need))
-    return Page([paper_bars.spread_table(over)], [paper_bars.spread_bars(over, need.protocols[0].name)])
+    return Page([paper_bars.spread_table(over)], paper_bars.spread_bars(over, need.protocols[0].name))
 
 
 def _epochs(item: Item, filled: Sequence[Filled], need: Need) -> Page:

@@ -25,6 +25,9 @@ PAIRS = {
 }
 """For each way to train, the recipes of PMAE and of MAE."""
 
+PICTURES = ("masks", "spectrum", "examples", "reconstructions")
+"""Kinds of items that are made of images."""
+
 Ratio = float | Literal["oracle", "random", "every"]
 """A share, the best of several on validation images, a new one for each batch, or each of several in turn."""
 
@@ -82,8 +85,11 @@ class Plan:
         for name in self.datasets:
             if name not in DATASETS:
                 raise unknown_name("datasets", name, DATASETS)
+        require(len(set(self.datasets)) == len(self.datasets), "datasets", "all different", self.datasets)
+        require(self.epochs is None or self.epochs > 0, "epochs", "at least 1", self.epochs)
         require(len(set(self.seeds)) == len(self.seeds) > 0, "seeds", "at least one number, no two alike", self.seeds)
         require(bool(self.ratios) and all(0 < r < 1 for r in self.ratios), "ratios", "shares in (0, 1)", self.ratios)
+        require(len(set(self.ratios)) == len(self.ratios), "ratios", "all different", self.ratios)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,11 @@ class Item:
     """Length of pretraining, where it is not the recipe's."""
     loosely: bool = False
     """Whether runs of any length and seed will do: what is shown does not depend on training."""
+
+    @property
+    def pictures(self) -> bool:
+        """Whether it shows images that a run left, not numbers."""
+        return self.kind in PICTURES
 
     def cells(self, plan: Plan) -> list[Cell]:
         """Its cells on the chosen data sets, one data set after the other."""

@@ -3,10 +3,20 @@
 import dataclasses
 from collections.abc import Sequence
 
+from pmae.errors import UserError
 from pmae.evaluate.protocols import Protocols, only, preset
+from pmae.experiments.paper import Item
 
 PROBES = ("linear", "mlp")
 """The kinds that augmentation makes a difference to."""
+
+
+def kept(item: Item, kinds: Sequence[str]) -> list[str]:
+    """The item's protocols, or those of them that were asked for."""
+    found = [kind for kind in item.protocols if not kinds or kind in kinds]
+    if item.protocols and not found:
+        raise UserError(f"protocols of {item.name!r} must be among {', '.join(item.protocols)}, got {', '.join(kinds)}")
+    return found
 
 
 def chosen(presets: Sequence[str], kinds: Sequence[str], with_plain: bool, epochs: int | None) -> tuple[Protocols, ...]:
@@ -27,7 +37,7 @@ def shortened(protocols: Protocols, epochs: int | None) -> Protocols:
     probe, tune = protocols.probe, protocols.finetune
     return dataclasses.replace(
         protocols,
-        name=f"{protocols.name}, {epochs} epochs",
+        name=f"{protocols.name}, {epochs} epoch{'s' * (epochs > 1)}",
         probe=probe
         and dataclasses.replace(probe, epochs=epochs, warmup_epochs=probe.warmup_epochs * epochs / probe.epochs),
         finetune=tune

@@ -1,20 +1,20 @@
 """One table or figure of the paper, from whatever runs there are to its files."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pmae.config import replace
 from pmae.config_file import with_settings
-from pmae.errors import UserError, require, unknown_name
+from pmae.errors import require, unknown_name
 from pmae.evaluate.protocols import PROTOCOLS, preset
 from pmae.experiments.evaluations import Need
 from pmae.experiments.fill import fill, only_found, run_missing
-from pmae.experiments.jobs import Workers
+from pmae.experiments.jobs import Workers, check_data
 from pmae.experiments.library import Library
-from pmae.experiments.pages import Page, notes_of, page_of, write_page
-from pmae.experiments.paper import PAIRS, Item, Plan
-from pmae.experiments.presets import chosen, shortened
+from pmae.experiments.notes import nearest, notes_of
+from pmae.experiments.pages import Page, page_of, write_page
+from pmae.experiments.paper import PAIRS, Item, Plan, jobs_of
+from pmae.experiments.presets import chosen, kept, shortened
 from pmae.experiments.recipes import recipe
 from pmae.experiments.settings import settings_table
 from pmae.report.tables import Table
@@ -50,34 +50,45 @@ class Way:
         require(len(set(self.presets)) == len(self.presets) > 0, "preset", "one or more, no two alike", self.presets)
         for name in self.presets:
             preset(name)
+        for kind in self.kinds:
+            if kind not in PROTOCOLS:
+                raise unknown_name("protocols", kind, PROTOCOLS)
+        require(self.head_epochs is None or self.head_epochs > 0, "--head-epochs", "at least 1", self.head_epochs)
+        for place in self.places:
+            holds = place.is_dir() and not (place / "config.json").exists()
+            require(holds, "--runs", "folders that hold run folders", str(place))
+
+    def library(self) -> Library:
+        """The runs that it looks in."""
+        return Library([self.out / "runs", *self.places])
+
+
+def check(item: Item, plan: Plan, way: Way) -> None:
+    """Refuse what cannot be done before anything is: protocols, methods, settings, and data that are not there."""
+    kept(item, way.kinds)
+    jobs = jobs_of(item, plan)
+    if not way.only_found:
+        check_data(jobs, way.library(), item.loosely)
 
 
 def reproduce(item: Item, plan: Plan, way: Way, workers: Workers | None = None) -> tuple[Page, list[Path]]:
     """Run what is missing, here or by `workers`, evaluate what is not evaluated, and write the item's files."""
     if item.kind == "scheme":
-        return Page(), write_page(item, Page(), [SCHEME], way.out)
+        page = Page(notes=[SCHEME])
+        return page, write_page(item, page, page.notes, way.out)
     if item.kind == "settings":
         page = Page([_settings(plan, way)])
-        return page, write_page(item, page, [], way.out)
+        return page, write_page(item, page, page.notes, way.out)
     protocols = chosen(way.presets, kept(item, way.kinds), item.with_plain, way.head_epochs)
-    need = Need(protocols, item.every_epoch, way.pooling, plan.device, plan.root)
-    folder = way.out / "runs"
-    library = Library([folder, *way.places])
-    get = only_found(item, library) if way.only_found else run_missing(item, folder, library, workers)
+    need = Need(protocols, item.every_epoch, way.pooling, plan.device, plan.root, item.pictures)
+    library = way.library()
+    get = only_found(item, library) if way.only_found else run_missing(item, way.out / "runs", library, workers)
     filled = fill(item, plan, get, need)
     page = page_of(item, filled, need)
-    return page, write_page(item, page, notes_of(filled), way.out)
-
-
-def kept(item: Item, kinds: Sequence[str]) -> list[str]:
-    """The item's protocols, or those of them that were asked for."""
-    for kind in kinds:
-        if kind not in PROTOCOLS:
-            raise unknown_name("protocols", kind, PROTOCOLS)
-    found = [kind for kind in item.protocols if not kinds or kind in kinds]
-    if item.protocols and not found:
-        raise UserError(f"protocols of {item.name!r} must be among {', '.join(item.protocols)}, got {', '.join(kinds)}")
-    return found
+    page.notes.extend(notes_of(filled, need))
+    if not any(one.runs for one in filled):
+        page.notes.extend(nearest(item, plan, library))
+    return page, write_page(item, page, page.notes, way.out)
 
 
 def _settings(plan: Plan, way: Way) -> Table:
@@ -85,4 +96,5 @@ def _settings(plan: Plan, way: Way) -> Table:
     base = replace(base, train__epochs=plan.epochs) if plan.epochs else base
     config = with_settings(base, dict(plan.settings))
     protocols = shortened(preset(way.presets[0]), way.head_epochs)
-    return settings_table(config, protocols, f"recipe {plan.recipe}, preset {protocols.name}")
+    normalized = recipe(PAIRS[plan.recipe][1]).objective.normalize_patches
+    return settings_table(config, protocols, f"recipe {plan.recipe}, preset {protocols.name}", normalized)

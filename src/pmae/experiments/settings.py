@@ -10,8 +10,8 @@ from pmae.report.tables import Cell, Table
 Values = dict[str, object]
 
 
-def settings_table(config: Config, protocols: Protocols, names: str) -> Table:
-    """A row a setting: the published value and ours on CIFAR-10, marked where they differ."""
+def settings_table(config: Config, protocols: Protocols, names: str, normalized: bool) -> Table:
+    """A row a setting: the published value and ours on CIFAR-10; `normalized`: whether our MAE's targets are."""
     side = DATA["cifar10"].side
     config, _ = resolve(config, DATA["cifar10"].images, (3, side, side))
     ours = {"encoder": _encoder(config), "pretraining": _pretraining(config)}
@@ -20,13 +20,17 @@ def settings_table(config: Config, protocols: Protocols, names: str) -> Table:
     for part, settings in published.paper()["settings"].items():
         for name, value in settings.items():
             here = ours[part].get(name)
-            rows.append([part, name, _text(value), _text(here), "" if _text(value) == _text(here) else "differs"])
+            rows.append([part, name, _text(value), _text(here), "yes" if _text(value) == _text(here) else "no"])
     note = (
         f"Ours: {names}. The paper counts warm-up in steps; its evaluation's are epochs in the code it adapts. "
-        "Normalized targets: yes for MAE, no for PMAE, in both."
+        f"Normalized targets: there for MAE, not for PMAE; here {'the same' if normalized else 'for neither'}."
     )
     return Table(
-        "settings-comparison", "Settings: published and ours", ["part", "setting", "published", "ours", ""], rows, note
+        "settings-comparison",
+        "Settings: published and ours",
+        ["part", "setting", "published", "ours", "same"],
+        rows,
+        note,
     )
 
 

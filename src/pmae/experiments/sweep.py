@@ -49,6 +49,7 @@ def ratio_setting(base: Config) -> str:
 
 def grid_jobs(base: Config, grid: Grid, seeds: Sequence[int]) -> list[tuple[dict[str, str], list[Job]]]:
     """Every combination of values, with a job for each seed; all are checked before any is run."""
+    require(len(set(seeds)) == len(seeds) > 0, "seeds", "at least one number, no two alike", seeds)
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     return [(chosen, [_job(base, chosen, seed) for seed in seeds]) for chosen in combined]
 

@@ -40,30 +40,42 @@ def over_ratios(cells: Sequence[Measured]) -> list[Over]:
 
 
 @styled
-def spread_bars(over: Sequence[Over], preset: str) -> Drawing:
+def spread_bars(over: Sequence[Over], preset: str) -> list[Drawing]:
     """Mean over ratios as bars, standard errors as lines, MAE beside PMAE for each data set, under one preset."""
-    over = [one for one in over if one.preset == preset]
+    over = [one for one in over if one.preset == preset and one.mean is not None]
+    if not over:
+        return []
     datasets = list(dict.fromkeys(one.data for one in over))
     figure, (axes,) = panels([0.7 + 0.55 * len(datasets)])
     for one in over:
         name, colour, _ = LOOKS[one.method]
         place = datasets.index(one.data) + (-0.19 if one.method.startswith("mae") else 0.19)
-        if one.mean is not None:
-            axes.barh(place, one.mean, height=0.34, color=colour, label=name)
-            axes.errorbar(one.mean, place, xerr=one.error or 0.0, color=INK, capsize=2.5, linewidth=1.2)
-            axes.text(1, place, f"{one.mean:.1f}", va="center", fontsize=8, color="white")
+        axes.barh(place, one.mean or 0.0, height=0.34, color=colour, label=name)
+        if one.error is not None:
+            axes.errorbar(one.mean or 0.0, place, xerr=one.error, color=INK, capsize=2.5, linewidth=1.2)
+        axes.text((one.mean or 0.0) + (one.error or 0.0) + 1.5, place, _in_words(one), va="center", fontsize=8)
     axes.set_yticks(range(len(datasets)), labels=[published.paper()["data"][d] for d in datasets])
     axes.grid(axis="y", visible=False)
-    axes.set(xlim=(0, 100), ylim=(len(datasets) - 0.5, -0.5), title="Linear probe, mean over masking ratios (%)")
+    axes.set(
+        xlim=(0, 128),
+        xticks=range(0, 101, 20),
+        ylim=(len(datasets) - 0.5, -0.5),
+        title="Linear probe, mean over masking ratios (%)",
+    )
     legend(figure, [axes], ncols=2)
-    caption = "Mean of the test accuracy over masking ratios, with its standard error."
-    return Drawing("spread", "Accuracy over masking ratios", caption, figure)
+    caption = f"Mean of the test accuracy over masking ratios, with its standard error; preset {preset}."
+    return [Drawing("spread", "Accuracy over masking ratios", caption, figure)]
+
+
+def _in_words(one: Over) -> str:
+    """The mean and its error; of a single ratio there is none."""
+    return f"{one.mean:.1f}, one ratio" if one.error is None else f"{one.mean:.1f} ± {one.error:.1f}"
 
 
 def spread_table(over: Sequence[Over]) -> Table:
     """A row a data set and method."""
     rows: list[list[Cell]] = []
-    for one in over:
+    for one in (one for one in over if one.count):
         error = None if one.error is None else f"{one.error:.2f}"
         where: list[Cell] = [published.paper()["data"][one.data], LOOKS[one.method][0], one.preset, str(one.count)]
         rows.append([*where, one.mean, error])

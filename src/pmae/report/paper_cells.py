@@ -116,8 +116,9 @@ def grid(name: str, title: str, cells: Sequence[Measured]) -> Table:
         named: list[Cell] = [PROTOCOLS[protocol], *[preset] * several, titles["methods"][method]]
         body.append([*named, *(_shown(by_place[protocol, preset, method, data]) for data in datasets)])
     missing = sum(c.value is None for c in cells)
-    note = f"Test accuracy in %, ours ± its spread, and the published number in brackets; {NOTHING} is not measured yet"
-    note += f" ({missing} of {len(cells)} cells)." if missing else "."
+    over = " or ".join(sorted({f"between {'its ' * (c.over == 'heads')}{c.over}" for c in cells if c.over}))
+    note = f"Test accuracy in %, ours{f' ± the deviation {over}' * bool(over)}, and the published number in brackets"
+    note += f"; {NOTHING} is not measured yet ({missing} of {len(cells)} cells)." if missing else "."
     header = ["protocol", *["preset"] * several, "method", *(titles["data"][d] for d in datasets)]
     return Table(name, title, header, body, f"{note} {features_of(cells)}".strip())
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pmae.report import published
 from pmae.report.paper_cells import Measured
-from pmae.report.style import PALETTE, Drawing, panels, styled
+from pmae.report.style import NEUTRAL, PALETTE, Drawing, panels, styled
 from pmae.report.tables import Cell, Table
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ LOOKS = {
     "pmae_oracle_pixels": ("PMAE, pixel objective", PALETTE[2], "^"),
 }
 """How a family of runs is called and drawn, by its key among the published methods."""
+PUBLISHED = "published"
 
 
 @styled
@@ -27,7 +28,7 @@ def epoch_curves(cells: Sequence[Measured]) -> Drawing:
     from matplotlib.ticker import MaxNLocator
 
     groups = by_data(cells)
-    figure, axes = panels([2.0] * len(groups))
+    figure, axes = panels([2.3] * len(groups))
     for panel, (data, found) in zip(axes, groups.items(), strict=True):
         panel.set_title(f"{published.paper()['data'][data]}, linear probe, test accuracy (%)")
         for (method, _), line in lines(found).items():
@@ -35,10 +36,11 @@ def epoch_curves(cells: Sequence[Measured]) -> Drawing:
             points = [(cell.epoch, cell.value, cell.spread or 0.0) for cell in line if cell.value is not None]
             plot(panel, points, label=_named(method), color=colour, marker=marker)
         published_levels(panel, found)
+        panel.margins(y=0.12)
         panel.set_xlim(left=0)
         panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes[-1].set_xlabel("epoch of pretraining")
-    legend(figure, axes)
+    legend(figure, axes, ncols=2)
     caption = "Linear probe at the checkpoints of pretraining; a dotted line is the paper's number after 800 epochs."
     return Drawing("epochs", "Accuracy against the epochs of pretraining", caption, figure)
 
@@ -46,6 +48,7 @@ def epoch_curves(cells: Sequence[Measured]) -> Drawing:
 def epoch_table(cells: Sequence[Measured]) -> Table:
     """A row a data set and kind of MAE: when PMAE passes what it ends with."""
     header = ["data", "MAE", "MAE at the end", "PMAE at the end", "PMAE first above it at epoch", "of epochs"]
+    header += ["epochs of PMAE scored"]
     rows: list[list[Cell]] = []
     for data, found in by_data([cell for cell in cells if cell.value is not None]).items():
         curves = {method: sorted(line, key=lambda c: c.epoch) for (method, _), line in lines(found).items()}
@@ -54,7 +57,9 @@ def epoch_table(cells: Sequence[Measured]) -> Table:
             last, end = (line[-1] if line else None for line in (mae, pmae))
             above = [cell.epoch for cell in pmae if last and (cell.value or 0) > (last.value or 0)]
             ends: list[Cell] = [None if one is None else one.value for one in (last, end)]
-            when: list[Cell] = [str(min(above)) if above else None, str(end.epoch) if end else None]
+            # Of an end alone it cannot be said when it was passed.
+            first = str(min(above)) if above and len(pmae) > 1 else None
+            when: list[Cell] = [first, str(end.epoch) if end else None, len(pmae)]
             rows.append([published.paper()["data"][data], _named(method), *ends, *when])
     note = f"The paper: {published.paper()['claims']['epochs']}."
     return Table("epochs-comparison", "Epochs: published and ours", header, rows, note)
@@ -88,17 +93,20 @@ def plot(axes: "Axes", points: Sequence[tuple[float, float, float]], **look: Any
 
 
 def published_levels(axes: "Axes", cells: Sequence[Measured]) -> None:
-    """A dotted line at the published accuracy of each method that has one on this data."""
-    for method in dict.fromkeys(cell.method for cell in cells):
+    """A dotted line at the published accuracy of each method that was measured and has one on this data."""
+    for method in dict.fromkeys(cell.method for cell in cells if cell.value is not None):
         level = published.accuracy("linear", method, cells[0].data)
         if level is not None:
             axes.axhline(level, color=LOOKS[method][1], linestyle=":", linewidth=1.1)
+            # Named once, in grey, for all colours.
+            axes.plot([], [], color=NEUTRAL, linestyle=":", linewidth=1.1, label=PUBLISHED)
 
 
-def legend(figure: "Figure", axes: "Sequence[Axes]", ncols: int = 1) -> None:
-    """One legend under all panels, each name once."""
+def legend(figure: "Figure", axes: "Sequence[Axes]", ncols: int) -> None:
+    """One legend under all panels, each name once, the published last."""
     handles = {
         label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
+    handles |= {PUBLISHED: handles.pop(PUBLISHED)} if PUBLISHED in handles else {}
     if handles:
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=ncols)

@@ -8,7 +8,7 @@ from pmae.report.paper_cells import Measured, features_of
 from pmae.report.paper_curves import LOOKS, by_data, legend, lines, plot, published_levels
 from pmae.report.scores import PROTOCOLS
 from pmae.report.style import Drawing, panels, styled
-from pmae.report.tables import Cell, Table
+from pmae.report.tables import NOTHING, Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,9 +18,11 @@ RANDOM = 101
 
 
 @styled
-def ratio_curves(cells: Sequence[Measured]) -> Drawing:
-    """Linear probes against the masked share: a panel a data set and preset, a line a method."""
-    cells = [cell for cell in cells if cell.protocol == "linear"]
+def ratio_curves(cells: Sequence[Measured]) -> list[Drawing]:
+    """Linear probes against the masked share: a panel a data set and preset, a line a method; none without a number."""
+    cells = [cell for cell in cells if cell.protocol == "linear" and cell.value is not None]
+    if not cells:
+        return []
     groups = {
         (data, preset): line for data, found in by_data(cells).items() for preset, line in _presets(found).items()
     }
@@ -30,19 +32,19 @@ def ratio_curves(cells: Sequence[Measured]) -> Drawing:
             _draw_line(panel, family, line)
         if augmented(preset):
             published_levels(panel, [cell for cell in found if cell.ratio is not None])
-        kind = f"preset {preset}, {'' if augmented(preset) else 'not '}augmented"
-        panel.set(title=f"{published.paper()['data'][data]} (%), {kind}", xlim=(6, RANDOM + 5))
+        kind = f"{preset}, {'' if augmented(preset) else 'not '}augmented"
+        panel.set(title=f"{published.paper()['data'][data]} (%): {kind}", xlim=(6, RANDOM + 5))
         panel.set_xticks([*range(10, 100, 10), RANDOM], labels=[*map(str, range(10, 100, 10)), "random"])
         panel.margins(y=0.12)
     axes[-1].set_xlabel("hidden: % of patches (MAE), % of variance (PMAE)")
-    legend(figure, axes, ncols=3)
+    legend(figure, axes, ncols=2)
     caption = (
-        "Test accuracy of a linear probe against the share that is hidden; on the right a share drawn anew for each "
-        "batch. A ring is the ratio that is best on validation images, which are no test images; a dotted line is the "
-        "paper's best (oracle) in the colour of its method, whose probes are augmented. Bars are deviations between "
-        f"runs, or between the heads of one run. {features_of(cells)}"
+        "Test accuracy of a linear probe, by data set and preset, against the share that is hidden; on the right a "
+        "share drawn anew for each batch. A ring is the ratio that is best on validation images, which are no test "
+        "images; a dotted line is the paper's best (oracle) in the colour of its method, whose probes are augmented. "
+        f"Bars are deviations between runs, or between the heads of one run. {features_of(cells)}"
     )
-    return Drawing("ratio", "Accuracy against the masking ratio", caption, figure)
+    return [Drawing("ratio", "Accuracy against the masking ratio", caption, figure)]
 
 
 def ratio_grid(cells: Sequence[Measured]) -> Table:
@@ -53,10 +55,13 @@ def ratio_grid(cells: Sequence[Measured]) -> Table:
         for protocol in dict.fromkeys(cell.protocol for cell in found):
             for (family, preset), line in families([c for c in found if c.protocol == protocol]).items():
                 row: list[Cell] = [published.paper()["data"][data], PROTOCOLS[protocol], preset, LOOKS[family][0]]
-                at = {cell.ratio: cell.value for cell in line}
-                rows.append([*row, *(at.get(ratio) for ratio in (*ratios, None))])
+                at = {cell.ratio: cell.value for cell in line if cell.value is not None}
+                rows += [[*row, *(at.get(ratio) for ratio in (*ratios, None))]] if at else []
     header = ["data", "protocol", "preset", "method", *(f"{ratio:.0%}" for ratio in ratios), "random"]
-    note = f"Test accuracy in % by hidden share: of patches (MAE), of the variance (PMAE). {features_of(cells)}"
+    note = (
+        f"Test accuracy in % by hidden share: of patches (MAE), of the variance (PMAE); {NOTHING} was not run, and "
+        f"what has no number at all is left out. {features_of(cells)}"
+    )
     return Table("ratio-grid", "Accuracy against the masking ratio", header, rows, note)
 
 
@@ -72,7 +77,7 @@ def ratio_table(cells: Sequence[Measured]) -> Table:
             fifth = next((cell.value for cell in line if cell.ratio == 0.2), None)
             row: list[Cell] = [published.paper()["data"][data], LOOKS[method][0], preset, str(len(known))]
             row += [None, None, None, None] if best is None else _choice(best)
-            rows.append([*row, fifth, max(known, default=None)])
+            rows += [[_rounded(cell) for cell in (*row, fifth, max(known))]] if known else []
     note = (
         f"The paper: {published.paper()['claims']['ratio']}. Its best ratios are not printed; its best accuracies are."
     )
@@ -114,9 +119,13 @@ def _draw_line(axes: "Axes", family: str, line: Sequence[Measured]) -> None:
     drawn = [(RANDOM, *point[1:]) for point, cell in zip(points, known, strict=True) if cell.ratio is None]
     plot(axes, fixed, label=name, color=colour, marker=marker)
     plot(axes, drawn, color=colour, marker=marker, linestyle="none")
-    best = chosen(line)
+    best = chosen(line) if len(fixed) > 1 else None  # a single ratio is no choice
     if best is not None and best.ratio is not None and best.value is not None:
         axes.plot(100 * best.ratio, best.value, "o", markersize=10, markerfacecolor="none", markeredgecolor=colour)
+
+
+def _rounded(cell: Cell) -> Cell:
+    return round(cell, 6) if isinstance(cell, float) else cell
 
 
 def _choice(best: Measured) -> list[Cell]:
