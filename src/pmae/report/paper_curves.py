@@ -19,7 +19,7 @@ LOOKS = {
     "pmae_oracle_pixels": ("PMAE, pixel objective", PALETTE[2], "^"),
 }
 """How a family of runs is called and drawn, by its key among the published methods."""
-PUBLISHED = "published"
+PUBLISHED = "published, 800 epochs"
 
 
 @styled
