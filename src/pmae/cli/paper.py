@@ -45,9 +45,9 @@ def run(arguments: list[str]) -> None:
         heads = Heads(presets, kinds, options.head_epochs)
         print("\n".join(cost_lines(plan, heads, options.images_per_second, wanted)))
         return
-    for item in wanted:  # all of them before the first one, which may take days
-        check(item, plan, way)
     with workers_of(options) or nullcontext() as workers:
+        for item in wanted:  # all of them before the first one, which may take days
+            check(item, plan, way)
         for item in wanted:
             page, paths = reproduce(item, plan, way, workers)
             notes = [f"- {note}" for note in page.notes]
