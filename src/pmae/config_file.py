@@ -6,11 +6,11 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pmae.config import Config
-from pmae.errors import UserError, unknown_name
+from pmae.errors import UserError, require, unknown_name
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -28,6 +28,13 @@ def from_dict(values: Any, kind: type[Any] = Config, where: str = "") -> Any:
         if key not in names:
             raise unknown_name(f"{where}{'.' if where else ''}key", key, names)
     return kind(**{key: _read(value, hints[key], f"{where}.{key}".lstrip(".")) for key, value in values.items()})
+
+
+def settings_given(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`name=value` texts of a command line as pairs."""
+    for text in given:
+        require("=" in text, "--set", "settings as name=value, such as encoder.depth=1", text)
+    return tuple((name, value) for name, _, value in (text.partition("=") for text in given))
 
 
 def with_settings(config: Config, given: Mapping[str, str]) -> Config:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pmae.bench import ours
-from pmae.bench.contest import Pace
+from pmae.bench.contest import Pace, profiles
 from pmae.bench.contestant import Entry
-from pmae.bench.profile import GAPS, REST, Event, group_of, profiles, shares, watch
+from pmae.bench.profile import GAPS, REST, Event, group_of, shares, watch
 from pmae.bench.work import Sizes, Work
 
 MASKS, NORMS = "masks, random numbers, order", "norms and residuals"

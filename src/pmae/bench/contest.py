@@ -11,6 +11,7 @@ from pmae.bench import machine
 from pmae.bench.contestant import OURS, Contestant, Entry, Failed, Take
 from pmae.bench.flops import flops_per_image
 from pmae.bench.peers import is_installed
+from pmae.bench.profile import Profile
 from pmae.bench.scale import training_bytes
 from pmae.bench.work import Work
 from pmae.errors import require
@@ -19,6 +20,8 @@ from pmae.train.environment import pick_device
 Say = Callable[[str], None]
 Group = Sequence[Entry]
 """Entries that take turns."""
+ENOUGH = 10
+"""Steps of a profile: each has about a thousand kernels, and every step the same."""
 ROOM = 0.7
 """Share of a card's memory that those who compile at once may hold; the others come one at a time into the rest."""
 
@@ -163,3 +166,25 @@ def _round(row: Row, one: Contestant, task: Take, say: Say) -> Row:
     step = timing.seconds / timing.steps
     say(f"{row.title}: {row.work.batch / step:,.0f} images/s, {1e3 * step:,.2f} ms/step")
     return replace(row, step_seconds=(*row.step_seconds, step), peak=max(row.peak, timing.peak))
+
+
+def profiles(entries: Sequence[Entry], pace: Pace, say: Say) -> Iterator[tuple[Row, Profile | None]]:
+    """Every entry's profile as it comes, or none and a row whose note says why."""
+    for wave in waves([[entry] for entry in entries]):
+        contestants = {entry: Contestant(entry, pace.patience) for (entry,) in wave}
+        try:
+            for entry, row in list(warmed(contestants, pace.warm, say)):
+                yield _watched(contestants[entry], row, min(ENOUGH, pace.steps), say)
+        finally:
+            part(contestants.values())
+
+
+def _watched(one: Contestant, row: Row, steps: int, say: Say) -> tuple[Row, Profile | None]:
+    if row.note:
+        return row, None
+    try:
+        found = one.watch(steps)
+    except Failed as reason:
+        say(f"{row.title}: {reason}")
+        return replace(row, note=str(reason)), None
+    return row, found if isinstance(found, Profile) else None

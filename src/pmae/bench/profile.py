@@ -2,21 +2,17 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from pmae.bench import machine
-from pmae.bench.contest import Pace, Row, Say, part, warmed, waves
-from pmae.bench.contestant import Contestant, Entry, Failed
 from pmae.bench.machine import Steps
 
 REST, GAPS = "crops, patches, loss and the rest", "gaps"
-ENOUGH = 10
-"""Steps of a profile: each has about a thousand kernels, and every step the same."""
 GROUPS = (
     ("optimizer", r"adam|optimizer"),
     ("rounding, clipping", r"multi_tensor|foreach|vector_norm|clip"),
@@ -63,28 +59,6 @@ class Profile:
 
     shares: tuple[Share, ...]
     alone: float
-
-
-def profiles(entries: Sequence[Entry], pace: Pace, say: Say) -> Iterator[tuple[Row, Profile | None]]:
-    """Every entry's profile as it comes, or none and a row whose note says why."""
-    for wave in waves([[entry] for entry in entries]):
-        contestants = {entry: Contestant(entry, pace.patience) for (entry,) in wave}
-        try:
-            for entry, row in list(warmed(contestants, pace.warm, say)):
-                yield _watched(contestants[entry], row, min(ENOUGH, pace.steps), say)
-        finally:
-            part(contestants.values())
-
-
-def _watched(one: Contestant, row: Row, steps: int, say: Say) -> tuple[Row, Profile | None]:
-    if row.note:
-        return row, None
-    try:
-        found = one.watch(steps)
-    except Failed as reason:
-        say(f"{row.title}: {reason}")
-        return replace(row, note=str(reason)), None
-    return row, found if isinstance(found, Profile) else None
 
 
 def watch(take: Steps, steps: int, device: torch.device) -> Profile:

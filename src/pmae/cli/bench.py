@@ -162,8 +162,8 @@ def _grow(options: argparse.Namespace, device: "torch.device", pace: "Pace") -> 
 def _profile(options: argparse.Namespace, device: "torch.device", pace: "Pace") -> None:
     """A table of kernel groups."""
     from pmae.bench import machine, records
+    from pmae.bench.contest import profiles
     from pmae.bench.contestant import Entry
-    from pmae.bench.profile import profiles
 
     limit, title = machine.limit(device, options.precision), f"Where a step's time goes on {machine.name_of(device)}"
     note = "Milliseconds a step while profiled, the last line of each while not."

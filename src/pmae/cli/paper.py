@@ -17,6 +17,7 @@ or a fifth of the training images where there is none), never on those of the fi
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     options = parser().parse_args(arguments)
+    from pmae.config_file import settings_given
     from pmae.experiments.paper import RATIOS, Plan, items
 
     plan = Plan(
@@ -52,15 +53,6 @@ def run(arguments: list[str]) -> None:
             page, paths = reproduce(item, plan, way, workers)
             notes = [f"- {note}" for note in page.notes]
             print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *notes, *map(str, paths)]))
-
-
-def settings_given(given: list[str]) -> tuple[tuple[str, str], ...]:
-    """`name=value` texts as pairs."""
-    from pmae.errors import require
-
-    for text in given:
-        require("=" in text, "--set", "settings as name=value, such as encoder.depth=1", text)
-    return tuple((name, value) for name, _, value in (text.partition("=") for text in given))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -49,9 +49,8 @@ def run(arguments: list[str]) -> None:
 
 def grid_of(options: argparse.Namespace) -> "Grid":
     """Spaces, ratios, data and settings as they were given."""
-    from pmae.cli.paper import settings_given
     from pmae.config import Config, DataConfig
-    from pmae.config_file import with_settings
+    from pmae.config_file import settings_given, with_settings
     from pmae.experiments.spaces import Grid
 
     given = dict(settings_given(options.set))

@@ -22,9 +22,8 @@ def run(arguments: list[str]) -> None:
     options = parser().parse_args(arguments)
     from pathlib import Path
 
-    from pmae.cli.paper import settings_given
     from pmae.config import replace
-    from pmae.config_file import with_settings
+    from pmae.config_file import settings_given, with_settings
     from pmae.experiments.recipes import recipe
     from pmae.experiments.sweep import RATIO, parse_grid, sweep
     from pmae.report.sweeps import sweep_table, verdict
