@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pmae
@@ -61,6 +62,24 @@ def test_rooms_import_only_what_lies_below_them() -> None:
             if room in ALLOWED and outside and name.split(".")[0] not in allowed and name not in allowed:
                 wrong.append(f"{file.relative_to(SOURCE)} imports pmae.{name}")
     assert not wrong
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions too; a package's own __init__ hands names on and may be imported by its parts."""
+    names = {".".join(file.relative_to(SOURCE).with_suffix("").parts): file for file in SOURCE.rglob("*.py")}
+    names = {name: file for name, file in names.items() if not name.endswith("__init__")}
+    graph = {name: {other for other in files_imported(file) if other in names} for name, file in names.items()}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def files_imported(file: Path) -> set[str]:
+    """Files of this package that a file imports anywhere, whether it names them or a name in them."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "pmae":
+            inner = node.module.removeprefix("pmae").lstrip(".")
+            found |= {inner} | {f"{inner}.{alias.name}".lstrip(".") for alias in node.names}
+    return found
 
 
 def test_recipes_are_settings_alone_and_the_rest_of_experiments_is_above_all_but_the_command_line() -> None:
