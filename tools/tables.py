@@ -131,8 +131,9 @@ def ratio_tables(place: Path = RUNS) -> str:
     # Over fewer shares than all nine, a mean says which ones were run and little else.
     whole = [row[1:] for row in spread.rows if row[3] == str(len(RATIOS))]
     title = "Mean and standard error over the nine shares, linear probe, features: mean"
-    made += [to_markdown(Table(spread.name, title, spread.header[1:], whole, spread.note))] if whole else []
-    made += _picture("paper-spread", "Mean and standard error over the nine shares")
+    if whole:
+        made.append(to_markdown(Table(spread.name, title, spread.header[1:], whole, spread.note)))
+        made += _picture("paper-spread", "Mean and standard error over the nine shares")
     return "\n".join([*made, *_picture("paper-ratio", "Accuracy against the masking ratio")])
 
 
