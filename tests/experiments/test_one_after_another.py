@@ -17,7 +17,8 @@ from pmae.experiments.jobs import Here, InTurn, carry_out
 from pmae.experiments.library import Job, Library
 from pmae.method import build_method, draw_mask
 from pmae.train.loop import Trainer
-from pmae.train.step import Plain, build_optimizer, compiled
+from pmae.train.replay import compiled
+from pmae.train.step import Plain, build_optimizer
 
 from .conftest import shaded
 

@@ -14,7 +14,7 @@ from pmae.runs import create_run
 from pmae.train import checkpoint
 from pmae.train.environment import pick_device
 from pmae.train.loop import Trainer
-from pmae.train.step import compiled
+from pmae.train.replay import compiled
 
 
 def build(work: Work, engine: str) -> Steps:

@@ -27,7 +27,7 @@ from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 PAUSE = 20.0
-"""Seconds between two savings at least: an epoch on a GPU takes less time than writing its state."""
+"""Seconds between two savings at least: an epoch on a GPU may take no longer than writing its state."""
 
 
 class Classifier(nn.Module):

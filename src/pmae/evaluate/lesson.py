@@ -14,7 +14,7 @@ from pmae.evaluate.draws import AMOUNTS, BLANKS, BOXES, MIXES, generator, on_hos
 from pmae.evaluate.mixing import draw_mix, mix_images, mixed_loss
 from pmae.evaluate.protocols import FinetuneConfig
 from pmae.train.halves import Halves
-from pmae.train.replay import Replay
+from pmae.train.replay import Replay, compiled
 
 try:
     from pmae.train.adamw import Update
@@ -106,7 +106,7 @@ class QuickLesson(Lesson):
     ) -> None:
         super().__init__(model, optimizer, standardize, config)
         groups, device = optimizer.param_groups, standardize.mean.device
-        self._halves, self._compiled = Halves(model), torch.compile(self.measure, dynamic=False)
+        self._halves, self._compiled = Halves(model), compiled(self.measure)
         self._leaves = [self._halves.of.get(p, p) for p in self._leaves]
         self._peaks = torch.tensor([group["peak"] for group in groups], device=device)
         self._rates = torch.zeros_like(self._peaks)

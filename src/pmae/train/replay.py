@@ -1,12 +1,19 @@
 """A step that is run a few times, then captured in a CUDA graph and replayed from fixed buffers."""
 
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 WARM_STEPS = 3
 """How often a step runs outside the graph first: capture needs kernels that are compiled and loaded."""
+VERSIONS = 256
+"""How many versions of a step the compiler may keep: one for each space, shape and number of visible patches that one
+process trains with. After eight, torch's own limit, it runs further ones uncompiled and says so in a log alone."""
 
 
 class Replay:
@@ -51,3 +58,9 @@ class Replay:
         self._captured()
         self._graph = graph
         return graph
+
+
+def compiled(measure: Callable[P, R]) -> Callable[P, R]:
+    """A step's measure, compiled for the shapes that come."""
+    torch._dynamo.config.recompile_limit = VERSIONS
+    return torch.compile(measure, dynamic=False)

@@ -5,7 +5,7 @@ Everything random comes in as arguments and everything measured stays on the dev
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +15,12 @@ from pmae.data.augment import Standardize, boxes_of, crop
 from pmae.method import Draw, MaskedAutoencoder
 from pmae.train.distributed import ALONE, World
 from pmae.train.halves import Halves
-from pmae.train.replay import Replay
+from pmae.train.replay import Replay, compiled
 
 try:
     from pmae.train.adamw import Update
 except ImportError:  # no Triton: a machine without a GPU, or not Linux, where no step is captured
     Update = None  # type: ignore[assignment, misc]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-VERSIONS = 256
-"""How many versions of a step the compiler may keep: one for each space, shape and number of visible patches that one
-process trains with. After eight, torch's own limit, it runs further ones uncompiled and says so in a log alone."""
 
 
 class Inputs(NamedTuple):
@@ -120,8 +113,7 @@ class Plain:
 class Graph(Plain):
     """The same step, compiled, then captured once in a CUDA graph and replayed from fixed buffers.
 
-    With a random ratio an MAE has as many shapes as it can have visible patches, so graphs are kept by that number, and
-    none is compiled: half a minute each, for what lies around the blocks.
+    With a random ratio an MAE has as many shapes as it can have visible patches, so graphs are kept by that number.
     """
 
     def __init__(
@@ -141,8 +133,7 @@ class Graph(Plain):
         self._halves = Halves(model) if model.precision == torch.bfloat16 else None
         self._rounded = self._halves.of if self._halves else {}
         self._leaves = [self._rounded.get(p, p) for p in self._leaves]
-        many = config.masking.ratio == "uniform" and config.space.name == "pixels"
-        self._measure = self.measure if many else compiled(self.measure)
+        self._compiled = compiled(self.measure)
         self._replays: dict[int, Replay] = {}
 
     def __call__(self, inputs: Inputs) -> None:
@@ -158,7 +149,7 @@ class Graph(Plain):
         def step(images: Tensor, crops: Tensor, noise: Tensor, ratio: Tensor) -> None:
             self.optimizer.zero_grad(set_to_none=True)
             with self._halves.lent() if self._halves else nullcontext():
-                loss, values = self._measure(images, crops, Draw(noise, ratio, visible))
+                loss, values = self._compiled(images, crops, Draw(noise, ratio, visible))
                 loss.backward()
             update.note()
             self._update(values, update)
@@ -168,12 +159,6 @@ class Graph(Plain):
     def _set_rate(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"].fill_(lr)
-
-
-def compiled(measure: Callable[P, R]) -> Callable[P, R]:
-    """A step's measure, compiled for the shapes that come."""
-    torch._dynamo.config.recompile_limit = VERSIONS
-    return torch.compile(measure, dynamic=False)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> torch.optim.AdamW:
