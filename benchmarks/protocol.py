@@ -2,6 +2,7 @@
 
     python benchmarks/protocol.py --data cifar10 --root data [--recipe paper] [--epochs 800] [--out runs/protocol]
     python benchmarks/protocol.py --data cifar10 --root data --epochs 2 --images 1000
+    python benchmarks/protocol.py --recipe masking --set encoder.patch_size=8
 
 What is timed is what `pmae pretrain` and `pmae evaluate --preset paper --no-baselines` do, one seed, everything that
 they write included: the fit of the space, compilation, the probes while training, checkpoints and figures. Lines that
@@ -24,6 +25,7 @@ import numpy as np
 from pmae import api
 from pmae.bench.machine import name_of
 from pmae.config import Config, replace
+from pmae.config_file import with_settings
 from pmae.data.datasets import load
 from pmae.data.images import ImageSet, Splits
 from pmae.evaluate.protocols import only, preset
@@ -45,6 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--preset", default="paper", help="of the evaluation")
     parser.add_argument("--epochs", type=int, default=800)
     parser.add_argument("--images", type=int, help="train on so many and test on a fifth of that; all if not given")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the recipe")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="run folder to keep")
     return parser.parse_args()
@@ -52,8 +55,9 @@ def parse() -> argparse.Namespace:
 
 def configure(options: argparse.Namespace) -> Config:
     """The recipe with what the command line says."""
+    config = with_settings(recipe(options.recipe), dict(item.split("=", 1) for item in options.set))
     return replace(
-        recipe(options.recipe),
+        config,
         data__source=options.data,
         data__root=options.root,
         decoder__name=options.decoder,
@@ -134,6 +138,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         stages, run = measure(config, options, options.out or Path(folder) / "run")
         about = {"device": device, "data": options.data, "recipe": options.recipe, "epochs": options.epochs}
+        about |= {"settings": options.set, "decoder": options.decoder}
         print(", ".join(map(str, about.values())))
         show(stages)
         seconds = {name.strip(): round(value, 2) for name, value in [*stages.items(), ("all", whole(stages))]}
