@@ -1,5 +1,6 @@
 """Speed on paper: tables of what `pmae bench` measured, and the curves of how cost grows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,12 +121,20 @@ def _scales(panel: "Axes", heights: Sequence[float], is_share: bool) -> None:
     spread = max(heights, default=1.0) / max(min(heights, default=1.0), 1e-9)
     if spread > 3:
         panel.set_yscale("log")
+        panel.set_ylim(_round_bounds(min(heights), max(heights)))
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if spread < 200 else (1,)))
         panel.yaxis.set_minor_locator(NullLocator())
     else:
         panel.set_ylim(0, 1.15 * max(heights, default=1.0))
     panel.xaxis.set_major_formatter(plain)
     panel.yaxis.set_major_formatter(plain)
+
+
+def _round_bounds(low: float, high: float) -> tuple[float, float]:
+    """The nearest of 1, 2, 5, 10, 20 ... around two heights: with a tick at both ends every curve can be read."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
+    return max(step for step in steps if step <= low), min(step for step in steps if step >= high)
 
 
 def _write(path: Path, content: bytes) -> None:
