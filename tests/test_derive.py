@@ -116,6 +116,15 @@ def test_a_network_that_was_chosen_is_left_alone(given: dict[str, object]) -> No
     assert config.decoder.name == "small"
 
 
+@pytest.mark.parametrize(("count", "epochs"), [(7_007, 800), (7_007, 5), (50_000, 800), (50_000, 10), (300, 1)])
+def test_a_run_waits_to_write_its_log_about_a_thousand_times_at_most(count: int, epochs: int) -> None:
+    train = resolve(replace(Config(), train__epochs=epochs), count, (3, 32, 32))[0].train
+    steps = epochs * (count // (train.batch_size or 1))
+    apart = train.log_every or 0
+    assert 1 <= apart <= 50
+    assert steps / apart <= 2000
+
+
 def test_what_is_given_is_kept() -> None:
     config, reasons = resolve(replace(Config(), encoder__patch_size=8, train__epochs=3), 50_000, (3, 32, 32))
     assert (config.encoder.patch_size, config.train.epochs) == (8, 3)

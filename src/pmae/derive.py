@@ -72,7 +72,9 @@ def resolve(
     settle("train.checkpoint_every", max(1, (config.train.epochs or 1) // 10), "a tenth of the epochs")
     settle("probe.every", max(1, (config.train.epochs or 1) // 10), "a tenth of the epochs")
     steps = max(1, count // (config.train.batch_size or 1))
-    settle("train.log_every", min(50, max(1, steps // 10)), f"{steps} steps an epoch")
+    # Each line waits for the device: of a long run a thousand will do, and the ends of its epochs.
+    apart = max(1, steps // 10, steps * (config.train.epochs or 1) // 1000)
+    settle("train.log_every", min(50, apart), f"{steps} steps an epoch")
     _check(config, count)
     return config, reasons
 

@@ -36,9 +36,9 @@ class Tally:
     """Sums over steps, on the device: loss, hidden error, energy and share, and the first non-finite step."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(4, device=device, dtype=torch.float64)
-        self.steps = torch.zeros((), device=device, dtype=torch.int64)
-        self.bad_step = torch.full((), -1, device=device, dtype=torch.int64)
+        # In one piece, so that reading waits for the device once.
+        self._all = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -1.0], device=device, dtype=torch.float64)
+        self.sums, self.steps, self.bad_step = self._all[:4], self._all[4], self._all[5]
 
     def add(self, values: Tensor) -> None:
         """Count a step's (loss, error, energy, share)."""
@@ -52,10 +52,10 @@ class Tally:
 
         Both are of all processes: a step is bad if one of them found it so.
         """
-        loss, error, energy, share = world.add_up(self.sums).div_(world.size).tolist()
-        steps, found = int(self.steps), [step for step in world.gather(int(self.bad_step)) if step >= 0]
-        bad = min(found, default=-1)
-        self.sums.zero_(), self.steps.zero_(), self.bad_step.fill_(-1)
+        world.add_up(self.sums).div_(world.size)
+        loss, error, energy, share, steps, bad = self._all.tolist()
+        bad = min((step for step in world.gather(int(bad)) if step >= 0), default=-1)
+        self._all.zero_(), self.bad_step.fill_(-1)
         r2 = 1 - error / energy if energy > 0 else float("nan")
         return {"loss": loss / steps, "r2": r2, "masked_share": share / steps}, bad
 
