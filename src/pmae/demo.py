@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from pmae import api
-from pmae.config import Config, DecoderConfig, EncoderConfig, OptimConfig, ProbeConfig, TrainConfig
+from pmae.config import (
+    Config,
+    DecoderConfig,
+    EncoderConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    ProbeConfig,
+    TrainConfig,
+)
 from pmae.data.photos import load_photos
 from pmae.errors import UserError
 from pmae.evaluate import protocols
@@ -23,6 +31,8 @@ def demo_config(epochs: int | None = None) -> Config:
     """A ViT of 4 blocks, 96 wide, on 4x4 patches: small enough for two cores, large enough to learn."""
     return Config(
         encoder=EncoderConfig(patch_size=4, width=96, depth=4, heads=6),
+        # Crops of few photographs gain nothing from a second view, and its task would hide what R2 shows.
+        objective=ObjectiveConfig(contrast=0.0),
         decoder=DecoderConfig("small", width=96, depth=1, heads=6),
         optim=OptimConfig(base_lr=2e-3, warmup_epochs=min(2.0, (epochs or EPOCHS) / 2)),
         train=TrainConfig(epochs=epochs or EPOCHS, batch_size=128, device="cpu"),

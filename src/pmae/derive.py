@@ -7,7 +7,7 @@ from pmae.config import Config, DecoderConfig, EncoderConfig, replace
 from pmae.errors import UserError, require
 
 IMAGES_SEEN, SEEN_TWICE = 5_000_000, 7_500_000
-"""How many a run sees; with a second view of each, where longer runs pay."""
+"""How many a run sees; on a GPU with a second view of each, where longer runs pay."""
 TOKENS_A_SIDE = 8
 TOKENS_A_ROW = 12
 FEWEST, MOST = 4, 64
@@ -58,15 +58,16 @@ def resolve(
         for name, size in PAIR.items():
             settle(name, size, "no GPU: small networks, unless you give a size of one")
     config = _overrule(config, shape, vectors, reasons)
-    settle("objective.contrast", *contrast_for(config, count, shape, gpu))
+    settle("objective.contrast", *contrast_for(config, count, shape))
     twice = bool(config.objective.contrast)
     settle("decoder.name", *decoder_for(twice, gpu))
     if twice and count >= ENOUGH:
         settle("train.batch_size", LARGE_BATCH, "many others, among which a view finds its partner")
     settle("train.batch_size", batch_for(count), f"about 64 steps an epoch of {count:,} images")
     settle("optim.base_lr", *base_lr_for(config.train.batch_size or 1, twice))
-    seen = SEEN_TWICE if twice else IMAGES_SEEN
-    settle("train.epochs", epochs_for(count, twice), f"about {seen:,} images seen, 10 to 800 epochs")
+    # Without a GPU a second view halves the images, so that a run takes no longer for it.
+    seen = IMAGES_SEEN if not twice else SEEN_TWICE if gpu else IMAGES_SEEN // 2
+    settle("train.epochs", epochs_for(count, seen), f"about {seen:,} images seen, 10 to 800 epochs")
     if config.optim.warmup_steps is None:
         settle("optim.warmup_epochs", round(0.05 * (config.train.epochs or 0), 2), "5% of the epochs")
     settle("train.checkpoint_every", max(1, (config.train.epochs or 1) // 10), "a tenth of the epochs")
@@ -113,12 +114,10 @@ def batch_for(count: int) -> int:
     return min(max(16, min(512, power)), count)
 
 
-def contrast_for(config: Config, count: int, shape: tuple[int, int, int], gpu: bool) -> tuple[float, str]:
-    """The weight of the second task, and why: it doubles a step, which pays where runs are long."""
+def contrast_for(config: Config, count: int, shape: tuple[int, int, int]) -> tuple[float, str]:
+    """The weight of the second task, and why."""
     if shape[1] == 1 or not config.augment.crop:
         return 0.0, "no crops of images, so no two views of one"
-    if not gpu:
-        return 0.0, "no GPU: short runs gain nothing from a second view"
     if count < ENOUGH:
         return 0.0, f"fewer than {ENOUGH:,} images: a second view is not tried there"
     return 1.0, "two views of an image find each other: better on every set we tried"
@@ -137,9 +136,9 @@ def base_lr_for(batch: int, twice: bool = False) -> tuple[float, str]:
     return float(f"{peak * 256 / batch:.3g}"), f"a peak rate of {peak:g} with batches of {batch}"
 
 
-def epochs_for(count: int, twice: bool = False) -> int:
-    """Enough epochs to see a fixed number of images."""
-    return min(800, max(10, round((SEEN_TWICE if twice else IMAGES_SEEN) / count)))
+def epochs_for(count: int, seen: int = IMAGES_SEEN) -> int:
+    """Enough epochs to see so many images."""
+    return min(800, max(10, round(seen / count)))
 
 
 def _networks_open(config: Config) -> bool:

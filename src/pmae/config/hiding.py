@@ -85,7 +85,7 @@ class ObjectiveConfig:
     """Divide by ratio x total variance, by nothing (the paper's norm), or by the batch's hidden count (released)."""
     contrast: float | None = None
     """Weight of a second task: of two crops of every image, each with its own hidden part, find the partner among all
-    others of the batch. 0 leaves it out (the paper); if not given, 1 for many images on a GPU."""
+    others of the batch. 0 leaves it out (the paper); if not given, 1 for many images."""
     temperature: float = 0.2
     """For contrast: how sharply near ones are told apart."""
 

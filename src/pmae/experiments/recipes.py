@@ -137,10 +137,10 @@ def mae_masking() -> Config:
 
 
 def ours() -> Config:
-    """What we recommend: `masking` and, on a GPU, a second task; sizes follow from the data.
+    """What we recommend: `masking` and, from 4,096 images on, a second task; sizes follow from the data.
 
     Two crops of an image, each hiding its own components, find each other in the batch; a small decoder and four times
-    the rate go with it (results/frontier.md). Without a GPU it is `masking`.
+    the rate go with it (results/frontier.md). With fewer images it is `masking`.
     pmae pretrain --data cifar10 --out runs/ours   (it is the default)
     Cost: 7.5 million images of two views and 65 tokens each; not timed alone (12,400 images/s on a shared GPU).
     Expect: linear 79.8, MLP 82.0, k-NN 73.7, fine-tuned 93.1 (mean-pooled, preset strong); with --patch-size 8 --epochs
