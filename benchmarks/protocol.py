@@ -25,7 +25,7 @@ import numpy as np
 from pmae import api
 from pmae.bench.machine import name_of
 from pmae.config import Config, replace
-from pmae.config_file import with_settings
+from pmae.config_file import settings_given, with_settings
 from pmae.data.datasets import load
 from pmae.data.images import ImageSet, Splits
 from pmae.evaluate.protocols import only, preset
@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
 
 def configure(options: argparse.Namespace) -> Config:
     """The recipe with what the command line says."""
-    config = with_settings(recipe(options.recipe), dict(item.split("=", 1) for item in options.set))
+    config = with_settings(recipe(options.recipe), dict(settings_given(options.set)))
     return replace(
         config,
         data__source=options.data,

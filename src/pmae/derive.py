@@ -120,7 +120,7 @@ def contrast_for(config: Config, count: int, shape: tuple[int, int, int]) -> tup
         return 0.0, "no crops of images, so no two views of one"
     if count < ENOUGH:
         return 0.0, f"fewer than {ENOUGH:,} images: a second view is not tried there"
-    return 1.0, "two views of an image find each other: better on every set we tried"
+    return 1.0, "two views of an image find each other: better or level on every set we tried"
 
 
 def decoder_for(twice: bool, gpu: bool) -> tuple[str, str]:
