@@ -108,6 +108,14 @@ def test_each_system_is_timed_in_a_process_of_its_own_and_a_failure_is_a_row_wit
             assert row.note == "not installed"
 
 
+def test_one_that_failed_and_left_before_it_was_asked_still_says_why() -> None:
+    one = Contestant(Entry("full", Work("pmae", 16, 4)))
+    one.join()
+    with pytest.raises(Failed, match=r"train\.engine 'graph' must run on CUDA"):
+        one.warm_up(1)
+    one.dismiss()
+
+
 def test_a_row_counts_the_methods_operations() -> None:
     work = Work("pmae", 32, 64)
     row = Row("plain", work, step_seconds=(0.5, 4.0, 1.0))

@@ -6,6 +6,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -141,6 +142,12 @@ class Contestant:
         return answer
 
     def _gone(self) -> Failed:
+        """What it said before it went, if it did: one that failed may be gone before it is asked anything."""
+        with suppress(EOFError, ConnectionError):
+            while self._pipe.poll(0):
+                said = self._pipe.recv()
+                if isinstance(said, Failed):
+                    return said
         self._process.join(20)
         return Failed(f"its process ended with code {self._process.exitcode}")
 
