@@ -1,22 +1,25 @@
 """Time attention over short sequences: our kernel, torch's fused attention and the plain products, all compiled.
 
 Each is one layer's forward and backward in bfloat16, replayed from a CUDA graph and timed by CUDA events, so that
-neither launches nor Python count. Run `python benchmarks/attention.py`; `--sweep` times every plan of the kernel too.
+neither launches nor Python count. A row "before" is what a power of two of tokens and one had before it got kernels of
+its own. Run `python benchmarks/attention.py`; `--sweep` times every plan of the kernel too.
 """
 
 import argparse
 import statistics
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pmae.models import lone_attention_kernels as lone
 from pmae.models import short_attention_kernels as kernels
 from pmae.models.short_attention import available
 
-SHAPES = [(17, 12, 16), (17, 16, 32), (5, 12, 16), (26, 6, 16), (65, 12, 16)]
+SHAPES = [(17, 12, 16), (17, 16, 32), (5, 12, 16), (26, 6, 16), (33, 6, 16), (65, 12, 16), (65, 16, 32)]
 Attend = Callable[[Tensor, int], Tensor]
 
 
@@ -99,34 +102,45 @@ def measure(name: str, attend: Attend, inputs: tuple[Tensor, Tensor], heads: int
     print(f"{name:<34} {microseconds(step):9.1f} {errors}", flush=True)
 
 
-def fixed(group: int, heads: int, head_dim: int) -> int:
-    """A plan whatever the shape."""
-    return group
+@contextmanager
+def replaced(module: Any, name: str, choice: object) -> Iterator[None]:
+    """A choice of the kernels' made otherwise for a while, whatever the shape.
+
+    Only what is not compiled sees it: the compiler's cache knows a kernel by its source and hands back an earlier one.
+    """
+    chosen = getattr(module, name)
+    setattr(module, name, lambda *shape: choice)
+    try:
+        yield
+    finally:
+        setattr(module, name, chosen)
 
 
 def sweep(inputs: tuple[Tensor, Tensor], heads: int) -> None:
-    """Every plan for one shape, the chosen one too: heads a program.
-
-    Not compiled: the compiler's cache knows a kernel by its source and would hand back an earlier plan's.
-    """
-    choose = kernels.plan
-    for group in (group for group in (1, 2, 4, 8, 16) if heads % group == 0):
-        kernels.plan = partial(fixed, group)
-        measure(f"    {group} heads a program, eager", kernel, inputs, heads)
-    kernels.plan = choose
+    """Every plan for one shape, the chosen one too: heads a program, and the warps of the kernels with a lone token."""
+    tokens = inputs[0].shape[1]
+    for group in (group for group in (1, 2, 4, 8, 16) if heads % group == 0 and tokens <= kernels.SHORT):
+        with replaced(kernels, "plan", group):
+            measure(f"    {group} heads a program, eager", kernel, inputs, heads)
+    for warps in (1, 2, 4, 8) if lone.fits(tokens) else ():
+        with replaced(lone, "warps", warps):
+            measure(f"    {warps} warps a program, eager", kernel, inputs, heads)
 
 
 def compare(batch: int, shape: tuple[int, int, int], every_plan: bool) -> None:
     """Print the rows of one shape under the way a layer would choose for it."""
     tokens, heads, width = shape
     short = available(torch.device("cuda"), tokens, width)
-    print(f"{tokens}, {heads}, {width}: {f'kernel, {kernels.plan(heads, width)} heads a program' if short else 'timm'}")
+    print(f"{tokens}, {heads}, {width}: {'kernel' if short else 'timm'}")
     torch.manual_seed(0)
     qkv, grad = (torch.randn(batch, tokens, n * heads * width).cuda().bfloat16() for n in (3, 1))
     qkv.requires_grad_()
     for attend in (kernel, fused, plain) if short else (fused, plain):
         compiled = torch.compile(attend, dynamic=False, fullgraph=True)
         measure(f"  {attend.__name__}", compiled, (qkv, grad), heads)
+    if short and lone.fits(tokens):
+        with replaced(lone, "fits", False):
+            measure("  before, eager", kernel, (qkv, grad), heads)
     if every_plan and short:
         sweep((qkv, grad), heads)
 

@@ -19,15 +19,19 @@ from torch.nn import functional
 
 from pmae.models import short_attention as layers
 
-TOKENS = (2, 5, 17, 32, 65)
-SHAPES = [(n, h, d) for n in TOKENS for h in (1, 3) for d in (16, 32, 64)]
-SHAPES += [(n, h, d) for n in TOKENS for h, d in ((12, 16), (16, 32))]
-SHAPES += [(26, 6, 16), (32, 2, 8), (17, 1, 24), (33, 1, 16), (64, 2, 16), (128, 1, 32)]
-HALF_SHAPES = [(2, 3, 64), (5, 12, 16), (17, 12, 16), (17, 2, 32), (32, 3, 32), (26, 6, 16), (65, 2, 16)]
+SHAPES = [(n, h, d) for n in (2, 17, 32, 65) for h in (1, 3) for d in (16, 32, 64)]
+SHAPES += [(2, 12, 16), (5, 12, 16), (26, 6, 16), (32, 2, 8), (40, 3, 24), (66, 2, 32), (64, 2, 16), (128, 1, 32)]
+SHAPES += [(17, 12, 16), (17, 16, 32), (17, 1, 24), (33, 1, 16), (33, 3, 24), (33, 2, 32), (65, 1, 24), (65, 12, 16)]
+HALF_SHAPES = [(2, 3, 64), (5, 12, 16), (17, 12, 16), (17, 2, 32), (32, 3, 32), (26, 6, 16), (66, 2, 16)]
+HALF_SHAPES += [(17, 3, 24), (33, 3, 16), (33, 1, 32), (65, 2, 16), (65, 1, 32)]
 CASES = [("float32", *shape) for shape in SHAPES]
 CASES += [(dtype, *shape) for dtype in ("bfloat16", "float16") for shape in HALF_SHAPES]
-GROUPS = (1, 2, 4)
 BOUND = {"float32": 3e-6, "bfloat16": 2**-7, "float16": 2**-10}  # in units of the largest element: an ulp or two
+SUM_SHAPES = [(5, 12, 16), (40, 3, 24), (17, 4, 16), (17, 3, 24), (33, 3, 24), (65, 3, 16), (65, 1, 24)]
+SUMS = [(dtype, *shape) for dtype in BOUND for shape in SUM_SHAPES]
+SPECIAL = dict.fromkeys(("strided", "layer", "group", "last token"), BOUND["float32"])
+SPECIAL |= {f"sums {dtype}": bound for dtype, bound in BOUND.items()}
+SPECIAL["sharp"] = 2e-3  # scores of several thousand, whose float32 rounding alone is near 3e-4 in the exponent
 
 
 def reference(qkv: Tensor, heads: int, scale: float) -> Tensor:
@@ -58,6 +62,25 @@ def errors(qkv: Tensor, heads: int, scale: float) -> list[float]:
     return [distance(out, expected), distance(qkv.grad, exact.grad)]
 
 
+def sum_errors(dtype: str, tokens: int, heads: int, width: int) -> list[float]:
+    """Errors of the gradient and of its sums over the tokens, each written into given memory."""
+    from pmae.models.short_attention_kernels import backward_into
+
+    qkv, grad = (torch.randn(2, tokens, n * heads * width).to(getattr(torch, dtype)) for n in (3, 1))
+    expected = torch.func.vjp(lambda exact: reference(exact, heads, width**-0.5), qkv.double())[1](grad.double())[0]
+    found, sums = torch.full_like(qkv, torch.nan), torch.full((2, 3 * heads * width), torch.nan)
+    backward_into(found, sums, qkv, grad, heads, width**-0.5)
+    return [distance(found, expected), distance(sums, expected.sum(1))]
+
+
+def lone_errors(tokens: int, share: str) -> list[float]:
+    """Errors where every query gives the last key all its weight, or none."""
+    qkv = torch.randn(1, tokens, 96)
+    qkv[:, :, :32] += 4.0
+    qkv[:, -1, 32:64] = 8.0 if share == "all" else -8.0  # a score of 128, give or take, in heads of 16
+    return errors(qkv, 2, 0.25)
+
+
 def layer_errors() -> list[float]:
     """Errors of a whole layer that takes the kernel, output and qkv weight's gradient, against timm's in float64."""
     plain = Attention(48, num_heads=3, qkv_bias=True)
@@ -81,12 +104,15 @@ def interpret() -> dict[str, list[float]]:
     for name, tokens, heads, width in CASES:
         qkv = torch.randn(1 + (heads == 1), tokens, 3 * heads * width).to(getattr(torch, name))
         found[case_key((name, tokens, heads, width))] = errors(qkv, heads, width**-0.5)
-    found["sharp"] = errors(torch.randn(1, 17, 96) * 30, 2, 1.0)
+    found |= {f"sums {case_key(case)}": sum_errors(*case) for case in SUMS}
+    for tokens in (17, 33, 65):
+        found |= {f"last token gets {share} of {tokens}": lone_errors(tokens, share) for share in ("all", "none")}
+    found |= {f"sharp {tokens}": errors(torch.randn(1, tokens, 96) * 30, 2, 1.0) for tokens in (17, 20, 33, 65)}
     found["strided"] = errors(torch.randn(1, 96, 17).transpose(1, 2), 2, 0.3)
     found["layer"] = layer_errors()
-    for group in GROUPS:
+    for tokens, group in [(n, group) for n in (17, 20) for group in (1, 2, 4)]:
         kernels.plan = lambda heads, width, group=group: group
-        found[f"group {group}"] = errors(torch.randn(2, 17, 3 * 64), 4, 0.25)
+        found[f"group {tokens} {group}"] = errors(torch.randn(2, tokens, 3 * 64), 4, 0.25)
     return found
 
 
@@ -136,10 +162,15 @@ def test_output_and_gradient_match_float64(found: dict[str, list[float]], case: 
     assert max(found[case_key(case)]) < BOUND[case[0]]
 
 
-@pytest.mark.parametrize("name", ["sharp", "strided", "layer", *(f"group {group}" for group in GROUPS)])
-def test_special_cases_match_float64(found: dict[str, list[float]], name: str) -> None:
-    # "sharp" has scores of several thousand, whose float32 rounding alone is near 3e-4 in the exponent.
-    assert max(found[name]) < (2e-3 if name == "sharp" else BOUND["float32"])
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_special_cases_match_float64(found: dict[str, list[float]], kind: str) -> None:
+    cases = {name: max(case) for name, case in found.items() if name.startswith(kind)}
+    assert max(cases.values()) < SPECIAL[kind], cases
+
+
+def test_lone_kernels_take_a_power_of_two_and_one() -> None:
+    fits = pytest.importorskip("pmae.models.lone_attention_kernels").fits
+    assert [tokens for tokens in range(1, layers.LIMIT + 1) if fits(tokens)] == [17, 33, 65]
 
 
 def small_vit(**options: Any) -> VisionTransformer:

@@ -33,7 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     capturing: list[Graph] = []
 
     @contextmanager
-    def capture(graph: Graph) -> Any:
+    def capture(graph: Graph, pool: object) -> Any:
         capturing.append(graph)
         yield
         capturing.pop()

@@ -16,10 +16,13 @@ import triton.language as tl  # type: ignore[import-not-found, import-untyped, u
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from pmae.models import lone_attention_kernels as lone
 from pmae.models import tiled_attention_kernels as tiled
 
 SHORT = 32
 """The most tokens whose whole score matrix stays in the registers of one warp; beyond, it lies in tiles."""
+Launch = tuple[Any, tuple[int, ...], int, int]
+"""A kernel, its sizes beyond those of the tensors, how many programs an image takes and how many warps a program."""
 LOG2_E = tl.constexpr(1.4426950408889634)  # the hardware's exponential is a power of two
 
 
@@ -137,23 +140,40 @@ def _padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())  # matrix units take 16 at least, Triton powers of two only
 
 
+def _whole(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
+    """Few tokens: a group of heads a program, a warp each."""
+    kernel, group = (_backward_kernel if backward else _forward_kernel), plan(heads, head_dim)
+    return kernel, (_padded(tokens), _padded(head_dim), group), heads // group, group
+
+
+def _tiled(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
+    """More tokens: a head a program."""
+    first = 1 << (tokens - 1).bit_length() - 1
+    sizes = (_padded(head_dim), first, _padded(tokens - first))
+    if backward:
+        return tiled.backward_kernel, sizes, heads, BACKWARD_WARPS
+    queries, crew = tile(head_dim)
+    return tiled.forward_kernel, (*sizes, queries), heads, crew
+
+
+def _with_lone(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
+    """A power of two of tokens and one: a group of heads or a head a program."""
+    kernel, group = (lone.backward_kernel if backward else lone.forward_kernel), 1
+    if tokens <= SHORT:
+        group = plan(heads, head_dim)
+    return kernel, (_padded(head_dim), group), heads // group, lone.warps(tokens, group)
+
+
 def _launch(tensors: list[Tensor], heads: int, scale: float, *flags: bool) -> None:
     """Run the kernel for this many tokens over every image and head; two tensors go forward, four backward."""
     batch, tokens, width = tensors[0].shape  # the batch may be the compiler's symbol: no int()
     tokens, head_dim = int(tokens), int(width) // (3 * heads)
+    choose = _with_lone if lone.fits(tokens) else _whole if tokens <= SHORT else _tiled
+    kernel, sizes, programs, crew = choose(tokens, heads, head_dim, bool(flags))
     # The scale is a constant of the kernel: as an argument the compiler makes it a float64, and that halves the speed.
-    sizes: tuple[float, ...] = (scale, tokens, heads, head_dim)
-    if tokens <= SHORT:
-        kernel, group = (_backward_kernel if flags else _forward_kernel), plan(heads, head_dim)
-        sizes, programs, crew = (*sizes, _padded(tokens), _padded(head_dim), group), heads // group, group
-    else:
-        kernel, first = (tiled.backward_kernel if flags else tiled.forward_kernel), 1 << (tokens - 1).bit_length() - 1
-        sizes, programs, crew = (*sizes, _padded(head_dim), first, _padded(tokens - first)), heads, BACKWARD_WARPS
-        if not flags:
-            queries, crew = tile(head_dim)
-            sizes = (*sizes, queries)
+    constants = (scale, tokens, heads, head_dim, *sizes, *flags)
     with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device, whatever the tensors' own
-        wrap_triton(kernel)[(batch * programs,)](*tensors, *sizes, *flags, num_warps=crew, num_stages=1)
+        wrap_triton(kernel)[(batch * programs,)](*tensors, *constants, num_warps=crew, num_stages=1)
 
 
 @triton_op("pmae::short_attention", mutates_args=())

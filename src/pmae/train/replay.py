@@ -1,7 +1,7 @@
 """A step that is run a few times, then captured in a CUDA graph and replayed from fixed buffers."""
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,11 +19,12 @@ process trains with. After eight, torch's own limit, it runs further ones uncomp
 class Replay:
     """Calls a function of tensors that returns nothing; all it makes lives on between calls in the graph's memory.
 
-    `captured` is called once the graph is known and has not run yet: the place to note where its tensors lie.
+    `captured` is called once the graph is known and has not run yet: the place to note where its tensors lie. Steps that
+    take turns and leave nothing in that memory for each other may have a `pool` of it together.
     """
 
-    def __init__(self, step: Callable[..., None], captured: Callable[[], None]) -> None:
-        self._step, self._captured = step, captured
+    def __init__(self, step: Callable[..., None], captured: Callable[[], None], pool: Any = None) -> None:
+        self._step, self._captured, self._pool = step, captured, pool
         self._buffers: tuple[Tensor, ...] = ()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream, self._warm = torch.cuda.Stream(), 0
@@ -53,7 +54,7 @@ class Replay:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             self._step(*self._buffers)
         self._captured()
         self._graph = graph
