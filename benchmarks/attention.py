@@ -1,8 +1,8 @@
 """Time attention over short sequences: our kernel, torch's fused attention and the plain products, all compiled.
 
 Each is one layer's forward and backward in bfloat16, replayed from a CUDA graph and timed by CUDA events, so that
-neither launches nor Python count. A row "before" is what a power of two of tokens and one had before it got kernels of
-its own. Run `python benchmarks/attention.py`; `--sweep` times every plan of the kernel too.
+neither launches nor Python count. A row "before" is what a power of two of tokens and one had before it got a way back
+of its own. Run `python benchmarks/attention.py`; `--sweep` times every plan of the kernel too.
 """
 
 import argparse
@@ -117,12 +117,12 @@ def replaced(module: Any, name: str, choice: object) -> Iterator[None]:
 
 
 def sweep(inputs: tuple[Tensor, Tensor], heads: int) -> None:
-    """Every plan for one shape, the chosen one too: heads a program, and the warps of the kernels with a lone token."""
-    tokens = inputs[0].shape[1]
+    """Every plan for one shape, the chosen one too: heads a program, and the warps of the kernel with a lone token."""
+    tokens, head_dim = inputs[0].shape[1], inputs[0].shape[2] // (3 * heads)
     for group in (group for group in (1, 2, 4, 8, 16) if heads % group == 0 and tokens <= kernels.SHORT):
         with replaced(kernels, "plan", group):
             measure(f"    {group} heads a program, eager", kernel, inputs, heads)
-    for warps in (1, 2, 4, 8) if lone.fits(tokens) else ():
+    for warps in (1, 2, 4, 8) if lone.fits(tokens, head_dim) else ():
         with replaced(lone, "warps", warps):
             measure(f"    {warps} warps a program, eager", kernel, inputs, heads)
 
@@ -138,7 +138,7 @@ def compare(batch: int, shape: tuple[int, int, int], every_plan: bool) -> None:
     for attend in (kernel, fused, plain) if short else (fused, plain):
         compiled = torch.compile(attend, dynamic=False, fullgraph=True)
         measure(f"  {attend.__name__}", compiled, (qkv, grad), heads)
-    if short and lone.fits(tokens):
+    if short and lone.fits(tokens, width):
         with replaced(lone, "fits", False):
             measure("  before, eager", kernel, (qkv, grad), heads)
     if every_plan and short:

@@ -28,6 +28,8 @@ KERNELS = {
     "backward_kernel": "attention",
     "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<32, 128, 128, 4, cutlass::bfloat16_t>>": "attention",
     "triton_per_fused__softmax_mul_3": "attention",
+    "_product_gelu_kernel": "products",
+    "_product_gelu_backward_kernel": "products",
     "_gelu_kernel": "GELU",
     "_gelu_backward_kernel": "GELU",
     "triton_poi_fused_addmm_gelu_9": "GELU",

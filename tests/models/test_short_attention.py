@@ -168,9 +168,10 @@ def test_special_cases_match_float64(found: dict[str, list[float]], kind: str) -
     assert max(cases.values()) < SPECIAL[kind], cases
 
 
-def test_lone_kernels_take_a_power_of_two_and_one() -> None:
+def test_the_lone_kernel_takes_a_power_of_two_and_one() -> None:
     fits = pytest.importorskip("pmae.models.lone_attention_kernels").fits
-    assert [tokens for tokens in range(1, layers.LIMIT + 1) if fits(tokens)] == [17, 33, 65]
+    assert [tokens for tokens in range(1, layers.LIMIT + 1) if fits(tokens, 16)] == [17, 33, 65]
+    assert not fits(65, 64)
 
 
 def small_vit(**options: Any) -> VisionTransformer:

@@ -156,20 +156,17 @@ def _tiled(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
     return tiled.forward_kernel, (*sizes, queries), heads, crew
 
 
-def _with_lone(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
-    """A power of two of tokens and one: a group of heads or a head a program."""
-    kernel, group = (lone.backward_kernel if backward else lone.forward_kernel), 1
-    if tokens <= SHORT:
-        group = plan(heads, head_dim)
-    return kernel, (_padded(head_dim), group), heads // group, lone.warps(tokens, group)
+def _choose(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
+    if backward and lone.fits(tokens, head_dim):
+        return lone.backward_kernel, (_padded(head_dim),), heads, lone.warps(tokens)
+    return (_whole if tokens <= SHORT else _tiled)(tokens, heads, head_dim, backward)
 
 
 def _launch(tensors: list[Tensor], heads: int, scale: float, *flags: bool) -> None:
     """Run the kernel for this many tokens over every image and head; two tensors go forward, four backward."""
     batch, tokens, width = tensors[0].shape  # the batch may be the compiler's symbol: no int()
     tokens, head_dim = int(tokens), int(width) // (3 * heads)
-    choose = _with_lone if lone.fits(tokens) else _whole if tokens <= SHORT else _tiled
-    kernel, sizes, programs, crew = choose(tokens, heads, head_dim, bool(flags))
+    kernel, sizes, programs, crew = _choose(tokens, heads, head_dim, bool(flags))
     # The scale is a constant of the kernel: as an argument the compiler makes it a float64, and that halves the speed.
     constants = (scale, tokens, heads, head_dim, *sizes, *flags)
     with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device, whatever the tensors' own

@@ -20,6 +20,7 @@ from pmae.models.short_attention import ShortAttention, available
 
 try:
     from pmae.models import stack_kernels as kernels
+    from pmae.models.gelu_kernels import linear_gelu, linear_gelu_backward, partial_sums
     from pmae.models.short_attention_kernels import backward_into, forward_into
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     kernels = None  # type: ignore[assignment]
@@ -83,8 +84,7 @@ class Stack(torch.autograd.Function):
             forward_into(attended[block], qkv.unflatten(0, shape[:2]), heads, scale)
             branch = torch.addmm(b_proj, attended[block], w_proj.t())
             stream, *stats_2 = kernels.add_norm(before, branch, w2, b2, eps, normed[1, block], of_attention[block])
-            hidden = torch.addmm(b_in, normed[1, block], w_in.t())
-            kernels.gelu(hidden, active[block])
+            hidden = linear_gelu(normed[1, block], w_in, b_in, active[block])
             branch, of_branch = torch.addmm(b_out, active[block], w_out.t()), of_mlp[block]
             kept += [before, *stats, qkv, stream, *stats_2, hidden]
         last, *stats = kernels.add_norm(stream, branch, tensors[-2], tensors[-1], eps, out, of_branch)
@@ -102,7 +102,7 @@ class Stack(torch.autograd.Function):
         wide: dict[str, Any] = {"device": last.device, "dtype": torch.float32}
         norms = torch.empty(2 * depth + 1, kernels.programs(rows, width), 3, width, **wide)
         of_qkv = torch.empty(depth, ctx.shape[0], 3 * width, **wide)
-        of_hidden = torch.empty(depth, kernels.chunks(rows, hidden_width), hidden_width, **wide)
+        of_hidden = torch.empty(depth, partial_sums(normed[1, 0], hidden_width), hidden_width, **wide)
         # Gradients of what each product put out: fc2 and proj, fc1, qkv.
         to_branch, to_hidden = torch.empty_like(normed), torch.empty_like(active)
         to_qkv = normed.new_empty(depth, rows, 3 * width)
@@ -112,7 +112,7 @@ class Stack(torch.autograd.Function):
             w1, _, w_qkv, _, w_proj, _, w2, _, w_in, _, w_out, _ = _of(tensors, block)
             x1, m1, r1, qkv, x2, m2, r2, hidden = kept[KEPT * block : KEPT * (block + 1)]
             g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial, to_branch[0, block], of_mlp[block])
-            kernels.gelu_backward(to_branch[0, block] @ w_out, hidden, of_hidden[block], to_hidden[block])
+            linear_gelu_backward(to_branch[0, block], w_out, hidden, of_hidden[block], to_hidden[block])
             grad_out = to_hidden[block] @ w_in
             partial, to = norms[2 * block + 1], to_branch[1, block]
             g = kernels.norm_backward(grad_out, x2, m2, r2, w2, g, partial, to, of_attention[block])

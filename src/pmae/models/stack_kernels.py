@@ -12,7 +12,6 @@ import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 ROWS = 4
 """Rows that a norm's program holds at a time."""
 
@@ -111,46 +110,6 @@ def _norm_backward_kernel(
 
 
 @triton.jit
-def _normal(x):
-    """The standard normal's distribution function, exact to 4e-7, and exp(-x^2 / 2), which its derivative needs too.
-
-    Abramowitz and Stegun 7.1.26. The library's error function costs more than the memory traffic of the layer.
-    """
-    z = tl.abs(x) * 0.7071067811865476
-    t = 1.0 / (1.0 + 0.3275911 * z)
-    bell = tl.exp2(-z * z * LOG2_E)
-    tail = t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
-    tail = 0.5 * t * (0.254829592 + tail) * bell
-    return tl.where(x < 0, tail, 1.0 - tail), bell
-
-
-@triton.jit
-def _gelu_kernel(x, out, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(out + at, (v * _normal(v)[0]).to(out.dtype.element_ty), mask=at < count)
-
-
-@triton.jit
-def _gelu_backward_kernel(
-    grad, x, out, partial, count, chunk, W: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    first = tl.program_id(0) * chunk
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(first, tl.minimum(first + chunk, count), ROWS):
-        rows = start + tl.arange(0, ROWS)
-        real = ((rows < count) & (rows < first + chunk))[:, None] & (columns[None, :] < W)
-        at = rows[:, None].to(tl.int64) * W + columns[None, :]
-        v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
-        below, bell = _normal(v)
-        g = tl.load(grad + at, mask=real, other=0.0).to(tl.float32) * (below + v * bell * 0.3989422804014327)
-        tl.store(out + at, g.to(out.dtype.element_ty), mask=real)
-        total += g
-    tl.store(partial + tl.program_id(0) * W + columns, tl.sum(total, 0), mask=columns < W)
-
-
-@triton.jit
 def _add_up_kernel(partial, out, count, W: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     partial += tl.program_id(1).to(tl.int64) * count * W
@@ -171,11 +130,6 @@ def programs(rows: int, width: int) -> int:
     # The fastest on an H200 of five numbers with 2, 4 or 8 rows and 1 to 8 warps: four for each of its 132 processors,
     # eight for narrow rows; microseconds 44 for 33,280 rows of 512, 31 (40 with half as many) for as many of 192.
     return min(528 if width > 256 else 1056, triton.cdiv(rows, ROWS))
-
-
-def chunks(rows: int, width: int) -> int:
-    """How many partial sums `gelu_backward` leaves: chunks of at least 64 rows."""
-    return min(64 if width > 1024 else 128, triton.cdiv(rows, 64))
 
 
 def _tokens(count: int, factors: Tensor | None) -> int:
@@ -232,18 +186,6 @@ def norm_backward(
         *tensors, scaled, partial, *sizes, residual is not None, halve, tokens, num_warps=warps
     )
     return out
-
-
-def gelu(x: Tensor, out: Tensor) -> None:
-    """The exact GELU."""
-    _gelu_kernel[(triton.cdiv(x.numel(), 2048),)](x, out, x.numel(), 2048, num_warps=4)
-
-
-def gelu_backward(grad: Tensor, x: Tensor, partial: Tensor, out: Tensor) -> None:
-    """The gradient in GELU's input to `out`, and partial (P, W) of its sums over the rows."""
-    count, width = x.shape
-    chunk, grid = triton.cdiv(count, partial.shape[0]), (partial.shape[0], triton.cdiv(width, 128))
-    _gelu_backward_kernel[grid](grad, x, out, partial, count, chunk, width, 16, 128, num_warps=4)
 
 
 def add_up(partial: Tensor) -> Tensor:

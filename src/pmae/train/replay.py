@@ -19,8 +19,8 @@ process trains with. After eight, torch's own limit, it runs further ones uncomp
 class Replay:
     """Calls a function of tensors that returns nothing; all it makes lives on between calls in the graph's memory.
 
-    `captured` is called once the graph is known and has not run yet: the place to note where its tensors lie. Steps that
-    take turns and leave nothing in that memory for each other may have a `pool` of it together.
+    `captured` is called once the graph is known and has not run yet: the place to note where its tensors lie. Steps
+    that take turns and leave nothing in that memory for each other may have a `pool` of it together.
     """
 
     def __init__(self, step: Callable[..., None], captured: Callable[[], None], pool: Any = None) -> None:
