@@ -8,7 +8,7 @@ from transformers import ViTMAEConfig, ViTMAEForPreTraining
 from pmae.config import Config, replace
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.masking import hide_components
+from pmae.masking import PatchMask, hide_components, hide_patches
 from pmae.method import MAE, PMAE, Draw, build_method, draw_mask
 from pmae.models import patchify, unpatchify
 from pmae.spaces import PCA
@@ -84,6 +84,35 @@ def test_mae_equals_transformers(tiny: Config, x: torch.Tensor, normalize: bool)
     ours = model(x, Draw(noise, torch.tensor(0.75), 4))
     torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-5, atol=1e-6)
     assert float(ours.share.mean()) == pytest.approx(float(theirs.mask.mean()))
+    mask = hide_patches(noise, 4)
+    hidden = theirs.logits[torch.arange(len(x))[:, None], mask.drop]
+    torch.testing.assert_close(model.predict(x, mask)[0], hidden, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [6, 1])
+def test_predicting_the_hidden_patches_alone_changes_no_gradient(
+    tiny: Config, x: torch.Tensor, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Predictions leave the networks in float32; here they keep all their digits.
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    model, x = method(tiny, space__name="pixels", decoder__depth=2, objective__scale="mean").double(), x.double()
+    noise = torch.rand(rows, 16, generator=torch.Generator().manual_seed(2))
+    losses = model(x, Draw(noise, torch.tensor(0.7), 5)).loss, _loss_of_all(model, x, hide_patches(noise, 5))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for alone, among_all in zip(*([loss, *torch.autograd.grad(loss, parameters)] for loss in losses), strict=True):
+        torch.testing.assert_close(alone, among_all, rtol=1e-9, atol=1e-12)
+
+
+def _loss_of_all(model: PMAE | MAE, x: torch.Tensor, mask: PatchMask) -> torch.Tensor:
+    """Every patch predicted from tokens in the grid's order; the visible ones are left out of the mean."""
+    (prefix, visible), decoder = model.encoder(x, mask.keep.expand(len(x), -1)), model.decoder
+    at = mask.keep[..., None].expand(len(x), -1, 32)
+    tokens = decoder.mask_token.expand(len(x), 16, -1).scatter(1, at, decoder.embed(visible)) + decoder.positions
+    tokens = decoder.norm(decoder.blocks(torch.cat([decoder.embed(prefix), tokens], dim=1)))
+    target = patchify(x, 4)
+    target = (target - target.mean(2, keepdim=True)) / (target.var(2, keepdim=True) + 1e-6).sqrt()
+    errors = (decoder.head(tokens)[:, 1:] - target).square().mean(2)
+    return errors[mask.hidden.expand(len(x), -1)].mean()
 
 
 def _reference(normalize: bool) -> ViTMAEForPreTraining:

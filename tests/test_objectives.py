@@ -36,17 +36,14 @@ def test_pixels_count_the_whole_image() -> None:
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_patches_are_normalized_each_on_its_own(normalize: bool) -> None:
-    predicted, patches, hidden = (
-        RNG.normal(size=(2, 6, 12)),
-        5 + 3 * RNG.normal(size=(2, 6, 12)),
-        RNG.random((2, 6)) < 0.5,
-    )
+    predicted, patches = RNG.normal(size=(2, 6, 12)), 5 + 3 * RNG.normal(size=(2, 6, 12))
     target = patches
     if normalize:
         target = (patches - patches.mean(2, keepdims=True)) / np.sqrt(patches.var(2, ddof=1, keepdims=True) + 1e-6)
-    found = on_patches(*map(torch.from_numpy, (predicted, patches, hidden)), normalize)
-    np.testing.assert_allclose(found.error, (((predicted - target) ** 2).sum(2) * hidden).sum(1))
-    np.testing.assert_allclose(found.energy, ((target**2).sum(2) * hidden).sum(1))
+    found = on_patches(torch.from_numpy(predicted), torch.from_numpy(patches), normalize)
+    np.testing.assert_allclose(found.error, ((predicted - target) ** 2).sum((1, 2)))
+    np.testing.assert_allclose(found.energy, (target**2).sum((1, 2)))
+    np.testing.assert_array_equal(found.size, [72, 72])
 
 
 def test_scales() -> None:

@@ -19,11 +19,25 @@ except ImportError:  # no Triton: a machine without a GPU, or not Linux
 
 
 class PatchMask(NamedTuple):
-    """Which patches stay (`keep`, positions), which are hidden, and how to put tokens back in order (`restore`)."""
+    """Positions of all patches (B, N), those that stay before those that are hidden, and how many stay."""
 
-    keep: Tensor
-    restore: Tensor
-    hidden: Tensor
+    order: Tensor
+    visible: int
+
+    @property
+    def keep(self) -> Tensor:
+        """Positions (B, V) of the patches that stay."""
+        return self.order[:, : self.visible]
+
+    @property
+    def drop(self) -> Tensor:
+        """Positions (B, N - V) of the hidden ones."""
+        return self.order[:, self.visible :]
+
+    @property
+    def hidden(self) -> Tensor:
+        """(B, N) booleans in the grid's order."""
+        return torch.zeros_like(self.order, dtype=torch.bool).scatter(1, self.drop, True)
 
 
 def nominal_ratio(config: MaskingConfig) -> float:
@@ -63,9 +77,7 @@ def _on_kernel(noise_BK: Tensor, ratio: Tensor | float) -> bool:
 
 def hide_patches(noise_BN: Tensor, visible: int) -> PatchMask:
     """The `visible` patches of smallest noise stay."""
-    order = noise_BN.argsort(dim=1)
-    restore = order.argsort(dim=1)
-    return PatchMask(order[:, :visible], restore, restore >= visible)
+    return PatchMask(noise_BN.argsort(dim=1), visible)
 
 
 def visible_patches(patches: int, ratio: float) -> int:

@@ -88,13 +88,13 @@ class MaskedAutoencoder(nn.Module, ABC):
         """The same as `forward`, for the eye."""
 
     def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> tuple[Tensor, Tensor]:
-        """Every patch (B, N, P) from the images, or from the patches a mask leaves, and the mean token (B, width).
+        """Every patch (B, N, P) from the images, or the hidden ones from those a mask leaves, and the mean token.
 
-        The networks run in `precision`.
+        Hidden patches come in the mask's order; the token is (B, width). The networks run in `precision`.
         """
         with self._arithmetic(x):
             tokens = self.encoder(x) if mask is None else self.encoder(x, mask.keep)
-            patches = self.decoder(*tokens, None if mask is None else mask.restore)
+            patches = self.decoder(*tokens, None if mask is None else mask.order)
         return patches.float(), tokens[1].mean(1)
 
     def loss(self, comparison: objectives.Comparison, energy: Tensor | float) -> Tensor:
@@ -205,17 +205,19 @@ class MAE(MaskedAutoencoder):
 
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
         mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
-        patches = patchify(x, self.patch)
+        patches = torch.take_along_dim(patchify(x, self.patch), mask.drop[..., None], 1)
         normalize = self.config.objective.normalize_patches
         predicted, features = self.predict(x, mask)
-        comparison = objectives.on_patches(predicted, patches, mask.hidden, normalize)
+        comparison = objectives.on_patches(predicted, patches, normalize)
         loss = self.loss(comparison, x[0].numel()) + self.contrast(features)
-        return Outcome(loss, *comparison[:2], mask.hidden.float().mean(1))
+        return Outcome(loss, comparison.error, comparison.energy, comparison.size / x[0].numel())
 
     def pictures(self, x: Tensor, draw: Draw) -> Pictures:
         """The image without its hidden patches, and the predicted patches in their gaps, in the image's own units."""
         mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
-        y, patches, hidden = self.predict(x, mask)[0], patchify(x, self.patch), mask.hidden[..., None]
+        patches, hidden = patchify(x, self.patch), mask.hidden[..., None]
+        at = mask.drop[..., None].expand(-1, -1, patches.shape[2])
+        y = torch.zeros_like(patches).scatter(1, at, self.predict(x, mask)[0])
         if self.config.objective.normalize_patches:
             y = y * (patches.var(2, keepdim=True) + 1e-6).sqrt() + patches.mean(2, keepdim=True)
         shown = (patches * ~hidden, y * hidden, patches * hidden)

@@ -31,14 +31,14 @@ def on_pixels(predicted: Tensor, hidden_image: Tensor) -> Comparison:
     return Comparison(error, hidden_image.square().flatten(1).sum(1), size)
 
 
-def on_patches(predicted_BNP: Tensor, patches_BNP: Tensor, hidden_BN: Tensor, normalize: bool) -> Comparison:
-    """Squared error on the hidden patches, against pixels that are standardized within each patch or raw."""
+def on_patches(predicted_BHP: Tensor, patches_BHP: Tensor, normalize: bool) -> Comparison:
+    """Squared error on the H hidden patches, against pixels that are standardized within each patch or raw."""
     if normalize:
-        mean, variance = patches_BNP.mean(2, keepdim=True), patches_BNP.var(2, keepdim=True)
-        patches_BNP = (patches_BNP - mean) / (variance + 1e-6).sqrt()
-    error = ((predicted_BNP - patches_BNP).square().sum(2) * hidden_BN).sum(1)
-    size = hidden_BN.sum(1) * patches_BNP.shape[2]
-    return Comparison(error, (patches_BNP.square().sum(2) * hidden_BN).sum(1), size)
+        mean, variance = patches_BHP.mean(2, keepdim=True), patches_BHP.var(2, keepdim=True)
+        patches_BHP = (patches_BHP - mean) / (variance + 1e-6).sqrt()
+    error = (predicted_BHP - patches_BHP).square().sum((1, 2))
+    size = error.new_full((len(error),), patches_BHP[0].numel())
+    return Comparison(error, patches_BHP.square().sum((1, 2)), size)
 
 
 def unexplained(comparison: Comparison) -> Tensor:

@@ -56,14 +56,15 @@ def test_a_second_task_counts_both_views() -> None:
 
 @pytest.mark.parametrize("peer", ["transformers", "lightly"])
 @pytest.mark.parametrize("method", ["pmae", "mae"])
-def test_peers_do_the_same_work(peer: str, method: str) -> None:
+def test_peers_do_the_same_work_and_predict_every_patch(peer: str, method: str) -> None:
     pytest.importorskip(peer)
     work = Work(method, 32, BATCH, network=Sizes(depth=2, decoder_depth=2))
     model = peers.network(peer)(work)
     model = model if method == "mae" else peers.HidingComponents(model, work, torch.device("cpu"))
     x = torch.randn(BATCH, *work.shape)
     # transformers' head serves [CLS] too, lightly's the hidden tokens alone: 1 part in 100.
-    assert counted(lambda: model(x)) == pytest.approx(BATCH * flops_per_image(work.config, work.shape), rel=0.02)
+    expected = BATCH * flops_per_image(work.config, work.shape, whole=True)
+    assert counted(lambda: model(x)) == pytest.approx(expected, rel=0.02)
 
 
 def test_other_networks_are_refused() -> None:

@@ -29,7 +29,7 @@ def test_activations_and_parameters_are_those_of_the_networks(space: str) -> Non
     assert scale.parameters(config, SHAPE) == sum(p.numel() for p in trained)
     passed = []
     for block in (*model.encoder.net.blocks, *model.decoder.blocks):
-        block.register_forward_hook(lambda _module, _inputs, tokens: passed.append(tokens[0].numel()))
+        block.attn.register_forward_hook(lambda _module, _inputs, tokens: passed.append(tokens[0].numel()))
     model(torch.zeros(2, *SHAPE), draw_mask(model, 2, 0.75 if space == "pixels" else 0.2, torch.Generator()))
     assert scale.activations(config, SHAPE) == sum(passed)
 

@@ -23,6 +23,7 @@ from pmae.models import short_attention, stack
 CASES = {"17 tokens": (17, 48, 3), "40 tokens": (40, 32, 2), "odd width": (5, 24, 1), "odd bytes": (5, 20, 1)}
 BOUND = {"float32": 2e-5, "bfloat16": 0.03}
 DROPPED = {"5 tokens": (5, 24, 1), "9 tokens": (9, 32, 2)}
+LAST = {"12 of 17 tokens": (17, 48, 3, 12), "1 of 5 tokens": (5, 24, 1, 1), "all of 5 tokens": (5, 24, 1, 5)}
 IMAGES = 5
 """With 5 tokens an image, and four rows at a time, the kernels' programs lie across images."""
 
@@ -51,10 +52,15 @@ def blocks_of(width: int, heads: int) -> tuple[nn.Sequential, nn.LayerNorm]:
     return blocks, norm
 
 
-def run(blocks: nn.Sequential, norm: nn.Module, x: Tensor, fused: bool) -> list[Tensor]:
-    """Output, gradient of the input and gradients of all parameters."""
+def run(blocks: nn.Sequential, norm: nn.Module, x: Tensor, fused: bool, last: int | None = None) -> list[Tensor]:
+    """Output, all or of the last tokens, gradient of the input and gradients of all parameters."""
     x = x.detach().clone().requires_grad_()
-    out = stack._run_fused(blocks, norm, x) if fused else norm(blocks(x))
+    out = stack._run_fused(blocks, norm, x, last) if fused else norm(blocks(x))[:, -(last or x.shape[1]) :]
+    return results(out, x, blocks, norm)
+
+
+def results(out: Tensor, x: Tensor, blocks: nn.Sequential, norm: nn.Module) -> list[Tensor]:
+    """An output and what follows from it backward."""
     (out.double() * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
     found = [out.detach(), x.grad, *(p.grad for p in [*blocks.parameters(), *norm.parameters()])]
     assert all(tensor is not None for tensor in found)
@@ -67,12 +73,12 @@ def distance(got: list[Tensor], expected: list[Tensor]) -> float:
     return max(ratio if ratio == ratio else float("inf") for ratio in ratios)
 
 
-def errors(tokens: int, width: int, heads: int, dtype: str) -> float:
+def errors(tokens: int, width: int, heads: int, last: int | None, dtype: str, depth: int = 2) -> float:
     """The fused stack against timm in float64."""
     blocks, norm = blocks_of(width, heads)
-    x = torch.randn(2, tokens, width)
-    expected = run(copy.deepcopy(blocks).double(), copy.deepcopy(norm).double(), x.double(), fused=False)
-    return distance(run(halved(blocks, dtype), norm, x, fused=True), expected)
+    blocks, x = blocks[:depth], torch.randn(2, tokens, width)
+    expected = run(copy.deepcopy(blocks).double(), copy.deepcopy(norm).double(), x.double(), False, last)
+    return distance(run(halved(blocks, dtype), norm, x, True, last), expected)
 
 
 def halved(blocks: nn.Sequential, dtype: str) -> nn.Sequential:
@@ -96,7 +102,7 @@ def some_rates() -> list[nn.Module]:
     return [nn.Identity(), DropPath(0.3), DropPath(0.5, scale_by_keep=False), DropPath(0.6)]
 
 
-def drop_errors(tokens: int, width: int, heads: int, dtype: str) -> float:
+def drop_errors(tokens: int, width: int, heads: int, dtype: str, last: int | None = None) -> float:
     """The fused stack that drops branches against timm's blocks in float64 with the same factors."""
     blocks, norm = blocks_of(width, heads)
     x = torch.randn(IMAGES, tokens, width)
@@ -105,9 +111,9 @@ def drop_errors(tokens: int, width: int, heads: int, dtype: str) -> float:
     assert factors is not None
     assert all(0 < (row == 0).sum() < IMAGES for row in factors[1:])
     reference = with_places(blocks, [Times(row) for row in factors]).double()
-    expected = run(reference, copy.deepcopy(norm).double(), x.double(), fused=False)
+    expected = run(reference, copy.deepcopy(norm).double(), x.double(), False, last)
     torch.manual_seed(4)
-    return distance(run(halved(with_places(blocks, some_rates()), dtype), norm, x, fused=True), expected)
+    return distance(run(halved(with_places(blocks, some_rates()), dtype), norm, x, True, last), expected)
 
 
 def idle_difference(training: bool, rate: float) -> float:
@@ -130,9 +136,14 @@ def interpret() -> dict[str, float]:
     from pmae.models import gelu_kernels, short_attention_kernels
 
     short_attention_kernels.wrap_triton = lambda kernel: kernel
-    answer = {f"{name} {dtype}": errors(*case, dtype) for dtype in BOUND for name, case in CASES.items()}
+    answer = {f"{name} {dtype}": errors(*case, None, dtype) for dtype in BOUND for name, case in CASES.items()}
+    answer |= {f"{name} {dtype}": errors(*case, dtype) for dtype in BOUND for name, case in LAST.items()}
+    answer |= {
+        "one block": errors(5, 24, 1, 3, "float32", depth=1),
+        "last and drop": drop_errors(9, 32, 2, "float32", 4),
+    }
     gelu_kernels.NARROW = 0  # from here on GELU and its product are two kernels
-    answer |= {f"apart {dtype}": errors(*CASES["17 tokens"], dtype) for dtype in BOUND}
+    answer |= {f"apart {dtype}": errors(*CASES["17 tokens"], None, dtype) for dtype in BOUND}
     answer |= {f"{name} {dtype} drop": drop_errors(*case, dtype) for dtype in BOUND for name, case in DROPPED.items()}
     return answer | {"eval": idle_difference(False, 0.5), "rate 0": idle_difference(True, 0.0)}
 
@@ -151,6 +162,17 @@ def found() -> dict[str, float]:
 @pytest.mark.parametrize("dtype", BOUND)
 def test_the_fused_stack_is_timms_blocks(found: dict[str, float], case: str, dtype: str) -> None:
     assert found[f"{case} {dtype}"] < BOUND[dtype]
+
+
+@pytest.mark.parametrize("case", LAST)
+@pytest.mark.parametrize("dtype", BOUND)
+def test_the_last_tokens_alone_are_those_of_timms_blocks(found: dict[str, float], case: str, dtype: str) -> None:
+    assert found[f"{case} {dtype}"] < BOUND[dtype]
+
+
+@pytest.mark.parametrize("case", ["one block", "last and drop"])
+def test_the_last_tokens_of_one_block_and_of_dropped_branches(found: dict[str, float], case: str) -> None:
+    assert found[case] < BOUND["float32"]
 
 
 @pytest.mark.parametrize("case", DROPPED)
@@ -222,6 +244,31 @@ def test_blocks_that_are_not_fused_run_as_timm_wrote_them() -> None:
     blocks, norm = blocks_of(48, 3)
     x = torch.randn(2, 17, 48)
     assert torch.equal(stack.run_blocks(blocks, norm, x), norm(blocks(x)))
+
+
+class Other(Block):
+    """A block of another class, as torch's sharding makes one."""
+
+
+@pytest.mark.parametrize("kind", [Block, Other])
+def test_the_last_tokens_alone_equal_those_of_all(kind: type[Block]) -> None:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(kind(24, 2, qkv_bias=True, init_values=0.5, drop_path=0.4) for _ in range(2))).double()
+    norm, x = nn.LayerNorm(24).double(), torch.randn(6, 9, 24, dtype=torch.float64, requires_grad=True)
+    expected, got = copy.deepcopy((blocks, norm, x)), (blocks, norm, x)
+    torch.manual_seed(1)
+    whole = run(*expected, fused=False, last=4)
+    torch.manual_seed(1)
+    assert distance(results(stack.run_blocks(*got, 4), got[2], *got[:2]), whole) < 1e-12
+
+
+def test_tokens_that_nobody_reads_do_not_pass_the_last_mlp() -> None:
+    blocks, norm = blocks_of(24, 1)
+    seen: list[int] = []
+    for block in blocks:
+        block.mlp.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
+    assert stack.run_blocks(blocks, norm, torch.randn(2, 5, 24), 3).shape == (2, 3, 24)
+    assert seen == [5, 3]
 
 
 if __name__ == "__main__":

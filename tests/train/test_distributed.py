@@ -126,6 +126,11 @@ def test_what_cannot_be_divided_or_is_taken_is_refused_by_all(tried: Tried) -> N
     assert "normalized: encoder.name must have no batch normalization" in tried.errors
 
 
+def without_keys(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A bias of keys changes no attention: its gradient is rounding alone, of which Adam makes steps of full length."""
+    return torch.cat([*tensor.chunk(3)[::2]]) if name.endswith("qkv.bias") else tensor
+
+
 @pytest.mark.parametrize(("whole", "divided"), [("clipped", "sharded"), ("mae-of-2", "sharded-mae")])
 def test_a_divided_model_trains_as_a_whole_one_and_leaves_the_same_files(
     tried: Tried, whole: str, divided: str
@@ -135,7 +140,7 @@ def test_a_divided_model_trains_as_a_whole_one_and_leaves_the_same_files(
     expected, found = tensors(tried.run(whole)), tensors(tried.run(divided))
     assert expected.keys() == found.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(without_keys(name, found[name]), without_keys(name, value), rtol=1e-3, atol=2e-5)
     r2 = [tried.run(name).results["pretrain"]["held_out_r2"] for name in (whole, divided)]
     assert r2[0] == pytest.approx(r2[1], rel=1e-4)
 

@@ -11,7 +11,7 @@ from pmae.models.patches import patch_sides
 from pmae.models.projector import HIDDEN, POINTS
 
 
-def flops_per_image(config: Config, shape: tuple[int, int, int]) -> int:
+def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = False) -> int:
     """Operations of one image's step, forward and backward: those of matrix products, 2mnk for (m, k) times (k, n).
 
     With N patches of P numbers, an encoder W wide and L deep over T tokens ([CLS] and the visible patches), a decoder
@@ -22,11 +22,14 @@ def flops_per_image(config: Config, shape: tuple[int, int, int]) -> int:
         to the decoder     3 x 2TWw
         decoder            3 x l (24 (N+1) w^2 + 4 (N+1)^2 w)
         tokens to pixels   3 x 2NwP
+        predicted in vain  3 x (16 T w^2 + 2(T-1)wP)   (the last MLP and the pixels of [CLS] and the visible patches)
         components         4 x 2D^2                    (project, reconstruct; project the prediction, and its gradient)
 
-    The last line is PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrast there are two
-    views of everything, and two layers on top; the batch's similarities are left out, as they grow with it. Crops,
-    norms, activations, masks and the optimizer are not counted: they are costs, not work.
+    What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
+    blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
+    PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrast there are two views of
+    everything, and two layers on top; the batch's similarities are left out, as they grow with it. Crops, norms,
+    activations, masks and the optimizer are not counted: they are costs, not work.
     """
     channels, height, width = shape
     patch = config.encoder.patch_size
@@ -43,6 +46,9 @@ def flops_per_image(config: Config, shape: tuple[int, int, int]) -> int:
     linear = 2 * 2 * patches * numbers * wide + 3 * 2 * tokens * wide * decoder_wide
     linear += 3 * 2 * patches * decoder_wide * numbers
     blocks = deep * _block(tokens, wide) + decoder_deep * _block(patches + 1, decoder_wide)
+    if is_mae and not whole:
+        linear -= 3 * 2 * (tokens - 1) * decoder_wide * numbers
+        blocks -= 16 * tokens * decoder_wide**2
     one = linear + 3 * blocks + projection_flops(config, shape)
     return 2 * (one + _contrast(wide)) if config.objective.contrast else one
 

@@ -21,7 +21,7 @@ SIZES = {
 
 
 class Decoder(nn.Module):
-    """Predicts every patch (B, N, numbers of a patch) from the encoder's tokens."""
+    """Predicts patches (B, N, numbers of a patch) from the encoder's tokens: every one, or those that were hidden."""
 
     positions: Tensor
 
@@ -42,19 +42,22 @@ class Decoder(nn.Module):
         install(self)
         nn.init.normal_(self.mask_token, std=0.02)
 
-    def forward(self, prefix: Tensor, patches: Tensor, restore: Tensor | None = None) -> Tensor:
-        """Tokens in, patches out; with `restore` (B, N) mask tokens stand in for the patches that were dropped."""
-        patches, prefix = self.embed(patches), self.embed(prefix)
-        patches = self._onto_grid(patches) if restore is None else self._fill_gaps(patches, restore)
-        tokens = torch.cat([prefix, patches + self.positions.to(patches.dtype)], dim=1)
-        tokens = run_blocks(self.blocks, self.norm, tokens)
-        return self.head(tokens[:, prefix.shape[1] :])
+    def forward(self, prefix: Tensor, patches: Tensor, order: Tensor | None = None) -> Tensor:
+        """Tokens in, patches out.
 
-    def _fill_gaps(self, visible: Tensor, restore: Tensor) -> Tensor:
-        batch, count = restore.shape
-        gaps = self.mask_token.to(visible.dtype).expand(batch, count - visible.shape[1], -1)
-        tokens = torch.cat([visible, gaps], dim=1)
-        return tokens.gather(1, restore[..., None].expand(-1, -1, tokens.shape[2]))
+        With `order` (B, N), the positions of the visible patches and then of the hidden ones, mask tokens stand in for
+        these, and these alone are predicted, in that order.
+        """
+        patches, prefix = self.embed(patches), self.embed(prefix)
+        positions = self.positions.to(patches.dtype)
+        if order is None:
+            tokens = torch.cat([prefix, self._onto_grid(patches) + positions], dim=1)
+            return self.head(run_blocks(self.blocks, self.norm, tokens)[:, prefix.shape[1] :])
+        # Positions tell the tokens apart, so they need not stand in the grid's order.
+        gaps = self.mask_token.to(patches.dtype).expand(len(order), order.shape[1] - patches.shape[1], -1)
+        patches = torch.cat([patches, gaps], dim=1) + torch.take_along_dim(positions, order[..., None], 1)
+        tokens = torch.cat([prefix, patches], dim=1)
+        return self.head(run_blocks(self.blocks, self.norm, tokens, gaps.shape[1]))
 
     def _onto_grid(self, patches: Tensor) -> Tensor:
         """A convolutional encoder has a coarser grid than the decoder: its tokens are spread over the finer one."""

@@ -131,17 +131,17 @@ def _copies_tiles(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _in_one(x: Tensor, width: int) -> bool:
+def _in_one(inner: int, weight: Tensor) -> bool:
     """Whether product and GELU are one kernel: narrow rows, all of whole 16 bytes, in which the device counts."""
-    whole = all(size * x.element_size() % 16 == 0 for size in (x.shape[1], width))
-    return x.shape[1] <= NARROW and whole and _copies_tiles(x.device)
+    whole = all(size * weight.element_size() % 16 == 0 for size in weight.shape)
+    return inner <= NARROW and whole and _copies_tiles(weight.device)
 
 
-def partial_sums(x: Tensor, width: int) -> int:
-    """How many partial sums `linear_gelu_backward` leaves for this input of the layer."""
-    if _in_one(x, width):
-        return triton.cdiv(len(x), ROWS)
-    return min(64 if width > 1024 else 128, triton.cdiv(len(x), 64))
+def partial_sums(rows: int, inner: int, weight: Tensor) -> int:
+    """How many partial sums `linear_gelu_backward` leaves of so many rows."""
+    if _in_one(inner, weight):
+        return triton.cdiv(rows, ROWS)
+    return min(64 if inner > 256 else 128, triton.cdiv(rows, 64))
 
 
 def _tiles(rows: int, columns: int, *tensors: Tensor) -> list[TensorDescriptor]:
@@ -150,7 +150,7 @@ def _tiles(rows: int, columns: int, *tensors: Tensor) -> list[TensorDescriptor]:
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
     """The layer (R, K) to (R, W) with a weight (W, K); its exact GELU goes to `out`."""
-    if not _in_one(x, len(weight)):
+    if not _in_one(x.shape[1], weight):
         hidden = torch.addmm(bias, x, weight.t())
         _gelu_kernel[(triton.cdiv(hidden.numel(), 2048),)](hidden, out, hidden.numel(), 2048, num_warps=4)
         return hidden
@@ -168,7 +168,7 @@ def linear_gelu_backward(grad: Tensor, weight: Tensor, hidden: Tensor, partial: 
     Its sums over blocks of rows go to partial (`partial_sums`, W).
     """
     (count, inner), width, across = grad.shape, weight.shape[1], triton.cdiv(weight.shape[1], COLUMNS)
-    if not _in_one(grad, width):
+    if not _in_one(inner, weight):
         sizes = (count, triton.cdiv(count, len(partial)), width, 16, COLUMNS)
         _gelu_backward_kernel[(len(partial), across)](grad @ weight, hidden, out, partial, *sizes, num_warps=4)
         return
