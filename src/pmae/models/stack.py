@@ -130,7 +130,7 @@ class Stack(torch.autograd.Function):
         of_qkv = torch.empty(depth, ctx.shape[0], 3 * width, **wide)
         hidden_sums = torch.empty(depth, partial_sums(rows, width, tensors[8]), hidden_width, **wide)
         of_hidden = _by_block(hidden_sums, partial_sums(few, width, tensors[8]))
-        hidden_sums[-1, len(of_hidden[-1]) :] = 0
+        hidden_sums[-1, len(of_hidden[-1]) :] = 0  # fewer rows may leave fewer partial sums
         # Gradients of what each product put out: qkv, proj, fc1, fc2.
         outputs = [inputs[0].new_empty(depth, rows, size) for size in (3 * width, width, hidden_width, width)]
         to_qkv, (to_proj, to_hidden, to_branch) = outputs[0], (_by_block(each, few) for each in outputs[1:])
