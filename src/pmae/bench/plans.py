@@ -10,11 +10,11 @@ from pmae.config import Config, DecoderConfig, EncoderConfig, SpaceConfig
 from pmae.spaces.cost import FitCost, cost_of_exact
 from pmae.spaces.leading import cost_of_leading
 
-SPEEDS = {("pmae", 32): 81_150, ("mae", 32): 102_312, ("pmae", 64): 22_719, ("mae", 64): 32_521}
-"""Images a second measured on one H200 at batch 512, by method and side, of the profiled steps (results/speed.md)."""
-PARTS = {32: (3.27e-3, 2.95e-3), 64: (12.11e-3, 10.70e-3)}
+SPEEDS = {("pmae", 32): 87_954, ("mae", 32): 110_554, ("pmae", 64): 25_612, ("mae", 64): 35_014}
+"""Images a second measured on one H200 at batch 512, by method and side (results/speed.md)."""
+PARTS = {32: (3.48e-3, 2.32e-3), 64: (11.62e-3, 8.05e-3)}
 """Seconds of products and of the rest in a profile of PMAE's step there, by side."""
-PEAKS = {("pmae", 32): 3.2, ("mae", 32): 2.6, ("pmae", 64): 10.5, ("mae", 64): 8.0}
+PEAKS = {("pmae", 32): 3.1, ("mae", 32): 2.6, ("pmae", 64): 10.8, ("mae", 64): 7.9}
 """GiB at the peak of those runs."""
 CORE = {("pmae", 32): 30.4, ("mae", 32): 39.4, ("pmae", 64): 7.2, ("mae", 64): 9.8}
 """Images a second measured on one core of a server CPU, float32, batch 32, plain engine."""
