@@ -27,6 +27,10 @@ PICTURES = {
 REBUILT = {"dermamnist": " 64x64", "bloodmnist": " 64x64"}
 
 
+SPLIT = {"cifar10": "test", "dermamnist": "val", "bloodmnist": "val"}
+"""The images that the published numbers are of."""
+
+
 def headline(place: Path = RUNS) -> str:
     """The README's tables: linear probes beside baselines and, where there are long runs, the paper's protocols."""
     header = ["", "epochs", "random weights", "PCA features", "MAE 0.75", "PMAE 0.2", "`ours`", "its epochs"]
@@ -96,7 +100,10 @@ def _paper_lines(data: str, place: Path) -> list[str]:
     for kind in (kind for kind in long_kinds(data, place) if kind.method in PUBLISHED):
         runs = shelf(place)[kind]
         scores = [
-            s for run in runs for s in of_encoder(run) if (s.preset, s.split, s.pooling) == ("paper", "test", "cls")
+            s
+            for run in runs
+            for s in of_encoder(run)
+            if (s.preset, s.split, s.pooling) == ("paper", SPLIT[data], "cls")
         ]
         pairs = [
             (

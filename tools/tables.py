@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
+from headline import COLUMNS, LONG, PUBLISHED, SETS, SPLIT, headline, long_kinds, pictures
 from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
 
 from pmae.experiments.evaluations import Need
@@ -53,9 +53,10 @@ def _paper_set(data: str, place: Path) -> str:
     lines = [line(header), "|---" * len(header) + "|"]
     for method, key in PUBLISHED.items():
         said = [published.accuracy(protocol, key, data) for protocol in COLUMNS]
-        images = "test" if data == "cifar10" else "val"
         shown = ["" if value is None else f"{value:.1f}" for value in said]
-        lines.append(line([f"**{published.paper()['methods'][key]}: published**", "paper", images, "[CLS]", *shown]))
+        lines.append(
+            line([f"**{published.paper()['methods'][key]}: published**", "paper", SPLIT[data], "[CLS]", *shown])
+        )
         for kind, runs in kinds.items():
             lines += _measured(kind, runs) if kind.method == method else []
         for wanted, recipes in WANTED[data]:
