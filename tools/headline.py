@@ -27,10 +27,6 @@ PICTURES = {
 REBUILT = {"dermamnist": " 64x64", "bloodmnist": " 64x64"}
 
 
-SPLIT = {"cifar10": "test", "dermamnist": "val", "bloodmnist": "val"}
-"""The images that the published numbers are of."""
-
-
 def headline(place: Path = RUNS) -> str:
     """The README's tables: linear probes beside baselines and, where there are long runs, the paper's protocols."""
     header = ["", "epochs", "random weights", "PCA features", "MAE 0.75", "PMAE 0.2", "`ours`", "its epochs"]
@@ -103,7 +99,7 @@ def _paper_lines(data: str, place: Path) -> list[str]:
             s
             for run in runs
             for s in of_encoder(run)
-            if (s.preset, s.split, s.pooling) == ("paper", SPLIT[data], "cls")
+            if (s.preset, s.split, s.pooling) == ("paper", published.split(data), "cls")
         ]
         pairs = [
             (

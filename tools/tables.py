@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headline import COLUMNS, LONG, PUBLISHED, SETS, SPLIT, headline, long_kinds, pictures
+from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
 from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
 
 from pmae.experiments.evaluations import Need
@@ -55,7 +55,9 @@ def _paper_set(data: str, place: Path) -> str:
         said = [published.accuracy(protocol, key, data) for protocol in COLUMNS]
         shown = ["" if value is None else f"{value:.1f}" for value in said]
         lines.append(
-            line([f"**{published.paper()['methods'][key]}: published**", "paper", SPLIT[data], "[CLS]", *shown])
+            line(
+                [f"**{published.paper()['methods'][key]}: published**", "paper", published.split(data), "[CLS]", *shown]
+            )
         )
         for kind, runs in kinds.items():
             lines += _measured(kind, runs) if kind.method == method else []

@@ -84,6 +84,7 @@ def test_notes_say_what_a_found_run_lacks_and_what_an_oracle_rests_on(
     notes = capsys.readouterr().out
     assert "- BloodMNIST, PMAE, oracle ratio: 0.4, the only one of 9 ratios that was found; no search" in notes
     assert "- 1 of 1 runs have no mlp, finetune under the preset strong; other presets they have: none" in notes
+    assert "- bloodmnist: published of validation images, ours of test images" in notes
     assert paper("main", *common) == 0
     assert "no linear, mlp, finetune under the preset paper; other presets they have: strong" in capsys.readouterr().out
     assert paper("spread", *common, "--preset", "strong") == 0

@@ -14,9 +14,16 @@ def notes_of(filled: Sequence[Filled], need: Need) -> list[str]:
     """A sentence each: about the data of the runs, how a ratio was chosen, and what was not found."""
     runs = list(dict.fromkeys(run for one in filled for run in one.runs))
     said = [f"{run.environment['data']['name']}: {note}" for run in runs for note in run.environment["data"]["notes"]]
+    names = [str(run.environment["data"]["name"]) for run in runs]
+    said += [f"{name}: published of validation images, ours of test images" for name in names if _on_others(name)]
     missing = sum(not one.runs for one in filled)
     counted = [f"{missing} of {len(filled)} places have no run yet"] if missing else []
     return [*dict.fromkeys(said), *_oracles(filled), *counted, *_unscored(runs, need), *_unpictured(runs, need)]
+
+
+def _on_others(name: str) -> bool:
+    known = published.data_name(name)
+    return known is not None and published.split(known) != "test"
 
 
 def nearest(item: Item, plan: Plan, library: Library) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 @functools.cache
 def paper() -> dict[str, Any]:
-    """Everything in published.json: source, setting, methods, data, accuracy, settings, claims."""
+    """Everything in published.json: source, setting, validation, methods, data, accuracy, settings, claims."""
     text = files("pmae.report").joinpath("published.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
 
@@ -28,6 +28,11 @@ def data_name(name: str) -> str | None:
         if plain.startswith(known) and not (known[-1].isdigit() and following[:1].isdigit()):
             return str(known)
     return None
+
+
+def split(data: str) -> str:
+    """The images that the published numbers of a data set are of: test or val."""
+    return "val" if data in paper()["validation"] else "test"
 
 
 def source() -> str:
