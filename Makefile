@@ -25,7 +25,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/pca.py
-	$(BIN)/pmae bench
+	$(BIN)/python -m benchmarks
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build

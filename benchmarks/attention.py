@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pmae.models import lone_attention_kernels as lone
-from pmae.models import short_attention_kernels as kernels
-from pmae.models.short_attention import available
+from pmae.fast import attention_kernels as kernels
+from pmae.fast import lone_attention_kernels as lone
+from pmae.fast.attention import available
 
 SHAPES = [(17, 12, 16), (17, 16, 32), (5, 12, 16), (26, 6, 16), (33, 6, 16), (65, 12, 16), (65, 16, 32)]
 Attend = Callable[[Tensor, int], Tensor]

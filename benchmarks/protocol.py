@@ -22,14 +22,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from benchmarks.machine import name_of
 from pmae import api
-from pmae.bench.machine import name_of
 from pmae.config import Config, replace
 from pmae.config_file import settings_given, with_settings
-from pmae.data.datasets import load
 from pmae.data.images import ImageSet, Splits
+from pmae.data.sets import load
 from pmae.evaluate.protocols import only, preset
-from pmae.experiments.recipes import recipe
+from pmae.paper.recipes import recipe
 from pmae.runs import Run
 from pmae.train.environment import pick_device
 

@@ -22,7 +22,7 @@ from PIL import Image
 
 from pmae.config import DataConfig
 from pmae.data.batches import Batches
-from pmae.data.datasets import load
+from pmae.data.sets import load
 
 BATCH, PASSES, SHARDS = 256, 3, 4
 

@@ -12,8 +12,8 @@ from pmae import api
 from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
+from pmae.evaluate.online import watch_with
 from pmae.evaluate.protocols import only, preset
-from pmae.evaluate.watch import watch_with
 from pmae.train.checkpoint import load_encoder
 
 pytestmark = pytest.mark.usefixtures("no_figures")

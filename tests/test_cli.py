@@ -266,7 +266,7 @@ def test_ctrl_c_before_training_is_quiet(
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pmae.train.beginning.fit_standardize", stop)
+    monkeypatch.setattr("pmae.train.setup.fit_standardize", stop)
     common = ["--data", "digits", "--out", str(tmp_path / "run"), "--epochs", "1"]
     assert main(["pretrain", *common, *SMALL]) == 130
     assert capsys.readouterr().err == "pmae: stopped\n"

@@ -9,7 +9,7 @@ import pytest
 
 from pmae.cli import COMMANDS, main
 from pmae.cli.pretrain import SHORT
-from pmae.data.datasets import NAMED
+from pmae.data.sets import NAMED
 from pmae.spaces import SPACES
 
 

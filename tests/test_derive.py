@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pmae.config import Config, replace
 from pmae.derive import base_lr_for, batch_for, describe, patch_for, resolve
 from pmae.errors import UserError
-from pmae.experiments.recipes import recipe
 from pmae.method import build_method
+from pmae.paper.recipes import recipe
 from pmae.spaces import Pixels
 
 

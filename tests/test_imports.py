@@ -15,27 +15,26 @@ ALLOWED = {
     "config": {"errors"},
     "config_file": {"errors", "config"},
     "derive": LEAVES,
-    "masking": LEAVES | {"masking_kernels"},
-    "masking_kernels": set(),
+    "masking": LEAVES | {"fast"},
     "objectives": LEAVES,
+    "contrastive": LEAVES | {"models"},
     "spaces": LEAVES,
-    "models": LEAVES,
+    "models": LEAVES | {"fast", "contrastive", "runs", "train.checkpoint"},
+    "fast": LEAVES | {"models"},
     "data": LEAVES,
-    "method": LEAVES | {"masking", "objectives", "spaces", "models"},
+    "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
+    "flops": LEAVES | {"masking", "models", "contrastive"},
     "runs": LEAVES,
-    "train": LEAVES | {"masking", "spaces", "models", "data", "method", "runs"},
-    # Of training, what fine-tuning shares with it: the schedule, and what makes a step fast.
-    "evaluate": LEAVES
-    | {"models", "data", "spaces", "runs", "train.schedule", "train.adamw", "train.halves", "train.replay"},
-    # Experiments run whole jobs through the front door and show them, so they stand above both; recipes do not.
-    "experiments": LEAVES
-    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "train.environment", "api"},
-    "report": LEAVES | {"runs"},
+    "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs"},
+    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "train.schedule"},
+    # The paper and sweeps run whole jobs through the front door and show them, so they stand above both.
+    "paper": LEAVES | {"derive", "data", "evaluate.protocols", "report", "runs", "train.environment", "api", "sweep"},
+    "sweep": LEAVES | {"derive", "masking", "spaces", "data", "evaluate", "report", "runs", "train", "api", "paper"},
+    "report": LEAVES | {"runs", "paper"},
     "export": LEAVES | {"models", "data", "runs", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
-    "bench": LEAVES | {"derive", "masking", "objectives", "spaces", "models", "data", "runs", "train", "experiments"},
     # The page joins what the rooms below it compute, as the command line does.
-    "app": LEAVES | {"derive", "masking", "spaces", "data", "method", "runs", "fitted", "evaluate", "report"},
+    "app": LEAVES | {"derive", "masking", "spaces", "data", "method", "runs", "train.checkpoint", "evaluate", "report"},
     "views": LEAVES | {"masking", "spaces", "data", "runs", "train"},
 }
 
@@ -82,11 +81,8 @@ def files_imported(file: Path) -> set[str]:
     return found
 
 
-def test_recipes_are_settings_alone_and_the_rest_of_experiments_is_above_all_but_the_command_line() -> None:
-    assert rooms_imported(SOURCE / "experiments" / "recipes.py") <= LEAVES
-    users = [f for f in SOURCE.rglob("*.py") if f.relative_to(SOURCE).parts[0] not in ("experiments", "cli")]
-    named = {name for file in users for name in rooms_imported(file) if name.split(".")[0] == "experiments"}
-    assert named <= {"experiments.recipes"}
+def test_recipes_are_settings_alone() -> None:
+    assert rooms_imported(SOURCE / "paper" / "recipes.py") <= LEAVES
 
 
 def test_help_imports_nothing_heavy() -> None:

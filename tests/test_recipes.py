@@ -10,9 +10,9 @@ from pmae.config import Config, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.experiments.recipes import RECIPES, recipe
 from pmae.method import MAE, build_method
-from pmae.report.published import accuracy
+from pmae.paper.published import accuracy
+from pmae.paper.recipes import RECIPES, recipe
 from pmae.runs import Run
 from pmae.train.loop import pretrain
 

@@ -15,10 +15,9 @@ from pmae import api
 from pmae.cli import main
 from pmae.config import AugmentConfig, Config, DataConfig, EncoderConfig, SpaceConfig, replace
 from pmae.data.augment import crop, draw_boxes
-from pmae.data.datasets import load
-from pmae.data.held_out import with_held_out
-from pmae.data.images import Splits
+from pmae.data.images import Splits, with_held_out
 from pmae.data.readers.arrays import from_arrays
+from pmae.data.sets import load
 from pmae.derive import patch_for, resolve
 from pmae.errors import UserError
 from pmae.evaluate.protocols import preset, without_augmentation

@@ -13,10 +13,10 @@ from publish import name_of
 from shelf import FIGURES, RUNS, shelf
 from tables import ratio_page
 
-from pmae.experiments.paper import RATIOS
+from pmae.paper.tables import RATIOS
 from pmae.report import charts, galleries
+from pmae.report.charts import save_drawing
 from pmae.report.contents import Contents, load
-from pmae.report.figures import save_drawing
 from pmae.report.style import Drawing
 from pmae.report.tables import Table
 from pmae.runs import Run

@@ -13,8 +13,8 @@ from shelf import RUNS, kind_of
 from pmae.config import replace
 from pmae.config_file import to_dict
 from pmae.errors import UserError
-from pmae.experiments.library import finished
 from pmae.runs import Run, write_json, write_text
+from pmae.sweep.jobs import finished
 
 SHORT = {
     "paper": "paper", "mae": "paper", "kmae": "paper", "released": "released", "mae_released": "released",

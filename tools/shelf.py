@@ -10,10 +10,10 @@ from pmae.config import Config, replace
 from pmae.config_file import to_dict
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.experiments.library import FREE
-from pmae.experiments.recipes import recipe
+from pmae.paper.recipes import recipe
 from pmae.report.scores import Score, scores_of
 from pmae.runs import Run
+from pmae.sweep.jobs import FREE
 
 ROOT = Path(__file__).parent.parent
 RUNS, FIGURES = ROOT / "results" / "runs", ROOT / "results" / "figures"

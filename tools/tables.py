@@ -10,16 +10,15 @@ from pathlib import Path
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
 from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
 
-from pmae.experiments.evaluations import Need
-from pmae.experiments.fill import fill, only_found
-from pmae.experiments.library import Library
-from pmae.experiments.pages import Page, page_of
-from pmae.experiments.paper import ITEMS, RATIOS, Plan
-from pmae.experiments.presets import chosen
-from pmae.report import published
+from pmae.paper import published
+from pmae.paper.pages import Page, page_of
+from pmae.paper.fill import Need, fill, only_found
+from pmae.paper.presets import chosen
+from pmae.paper.tables import ITEMS, RATIOS, Plan
 from pmae.report.scores import Score, scores_of
 from pmae.report.tables import Table, to_markdown
 from pmae.runs import Run, write_text
+from pmae.sweep.jobs import Library
 
 PAGES = (ROOT / "results" / "RESULTS.md", ROOT / "README.md")
 FEATURES = {"cls": "[CLS]", "mean": "mean"}

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from pmae.api import pretrain
     from pmae.config import Config
     from pmae.estimator import PMAE
-    from pmae.experiments.recipes import recipe
+    from pmae.paper.recipes import recipe
     from pmae.runs import Run
     from pmae.train.checkpoint import load_encoder
     from pmae.views import ComponentMask
@@ -19,7 +19,7 @@ _HOMES = {
     "Run": "pmae.runs",
     "load_encoder": "pmae.train.checkpoint",
     "pretrain": "pmae.api",
-    "recipe": "pmae.experiments.recipes",
+    "recipe": "pmae.paper.recipes",
 }
 __all__ = ["PMAE", "ComponentMask", "Config", "Run", "load_encoder", "pretrain", "recipe"]
 

@@ -11,20 +11,19 @@ from safetensors.torch import save_file
 
 from pmae.config import Config, DataConfig, SpaceConfig, replace
 from pmae.data.batches import Batches
-from pmae.data.datasets import load
-from pmae.data.held_out import with_held_out
-from pmae.data.images import ImageSet, Splits
+from pmae.data.images import ImageSet, Splits, with_held_out
 from pmae.data.readers.arrays import from_arrays
+from pmae.data.sets import load
 from pmae.derive import describe, resolve
 from pmae.errors import UserError
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import Part, Representation, extract
+from pmae.evaluate.online import watch_with
 from pmae.evaluate.protocols import Protocols, only, preset, without_augmentation
 from pmae.evaluate.splits import complete
-from pmae.evaluate.watch import watch_with
 from pmae.models import build_encoder
-from pmae.report.figures import save_figures
+from pmae.report.charts import save_figures
 from pmae.runs import Run, write_whole
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder

@@ -1,12 +1,14 @@
 """From images to features with a run's encoder: in memory, or streamed from a reader to a file in bounded memory."""
 
+import io
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +16,11 @@ from torch import Tensor
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
+from pmae.data.chunks import converts, stream
 from pmae.data.images import ImageSet, as_tensor
-from pmae.data.stream import converts, stream
 from pmae.errors import UserError, require, unknown_name
 from pmae.evaluate.features import evaluating
 from pmae.feature_files import Rows, writer_for
-from pmae.feature_parts import part_of, read_rows, write_rows
 from pmae.models import Encoder
 from pmae.runs import Run, disk_errors, write_whole
 from pmae.train.checkpoint import load_encoder
@@ -206,3 +207,33 @@ class _Counted:
                 self.say(f"{self.count:,} images, {self.count / (now - began):,.0f} a second")
                 told = now
             yield part
+
+
+# Features of one process on their way to another: rows in a file beside the one that is being written.
+
+LENGTH = 8
+"""Bytes that say how long the next rows are."""
+
+
+def part_of(out: Path, rank: int) -> Path:
+    """Where a process leaves its rows for the first one."""
+    return out.with_name(f".{out.name}.of-process-{rank}")
+
+
+def write_rows(path: Path, rows: Iterable[Rows]) -> None:
+    """Rows one after another, so that they can be read back one after another."""
+    with path.open("wb") as file:
+        for part in rows:
+            packed = io.BytesIO()
+            columns: dict[str, Any] = {f"column {name}": values for name, values in part.columns.items()}
+            np.savez(packed, features=part.features, **columns)
+            file.write(len(packed.getbuffer()).to_bytes(LENGTH, "big") + packed.getvalue())
+
+
+def read_rows(path: Path) -> Iterator[Rows]:
+    """What `write_rows` wrote."""
+    with path.open("rb") as file:
+        while length := int.from_bytes(file.read(LENGTH), "big"):
+            with np.load(io.BytesIO(file.read(length)), allow_pickle=False) as found:
+                columns = {key.removeprefix("column "): found[key] for key in found.files if key != "features"}
+                yield Rows(found["features"], columns)

@@ -21,14 +21,14 @@ from pmae.data.images import ImageSet, Splits
 from pmae.derive import describe, resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name
-from pmae.evaluate.watch import watch_with
-from pmae.fitted import read_fitted, write_finished, write_start
-from pmae.report.figures import save_figures
+from pmae.evaluate.online import watch_with
+from pmae.report.charts import save_figures
 from pmae.rows import as_fitted, as_images, as_table, is_flat
 from pmae.runs import Run
 from pmae.train import loop
+from pmae.train.checkpoint import read_fitted, write_finished, write_start
 from pmae.train.environment import describe_environment, pick_device, pick_precision
-from pmae.train.signals import hidden_r2
+from pmae.train.monitor import hidden_r2
 
 POOLINGS = ("mean", "cls", "both")
 SETTINGS = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from pmae.config import MaskingConfig
 
 try:
-    from pmae import masking_kernels
+    from pmae.fast import masks as masking_kernels
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     masking_kernels = None  # type: ignore[assignment]
 

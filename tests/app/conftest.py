@@ -12,9 +12,9 @@ from pmae.config import Config, DecoderConfig, EncoderConfig, SpaceConfig
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
-from pmae.fitted import Fitted, write_start
 from pmae.method import build_method
 from pmae.runs import Run
+from pmae.train.checkpoint import Fitted, write_start
 
 SHAPE = (3, 8, 12)
 

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.colors import to_rgba
 from PIL import Image
 
-from pmae.app import hiding, markup, panels
+from pmae.app import hiding, panels
+from pmae.app import panels as markup
 from pmae.app.material import Material
 from pmae.data.images import Splits
 from pmae.errors import UserError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pmae.app.upload import LARGEST_FILE, read_upload
+from pmae.app.material import LARGEST_FILE, read_upload
 from pmae.errors import UserError
 
 UINT8 = np.dtype("uint8")

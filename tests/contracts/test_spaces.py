@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import SPACES, Space, build_space
-from pmae.spaces.together import Together
+from pmae.spaces.base import Together
 
 SHAPES = [(3, 8, 8), (1, 6, 10), (5, 4, 4), (2, 1, 16)]
 VARIANTS = {name: SpaceConfig(name) for name in sorted(SPACES)}

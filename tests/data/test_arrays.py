@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmae.config import DataConfig
-from pmae.data.datasets import load
 from pmae.data.images import DTYPES
-from pmae.data.readers import arrays, memory
+from pmae.data.readers import arrays
+from pmae.data.readers import decode as memory
 from pmae.data.readers.arrays import from_arrays
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 SIDES = st.integers(1, 7)

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data.datasets import load
-from pmae.data.readers.cifar import BATCHES, CLASSES
-from pmae.data.readers.plain_pickle import bytes_array, read_plain_pickle
+from pmae.data.readers.named import BATCHES, CLASSES, bytes_array, read_plain_pickle
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 PER_BATCH = 4

@@ -8,9 +8,9 @@ import pytest
 from sklearn.datasets import load_digits
 
 from pmae.config import DataConfig
-from pmae.data import archives
-from pmae.data.datasets import NAMED, load
+from pmae.data import fetch as archives
 from pmae.data.fetch import BUILT_IN, FETCHABLE
+from pmae.data.sets import NAMED, load
 from pmae.errors import UserError
 
 DOWNLOADED = sorted(set(NAMED) - {"digits", "photos"})

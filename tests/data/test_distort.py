@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from pmae.data.distort import (
+from pmae.evaluate.augment import (
     BLANKED,
     CHOSEN,
     LARGEST,

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from pmae.config import DataConfig
-from pmae.data import archives, fetch
-from pmae.data.datasets import load
-from pmae.data.readers.cifar import BATCHES
+from pmae.data import fetch
+from pmae.data import fetch as archives
+from pmae.data.readers.named import BATCHES
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 NOWHERE = "http://127.0.0.1:9/nothing.npz"

@@ -12,9 +12,9 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from pmae.config import DataConfig
-from pmae.data.datasets import load
 from pmae.data.images import Splits
-from pmae.data.readers import memory
+from pmae.data.readers import decode as memory
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from pmae.data import held_out
-from pmae.data.held_out import with_held_out
-from pmae.data.images import ImageSet, Splits
+from pmae.data import images as held_out
+from pmae.data.images import ImageSet, Splits, with_held_out
 
 
 def numbered(count: int, **more: object) -> ImageSet:

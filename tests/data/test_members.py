@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data.datasets import load
-from pmae.data.readers.arrays import read_npz
-from pmae.data.readers.members import MemberImages, open_npz
-from pmae.data.stream import stream
+from pmae.data.chunks import stream
+from pmae.data.readers.arrays import MemberImages, open_npz, read_npz
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 SAVERS = [np.savez, np.savez_compressed]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pmae.config import DataConfig
-from pmae.data.datasets import load
 from pmae.data.images import ImageSet
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 tifffile = pytest.importorskip("tifffile")

@@ -15,10 +15,10 @@ from PIL import Image
 
 from pmae.config import DataConfig
 from pmae.data.batches import Batches, fit_standardize
-from pmae.data.datasets import load
+from pmae.data.chunks import converts, stream
 from pmae.data.images import ImageSet, OnDemand
-from pmae.data.shard_files import braces, shard_files
-from pmae.data.stream import converts, stream
+from pmae.data.sets import load
+from pmae.data.shards import braces, shard_files
 from pmae.errors import UserError
 
 RNG = np.random.default_rng(0)

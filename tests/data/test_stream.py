@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data.datasets import load
+from pmae.data.chunks import NO_LABEL, stream
 from pmae.data.readers.folder import walk_images
-from pmae.data.stream import NO_LABEL, stream
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 

@@ -16,10 +16,10 @@ from PIL import Image
 
 from pmae.config import DataConfig
 from pmae.data.batches import Batches
-from pmae.data.datasets import load
+from pmae.data.chunks import stream
 from pmae.data.images import ImageSet, OnDemand
 from pmae.data.readers import tables
-from pmae.data.stream import stream
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 RNG = np.random.default_rng(0)

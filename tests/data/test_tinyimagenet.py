@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data.datasets import load
+from pmae.data.sets import load
 from pmae.errors import UserError
 
 

@@ -16,10 +16,11 @@ from PIL import Image
 
 from pmae import api, demo, doctor
 from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig
-from pmae.data import archives, fetch
-from pmae.data.datasets import NAMED
+from pmae.data import fetch
+from pmae.data import fetch as archives
 from pmae.data.images import Splits
 from pmae.data.photos import load_photos
+from pmae.data.sets import NAMED
 from pmae.doctor.probes import PROBES, Answer
 from pmae.evaluate import protocols
 from pmae.spaces import pca

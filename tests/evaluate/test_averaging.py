@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pmae.evaluate.averaging import Average
+from pmae.evaluate.finetune_step import Average
 
 
 def test_the_average_has_its_closed_form() -> None:

@@ -18,9 +18,9 @@ from pmae.data.batches import Batches, fit_standardize
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.baselines import random_weights
-from pmae.evaluate.draws import BOXES, generator, order
 from pmae.evaluate.finetune import Classifier, Finetuned, _optimizer, finetune, layer_depths
 from pmae.evaluate.protocols import FinetuneConfig, preset, without_augmentation
+from pmae.evaluate.splits import BOXES, generator, order
 from pmae.models.encoder import Encoder, build_encoder
 
 CPU = torch.device("cpu")

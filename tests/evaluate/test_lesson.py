@@ -11,11 +11,10 @@ from torch import Tensor
 
 from pmae.config import EncoderConfig
 from pmae.data.augment import Standardize
-from pmae.evaluate import lesson
+from pmae.evaluate import finetune_step as lesson
 from pmae.evaluate.finetune import Classifier, _optimizer
-from pmae.evaluate.lesson import Lesson, QuickLesson, draw_noise
+from pmae.evaluate.finetune_step import Lesson, QuickLesson, draw_noise, stochastic_depth
 from pmae.evaluate.protocols import FinetuneConfig, preset
-from pmae.evaluate.stochastic_depth import stochastic_depth
 from pmae.models.encoder import build_encoder
 
 STRONG = preset("strong").finetune

@@ -7,7 +7,7 @@ from scipy import stats
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
-from pmae.evaluate.mixing import BLENDED, draw_mix, mix_images, mixed_loss
+from pmae.evaluate.augment import BLENDED, draw_mix, mix_images, mixed_loss
 
 CLASSES = 5
 

@@ -5,8 +5,8 @@ from sklearn.datasets import make_blobs
 from sklearn.neighbors import KNeighborsClassifier
 
 from pmae.errors import UserError
-from pmae.evaluate import neighbours
-from pmae.evaluate.neighbours import nearest, votes
+from pmae.evaluate import knn as neighbours
+from pmae.evaluate.knn import nearest, votes
 
 KS = tuple(range(1, 21))
 

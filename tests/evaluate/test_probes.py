@@ -10,12 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pmae.errors import UserError
-from pmae.evaluate.draws import batch_of, order
-from pmae.evaluate.heads import Heads
-from pmae.evaluate.probes import Source, Task, choose, train_probes, train_together
+from pmae.evaluate.online import logistic_regression, quick_scores
+from pmae.evaluate.probes import Heads, Source, Task, choose, train_probes, train_together
 from pmae.evaluate.protocols import PRESETS, ProbeConfig, only, paper, preset, released, strong
-from pmae.evaluate.quick import logistic_regression, quick_scores
-from pmae.evaluate.splits import hold_out
+from pmae.evaluate.splits import batch_of, hold_out, order
 from pmae.train.schedule import rate
 
 CPU = torch.device("cpu")

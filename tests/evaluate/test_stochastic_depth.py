@@ -7,7 +7,7 @@ from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from pmae.evaluate.stochastic_depth import stochastic_depth
+from pmae.evaluate.finetune_step import stochastic_depth
 
 
 def dropping(net: nn.Module) -> list[float]:

@@ -14,7 +14,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.baselines import RawPixels, fit_pca
-from pmae.evaluate.bench import shape_of
+from pmae.evaluate.features import shape_of
 from pmae.evaluate.protocols import FinetuneConfig, KnnConfig, ProbeConfig, Protocols, only
 from pmae.evaluate.results import Measured, Run, entry
 from pmae.evaluate.suite import evaluate

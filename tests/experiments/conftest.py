@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from pmae.derive import resolve
-from pmae.experiments.library import Job
 from pmae.runs import Run, create_run
+from pmae.sweep.jobs import Job
 
 SMALL = [
     *("--set", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "decoder.width=16", "decoder.depth=1"),

@@ -11,8 +11,8 @@ from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.config_file import with_settings
 from pmae.errors import UserError
-from pmae.experiments.beside import beside
 from pmae.runs import Run
+from pmae.sweep.workers import beside
 
 SETTINGS = [
     *("encoder.width=16", "encoder.depth=1", "encoder.heads=2", "decoder.width=16", "decoder.depth=1"),

@@ -16,8 +16,8 @@ import pytest
 
 from pmae.cli import main
 from pmae.errors import UserError
-from pmae.experiments.cluster import QUIET, RayWorkers, slots
 from pmae.runs import Run
+from pmae.sweep.workers import QUIET, RayWorkers, slots
 
 from .test_sweep import SMALL, rows, sweep
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pmae.cli import main
-from pmae.experiments.paper import ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
-from pmae.experiments.reproduce import Way, reproduce
+from pmae.paper.runner import Way, reproduce
+from pmae.paper.tables import ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
 from pmae.runs import Run
 
 from .conftest import SMALL

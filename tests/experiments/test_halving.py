@@ -15,12 +15,11 @@ from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.data.images import Splits
 from pmae.errors import UserError
-from pmae.experiments import halving
-from pmae.experiments.halving import Halving, rungs_of
-from pmae.experiments.jobs import Task
-from pmae.experiments.library import Job
 from pmae.report.sweeps import Trial, best_of, sweep_table, verdict
 from pmae.runs import Run
+from pmae.sweep import halving
+from pmae.sweep.halving import Halving, rungs_of
+from pmae.sweep.jobs import Job, Task
 
 from .test_sweep import sweep
 

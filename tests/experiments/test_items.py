@@ -8,10 +8,10 @@ import pytest
 from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.errors import UserError
-from pmae.experiments.cost import Heads, cost_of
-from pmae.experiments.paper import DATASETS, ITEMS, RATIOS, Cell, Plan, Row, job_of, jobs_of
-from pmae.experiments.recipes import recipe
-from pmae.report.published import accuracy
+from pmae.paper.cost import Heads, cost_of
+from pmae.paper.published import accuracy
+from pmae.paper.recipes import recipe
+from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Cell, Plan, Row, job_of, jobs_of
 
 LABELS = """
 tab:results app_tab:training app_tab:evaluation_lin app_tab:evaluation_fine app_tab:results tab:results_kernel

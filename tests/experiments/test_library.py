@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pmae.config import Config, replace
-from pmae.experiments.library import Job, Library, finished, validation
 from pmae.runs import Run
+from pmae.sweep.jobs import Job, Library, finished, validation
 
 Store = Callable[..., Run]
 

@@ -13,11 +13,10 @@ from torch._dynamo.testing import CompileCounter
 
 from pmae.config import Config, EncoderConfig, replace
 from pmae.data.augment import Standardize, draw_crops
-from pmae.experiments.jobs import Here, InTurn, carry_out
-from pmae.experiments.library import Job, Library
+from pmae.fast.graph import compiled
 from pmae.method import build_method, draw_mask
+from pmae.sweep.jobs import Here, InTurn, Job, Library, carry_out
 from pmae.train.loop import Trainer
-from pmae.train.replay import compiled
 from pmae.train.step import Plain, build_optimizer
 
 from .conftest import shaded

@@ -12,10 +12,10 @@ from PIL import Image
 from pmae import api
 from pmae.cli import main
 from pmae.errors import Interrupted
-from pmae.experiments.library import finished
-from pmae.experiments.paper import DATASETS, ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
-from pmae.experiments.reproduce import Way, reproduce
+from pmae.paper.runner import Way, reproduce
+from pmae.paper.tables import DATASETS, ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
 from pmae.runs import Run
+from pmae.sweep.jobs import finished
 
 from .conftest import SMALL
 

@@ -11,11 +11,11 @@ from sklearn.decomposition import PCA
 from pmae.cli import main
 from pmae.config import DataConfig
 from pmae.errors import UserError
-from pmae.experiments.space_portraits import figures_page
-from pmae.experiments.spaces import CHOSEN, Grid, grid_jobs, space_label, space_settings
 from pmae.report.spaces import scores_figure
 from pmae.runs import Run
 from pmae.spaces import SPACES
+from pmae.sweep.space_figures import figures_page
+from pmae.sweep.spaces import CHOSEN, Grid, grid_jobs, space_label, space_settings
 from pmae.train.loop import Trainer
 
 from .conftest import SMALL, shaded
@@ -169,9 +169,9 @@ def test_figures_have_a_row_a_space_and_a_column_a_picture(tmp_path: Path) -> No
 def test_portraits_show_the_basis_and_hide_what_adds_up(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Basis images are scikit-learn's axes, and visible and hidden parts make the image, in every space."""
     seen: list = []
-    monkeypatch.setattr("pmae.experiments.space_portraits.spectra_figure", lambda made, said: seen.extend(made))
-    monkeypatch.setattr("pmae.experiments.space_portraits.hidden_figure", lambda *given: None)
-    monkeypatch.setattr("pmae.experiments.space_portraits.basis_figure", lambda *given: None)
+    monkeypatch.setattr("pmae.sweep.space_figures.spectra_figure", lambda made, said: seen.extend(made))
+    monkeypatch.setattr("pmae.sweep.space_figures.hidden_figure", lambda *given: None)
+    monkeypatch.setattr("pmae.sweep.space_figures.basis_figure", lambda *given: None)
     chosen = tuple(space for space in CHOSEN if space != "learned")
     chosen = tuple(space.replace("256", "8").replace("diffusion", "diffusion:landmarks=20") for space in chosen)
     figures_page(Grid(DataConfig(source=str(files)), chosen, device="cpu"), picture=1)

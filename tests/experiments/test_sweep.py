@@ -11,11 +11,11 @@ from PIL import Image
 from pmae.cli import main
 from pmae.config_file import with_settings
 from pmae.errors import UserError
-from pmae.experiments.library import Job, validation
-from pmae.experiments.recipes import recipe
-from pmae.experiments.sweep import grid_jobs, parse_grid
+from pmae.paper.recipes import recipe
 from pmae.report.sweeps import Trial, sweep_plot, trial_of, verdict
 from pmae.runs import Run
+from pmae.sweep.grid import grid_jobs, parse_grid
+from pmae.sweep.jobs import Job, validation
 
 SMALL = [
     *("--set", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "decoder.width=16", "decoder.depth=1"),

@@ -9,9 +9,9 @@ from pmae.config import Config, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.export import export
+from pmae.models.weights import load_start
 from pmae.train.checkpoint import load_encoder
 from pmae.train.loop import pretrain
-from pmae.train.start import load_start
 
 
 def test_a_trained_run_goes_out_and_comes_back_bit_for_bit(tiny: Config, toy: Splits, tmp_path: Path) -> None:

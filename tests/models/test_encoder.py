@@ -9,8 +9,7 @@ from torch import nn
 from pmae.config import DecoderConfig, EncoderConfig
 from pmae.errors import UserError
 from pmae.models import Decoder, Encoder, build_encoder
-from pmae.models.encoder import PatchProduct
-from pmae.models.positions import sine_cosine
+from pmae.models.encoder import PatchProduct, sine_cosine
 
 
 def vit(shape: tuple[int, int, int] = (3, 32, 32), patch: int = 8, **settings: int) -> Encoder:

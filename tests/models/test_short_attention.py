@@ -17,7 +17,7 @@ from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pmae.models import short_attention as layers
+from pmae.fast import attention as layers
 
 SHAPES = [(n, h, d) for n in (2, 17, 32, 65) for h in (1, 3) for d in (16, 32, 64)]
 SHAPES += [(2, 12, 16), (5, 12, 16), (26, 6, 16), (32, 2, 8), (40, 3, 24), (66, 2, 32), (64, 2, 16), (128, 1, 32)]
@@ -48,7 +48,7 @@ def distance(got: Tensor, expected: Tensor) -> float:
 
 def errors(qkv: Tensor, heads: int, scale: float) -> list[float]:
     """Errors of the output and of the gradient."""
-    from pmae.models.short_attention_kernels import short_attention
+    from pmae.fast.attention_kernels import short_attention
 
     qkv = qkv.detach().requires_grad_()
     exact = qkv.detach().double().requires_grad_()
@@ -64,7 +64,7 @@ def errors(qkv: Tensor, heads: int, scale: float) -> list[float]:
 
 def sum_errors(dtype: str, tokens: int, heads: int, width: int) -> list[float]:
     """Errors of the gradient and of its sums over the tokens, each written into given memory."""
-    from pmae.models.short_attention_kernels import backward_into
+    from pmae.fast.attention_kernels import backward_into
 
     qkv, grad = (torch.randn(2, tokens, n * heads * width).to(getattr(torch, dtype)) for n in (3, 1))
     expected = torch.func.vjp(lambda exact: reference(exact, heads, width**-0.5), qkv.double())[1](grad.double())[0]
@@ -94,7 +94,7 @@ def layer_errors() -> list[float]:
 
 def interpret() -> dict[str, list[float]]:
     """Every case's errors; only in a process where Triton interprets."""
-    from pmae.models import short_attention_kernels as kernels
+    from pmae.fast import attention_kernels as kernels
 
     repair_interpreter()
     kernels.wrap_triton = lambda kernel: kernel  # an interpreted kernel cannot be traced, nor need it be
@@ -169,7 +169,7 @@ def test_special_cases_match_float64(found: dict[str, list[float]], kind: str) -
 
 
 def test_the_lone_kernel_takes_a_power_of_two_and_one() -> None:
-    fits = pytest.importorskip("pmae.models.lone_attention_kernels").fits
+    fits = pytest.importorskip("pmae.fast.lone_attention_kernels").fits
     assert [tokens for tokens in range(1, layers.LIMIT + 1) if fits(tokens, 16)] == [17, 33, 65]
     assert not fits(65, 64)
 
@@ -232,7 +232,7 @@ def test_each_call_decides_by_its_own_tokens(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 12, 16])
 @pytest.mark.parametrize("head_dim", [8, 16, 24, 32, 64])
 def test_plan_divides_the_heads(heads: int, head_dim: int) -> None:
-    kernels = pytest.importorskip("pmae.models.short_attention_kernels")
+    kernels = pytest.importorskip("pmae.fast.attention_kernels")
     group = kernels.plan(heads, head_dim)
     assert heads % group == 0
     assert group & (group - 1) == 0  # Triton's tiles and warps come in powers of two
@@ -251,7 +251,7 @@ import sys
 sys.modules["triton"] = None
 import torch
 from timm.models.vision_transformer import Attention
-from pmae.models.short_attention import available, install
+from pmae.fast.attention import available, install
 layer = Attention(32, num_heads=2)
 x = torch.randn(1, 5, 32)
 before = layer(x)

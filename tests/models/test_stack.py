@@ -18,7 +18,8 @@ from timm.layers.drop import DropPath
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from pmae.models import short_attention, stack
+from pmae.fast import attention as short_attention
+from pmae.fast import blocks as stack
 
 CASES = {"17 tokens": (17, 48, 3), "40 tokens": (40, 32, 2), "odd width": (5, 24, 1), "odd bytes": (5, 20, 1)}
 BOUND = {"float32": 2e-5, "bfloat16": 0.03}
@@ -133,7 +134,8 @@ def interpret() -> dict[str, float]:
     attention: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(attention)
     attention.repair_interpreter()
-    from pmae.models import gelu_kernels, short_attention_kernels
+    from pmae.fast import attention_kernels as short_attention_kernels
+    from pmae.fast import gelu_kernels
 
     short_attention_kernels.wrap_triton = lambda kernel: kernel
     answer = {f"{name} {dtype}": errors(*case, None, dtype) for dtype in BOUND for name, case in CASES.items()}

@@ -12,8 +12,8 @@ from sklearn.decomposition import PCA
 
 from pmae.errors import UserError
 from pmae.report import charts, comparisons, galleries
+from pmae.report.charts import save_figures
 from pmae.report.contents import load
-from pmae.report.figures import save_figures
 from pmae.report.galleries import _hidden_components, hidden_pixels
 from pmae.report.pictures import sheet, view_of
 from pmae.report.style import as_inline_svg

@@ -7,7 +7,7 @@ from scipy.fft import dctn
 
 from pmae.config import SpaceConfig
 from pmae.spaces import Cosine
-from pmae.spaces.separable import RINGS, rings
+from pmae.spaces.fixed import RINGS, rings
 
 SHAPES = [(1, 8, 8), (1, 7, 12), (3, 16, 10), (1, 1, 5)]
 

@@ -7,8 +7,9 @@ from sklearn.decomposition import FastICA
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
-from pmae.spaces import ICA, recombined
+from pmae.spaces import ICA
 from pmae.spaces import ica as room
+from pmae.spaces import pca as recombined
 
 SHAPE = (1, 2, 4)
 

@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA as Reference
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import PCA, pca
-from pmae.spaces.leading import leading_axes
+from pmae.spaces.pca import leading_axes
 
 SHAPE = (3, 10, 12)
 

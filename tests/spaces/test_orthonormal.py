@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA as Reference
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import SPACES, build_space
-from pmae.spaces.orthonormal import FixedBasis, Orthonormal
+from pmae.spaces.fixed import FixedBasis, Orthonormal
 
 NAMES = sorted(name for name, kind in SPACES.items() if issubclass(kind, Orthonormal))
 FIXED = [name for name in NAMES if issubclass(SPACES[name], FixedBasis)]

@@ -8,8 +8,7 @@ import torch
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import Wavelet, build_space
-from pmae.spaces.daubechies import MOMENTS, filter_bank, low_pass
-from pmae.spaces.wavelet import subbands
+from pmae.spaces.wavelet import MOMENTS, filter_bank, low_pass, subbands
 
 
 @pytest.mark.parametrize("name", MOMENTS)

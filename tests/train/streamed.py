@@ -15,10 +15,10 @@ import torch
 from pmae.api import mae_twin
 from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, TrainConfig, replace
 from pmae.data import batches
-from pmae.data.datasets import load
 from pmae.data.images import Splits
+from pmae.data.sets import load
 from pmae.derive import resolve
-from pmae.train import signals
+from pmae.train import monitor as signals
 from pmae.train.loop import Trainer, pretrain
 
 

@@ -35,7 +35,7 @@ def reference(gradients: list[dict[str, torch.Tensor]], rates: list[float]) -> d
 
 def interpret(half: bool) -> dict[str, float]:
     """Errors of weights and of their rounded copies, after all steps; only in a process where Triton interprets."""
-    from pmae.train.adamw import Update
+    from pmae.fast.adamw import Update
 
     torch.manual_seed(0)
     weights = {name: nn.Parameter(torch.randn(size)) for name, size in SIZES.items()}

@@ -12,9 +12,9 @@ from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.spaces import build_space
-from pmae.train import forecast
-from pmae.train.forecast import foretell_fit
+from pmae.train import setup as forecast
 from pmae.train.loop import pretrain
+from pmae.train.setup import foretell_fit
 
 SHAPE = (3, 224, 224)
 CPU = torch.device("cpu")

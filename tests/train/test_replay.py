@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pmae.train.replay import WARM_STEPS, Replay
+from pmae.fast.graph import WARM_STEPS, Replay
 
 
 class Stream:

@@ -16,9 +16,9 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.models import Encoder, build_encoder
+from pmae.models.weights import Start, load_start
 from pmae.train.checkpoint import load_encoder
 from pmae.train.loop import pretrain
-from pmae.train.start import Start, load_start
 
 VIT = EncoderConfig(patch_size=4, width=32, depth=2, heads=4)
 NAMES = {"embed_dim": 32, "depth": 2, "num_heads": 4, "patch_size": 4, "img_size": (16, 16)}

@@ -21,9 +21,8 @@ from safetensors.torch import save
 from pmae.config import Config, DataConfig
 from pmae.config_file import from_dict, to_dict
 from pmae.data.readers.arrays import read_npy, read_npz
-from pmae.data.readers.cifar import BATCHES, read_cifar10
 from pmae.data.readers.folder import read_folder
-from pmae.data.readers.plain_pickle import bytes_array, read_plain_pickle
+from pmae.data.readers.named import BATCHES, bytes_array, read_cifar10, read_plain_pickle
 from pmae.errors import UserError
 from pmae.runs import Run, read_json
 from pmae.train.checkpoint import load_into, load_standardize, read_tensors

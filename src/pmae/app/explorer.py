@@ -9,10 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from pmae.app.material import Material
-from pmae.app.upload import LARGEST_FILE
+from pmae.app.material import LARGEST_FILE, Material
 from pmae.config import DataConfig
-from pmae.data.datasets import load
+from pmae.data.sets import load
 from pmae.errors import UserError, missing_extra, require
 from pmae.runs import Run
 

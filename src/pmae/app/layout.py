@@ -8,9 +8,9 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from pmae.app import markup, panels
-from pmae.app.material import Material
-from pmae.app.upload import read_upload
+from pmae.app import panels
+from pmae.app import panels as markup
+from pmae.app.material import Material, read_upload
 from pmae.errors import UserError
 
 FONTS = ["system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif"]

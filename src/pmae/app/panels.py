@@ -1,13 +1,22 @@
 """What each tab of the explorer shows, as HTML, for an image (C, H, W) in the data's units."""
 
+import base64
+import html
+import io
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from pmae.app import hiding, markup
+from pmae.app import hiding
 from pmae.app.material import BANK, Material
 from pmae.errors import UserError
 from pmae.method import MAE
+from pmae.report.style import FAINT, NEUTRAL, PALETTE, WIDTH, as_inline_svg, styled
 from pmae.spaces import Pixels, Space
 
 BASIS, NEIGHBOURS = 16, 12
@@ -38,12 +47,12 @@ def masks(material: Material, image: np.ndarray, name: str, share: float, seed: 
     count, achieved = int(masked.units.sum()), float(space.unit_share[masked.units].sum())
     things = things_of(space)
     hidden = f"{count:,} of {space.units:,} {things} are hidden, with {achieved:.1%} of the variance."
-    figure = markup.spectrum(space.unit_share.numpy(), masked.units.numpy(), things, "hidden")
+    figure = spectrum(space.unit_share.numpy(), masked.units.numpy(), things, "hidden")
     label = f"share of variance of each of the {things}, the hidden ones marked"
     differences = f"The hidden part is a difference. {MID_GREY.format(scale)}" * (not isinstance(space, Pixels))
     notes = [note for note in (hidden, BAR, differences, material.view.note) if note]
-    score = markup.words(told.replace("-", "−"), kind="score") if told else ""
-    return markup.row(pictures) + score + markup.chart(figure, "masks", label, *notes)
+    score = words(told.replace("-", "−"), kind="score") if told else ""
+    return row(pictures) + score + chart(figure, "masks", label, *notes)
 
 
 def walk(material: Material, image: np.ndarray, name: str, low: float, high: float) -> str:
@@ -53,16 +62,16 @@ def walk(material: Material, image: np.ndarray, name: str, low: float, high: flo
     space, x = material.space(name), material.standardized(image)
     found, things = hiding.band(space, x, low, high), things_of(space)
     if not found.units.any():
-        return markup.words(f"None of the {things} begins between {low:.1%} and {high:.1%} of the variance.")
+        return words(f"None of the {things} begins between {low:.1%} and {high:.1%} of the variance.")
     pictures = {"image": _picture(material, x), "the band alone": _alone(material, space, found, low)}
     pictures["without it"] = _picture(material, found.others)
     for part, (first, last) in PARTS.items():
         pictures[part] = _alone(material, space, hiding.band(space, x, first, last), first)
-    figure = markup.spectrum(space.unit_share.numpy(), found.units.numpy(), things, "in the band")
+    figure = spectrum(space.unit_share.numpy(), found.units.numpy(), things, "in the band")
     label = f"share of variance of each of the {things}, those in the band marked"
     said = f"{int(found.units.sum()):,} of {space.units:,} {things} lie in the band."
-    chart = markup.chart(figure, "walk", label, said, BAR, *MEETING)
-    return markup.row(pictures) + chart + _basis(material, space, found.units)
+    drawn = chart(figure, "walk", label, said, BAR, *MEETING)
+    return row(pictures) + drawn + _basis(material, space, found.units)
 
 
 def _basis(material: Material, space: Space, units: Tensor) -> str:
@@ -72,13 +81,13 @@ def _basis(material: Material, space: Space, units: Tensor) -> str:
     captions = [f"{rank + 1:,}: {share:.2g}%" for rank, share in zip(ranks.tolist(), shares.tolist(), strict=True)]
     pictures = [_difference(material, one[None], material.view.scale(one[None].numpy())) for one in images]
     heading = f"Some of these {things_of(space)} as images, each with its rank and its share of the variance"
-    return markup.words(heading, kind="score") + markup.grid(pictures, captions)
+    return words(heading, kind="score") + grid(pictures, captions)
 
 
 def neighbours(material: Material, image: np.ndarray) -> str:
     """The training images whose features point most nearly the same way, with their classes or names."""
     if material.model is None:
-        return markup.words(
+        return words(
             "Neighbours are found by a trained encoder, and none was given.",
             "Start the explorer with a run folder: pmae explore runs/a",
         )
@@ -90,8 +99,8 @@ def neighbours(material: Material, image: np.ndarray) -> str:
     ]
     among = f"all {total:,}" if total <= BANK else f"{BANK:,} of the {total:,}"
     said = f"The {len(places)} nearest among {among} training images, by the cosine of their mean-pooled features."
-    query = markup.row({"image": _picture(material, material.standardized(image))}, "single")
-    return query + markup.words(said, "The image itself is left out.") + markup.grid(list(pictures), captions)
+    query = row({"image": _picture(material, material.standardized(image))}, "single")
+    return query + words(said, "The image itself is left out.") + grid(list(pictures), captions)
 
 
 def things_of(space: Space) -> str:
@@ -142,3 +151,101 @@ def _called(material: Material, place: int) -> str:
     if train.labels is not None and train.classes:
         return train.classes[int(train.labels[place])]
     return train.names[place] if train.names else f"number {place + 1:,}"
+
+
+# Pictures and figures as HTML that needs no file and no server: images in the page, charts in the page's ink.
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STRIP = 800
+MARK = PALETTE[0]
+DRAWING = threading.Lock()
+"""Panels are made in threads, and matplotlib's settings belong to all of them."""
+
+
+def row(pictures: Mapping[str, np.ndarray], size: str = "large") -> str:
+    """Pictures (H, W, 3) from 0 to 1 beside each other, with their names below."""
+    made = [_figure(picture, name) for name, picture in pictures.items()]
+    return f'<div class="pictures {size}">{"".join(made)}</div>'
+
+
+def grid(pictures: Sequence[np.ndarray], captions: Sequence[str]) -> str:
+    """Many small pictures, each with a caption that need not be unique."""
+    made = [_figure(picture, caption) for picture, caption in zip(pictures, captions, strict=True)]
+    return f'<div class="pictures small">{"".join(made)}</div>'
+
+
+def words(*sentences: str, kind: str = "note") -> str:
+    """A paragraph; what it says is text, never markup."""
+    return f'<p class="{kind}">{html.escape(" ".join(sentence for sentence in sentences if sentence))}</p>'
+
+
+def chart(figure: "Figure", name: str, label: str, *sentences: str) -> str:
+    """A figure in the page's own colours, with sentences beside it, or below it where the page is narrow."""
+    with DRAWING:
+        svg = as_inline_svg(figure, name, label)
+    return f'<div class="beside"><div class="chart">{svg}</div><div>{"".join(map(words, sentences))}</div></div>'
+
+
+def spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) -> "Figure":
+    """The share of variance of each unit, largest first, and all of them as one bar; those marked in colour."""
+    with DRAWING:
+        return _spectrum(share, marked, things, meaning)
+
+
+@styled
+def _spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    order = np.argsort(-share, kind="stable")
+    share, marked = share[order], marked[order]
+    # Dots are drawn as one picture within the SVG; at the usual resolution it would be blurred.
+    figure = Figure(figsize=(1.2 * WIDTH, 2.9), dpi=200, layout="constrained")
+    above, below = figure.subplots(2, 1, gridspec_kw={"height_ratios": (5, 1)})
+    _draw_dots(above, share, marked, meaning)
+    above.set(xlabel=f"{things}, by their rank", ylabel="% of variance")
+    _draw_bar(below, share, marked)
+    below.set(xlabel=f"% of variance, cumulated over the {things}")
+    return figure
+
+
+def _draw_dots(axes: "Axes", share: np.ndarray, marked: np.ndarray, meaning: str) -> None:
+    ranks = np.arange(1, len(share) + 1)
+    # A logarithm has no place for the zeros of a basis that is wider than the data.
+    seen = share > 1e-9
+    inks = np.where(marked, MARK, NEUTRAL)[seen].tolist()
+    # In the order of their ranks: drawn kind by kind, the last one would cover the crowded end.
+    axes.scatter(ranks[seen], 100 * share[seen], s=9, color=inks, linewidths=0, rasterized=True)
+    for ink, label in ((MARK, meaning), (NEUTRAL, "the others")):
+        axes.scatter([], [], s=20, color=ink, label=label, linewidths=0)
+    axes.set(xscale="log", yscale="log", xlim=(0.9, 1.1 * len(share)))
+    axes.legend(loc="lower left", handletextpad=0.1)
+
+
+def _draw_bar(axes: "Axes", share: np.ndarray, marked: np.ndarray) -> None:
+    """One bar of the whole variance; where units are narrower than a pixel, colour is as strong as they are many."""
+    ends = np.concatenate([[0.0], share.cumsum()])
+    taken = np.concatenate([[0.0], (share * marked).cumsum()])
+    filled = np.diff(np.interp(np.linspace(0, ends[-1], STRIP + 1), ends, taken)) * STRIP / ends[-1]
+    red, green, blue = (int(MARK[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    bar = np.broadcast_to([red, green, blue, 0.0], (1, STRIP, 4)).copy()
+    bar[0, :, 3] = filled.clip(0, 1)
+    axes.barh(0.5, 100, height=1, color=FAINT, linewidth=0)
+    axes.imshow(bar, extent=(0, 100, 0, 1), aspect="auto", interpolation="none", zorder=3)
+    axes.set(xlim=(0, 100), ylim=(0, 1), yticks=())
+    axes.grid(False)
+    axes.spines["left"].set_visible(False)
+
+
+def _figure(picture: np.ndarray, caption: str) -> str:
+    text = html.escape(caption, quote=True)
+    return f'<figure><img alt="{text}" src="{_address(picture)}"><figcaption>{text}</figcaption></figure>'
+
+
+def _address(picture: np.ndarray) -> str:
+    """The picture itself, as an address that asks nobody for it."""
+    buffer = io.BytesIO()
+    Image.fromarray((255 * picture).round().astype(np.uint8)).save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

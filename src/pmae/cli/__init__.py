@@ -19,7 +19,6 @@ COMMANDS = {
     "explore": "Open a page on this machine to play with masks, walk the spectrum and find neighbours.",
     "data": "Fetch and verify a named data set; the only command that uses the network.",
     "doctor": "Examine this machine: versions, devices, compiler, all-reduce, and memory and disk for a data set.",
-    "bench": "Time a training step: ours and the peers', how its cost grows, or where its time goes.",
     "demo": "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned.",
     "completions": "Print the script that completes commands, flags and values in bash, zsh or fish.",
 }

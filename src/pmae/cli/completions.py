@@ -90,22 +90,18 @@ def _choices(hint: object) -> tuple[str, ...]:
 
 def known_words() -> dict[str, tuple[str, ...]]:
     """Names that a flag takes, by what argparse or the settings call it, from the tables that the code itself reads."""
-    from pmae.bench.compare import engines
-    from pmae.bench.grow import AXES
-    from pmae.bench.peers import PEERS
-    from pmae.bench.work import METHODS
     from pmae.cli.shells import SHELLS
     from pmae.cli.spaces import PARTS
     from pmae.config import Config
     from pmae.config_file import to_dict
-    from pmae.data.datasets import NAMED
     from pmae.data.fetch import FETCHABLE
+    from pmae.data.sets import NAMED
     from pmae.embed import POOLINGS
     from pmae.evaluate.protocols import PRESETS, PROTOCOLS
-    from pmae.experiments.paper import DATASETS, ITEMS, ROWS
-    from pmae.experiments.recipes import RECIPES
-    from pmae.experiments.reproduce import SHOWN
     from pmae.export import FORMATS
+    from pmae.paper.recipes import RECIPES
+    from pmae.paper.runner import SHOWN
+    from pmae.paper.tables import DATASETS, ITEMS, ROWS
     from pmae.spaces import SPACES
 
     settings = [f"{section}.{name}" for section, values in to_dict(Config()).items() for name in values]
@@ -117,13 +113,9 @@ def known_words() -> dict[str, tuple[str, ...]]:
         "data name": FETCHABLE,
         "datasets": DATASETS,
         "encoder.name": ("vit_tiny",),
-        "engines": engines(True),
         "format": FORMATS,
-        "grow": AXES,
-        "methods": METHODS,
         "paper methods": ROWS,
         "paper names": ITEMS,
-        "peers": PEERS,
         "paper pooling": SHOWN,
         "pooling": POOLINGS,
         "preset": PRESETS,

@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     options = parser().parse_args(arguments)
     from pmae import api
-    from pmae.data.datasets import load
+    from pmae.data.sets import load
     from pmae.evaluate.protocols import only, preset
     from pmae.train.distributed import is_main
 

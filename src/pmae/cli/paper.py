@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     options = parser().parse_args(arguments)
     from pmae.config_file import settings_given
-    from pmae.experiments.paper import RATIOS, Plan, items
+    from pmae.paper.tables import RATIOS, Plan, items
 
     plan = Plan(
         options.recipe,
@@ -36,8 +36,8 @@ def run(arguments: list[str]) -> None:
     from contextlib import nullcontext
     from pathlib import Path
 
-    from pmae.experiments.cost import Heads, cost_lines
-    from pmae.experiments.reproduce import Way, check, reproduce
+    from pmae.paper.cost import Heads, cost_lines
+    from pmae.paper.runner import Way, check, reproduce
     from pmae.report.tables import to_markdown
 
     places, kinds = tuple(map(Path, options.runs)), tuple(options.protocols)

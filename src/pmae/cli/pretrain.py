@@ -79,7 +79,7 @@ def _base(first: argparse.Namespace) -> "Config":
     """Where the settings start from."""
     from pathlib import Path
 
-    from pmae.experiments.recipes import recipe
+    from pmae.paper.recipes import recipe
     from pmae.runs import Run, read_config
 
     if sum(map(bool, (first.recipe, first.config, first.resume))) > 1:

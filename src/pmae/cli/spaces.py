@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pmae.cli.sweep import add_worker_options, workers_of
 
 if TYPE_CHECKING:
-    from pmae.experiments.spaces import Grid
+    from pmae.sweep.spaces import Grid
 
 PARTS = ("figures", "table")
 EXAMPLES = """examples:
@@ -28,11 +28,11 @@ def run(arguments: list[str]) -> None:
     from pathlib import Path
 
     from pmae.errors import unknown_name
-    from pmae.experiments.pages import write_page
-    from pmae.experiments.reproduce import Way
-    from pmae.experiments.space_portraits import figures_page
-    from pmae.experiments.spaces import ITEM, table_page
+    from pmae.paper.pages import write_page
+    from pmae.paper.runner import Way
     from pmae.report.tables import to_markdown
+    from pmae.sweep.space_figures import figures_page
+    from pmae.sweep.spaces import ITEM, table_page
 
     for part in options.parts:
         if part not in PARTS:
@@ -51,7 +51,7 @@ def grid_of(options: argparse.Namespace) -> "Grid":
     """Spaces, ratios, data and settings as they were given."""
     from pmae.config import Config, DataConfig
     from pmae.config_file import settings_given, with_settings
-    from pmae.experiments.spaces import Grid
+    from pmae.sweep.spaces import Grid
 
     given = dict(settings_given(options.set))
     of_data = {name: value for name, value in given.items() if name.startswith("data.")}

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pmae.experiments.jobs import Workers
+    from pmae.sweep.jobs import Workers
 
 EXAMPLES = """examples:
   pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.4 --epochs 50 --out runs/ratios
@@ -24,10 +24,10 @@ def run(arguments: list[str]) -> None:
 
     from pmae.config import replace
     from pmae.config_file import settings_given, with_settings
-    from pmae.experiments.recipes import recipe
-    from pmae.experiments.sweep import RATIO, parse_grid, sweep
+    from pmae.paper.recipes import recipe
     from pmae.report.sweeps import sweep_table, verdict
     from pmae.report.tables import to_markdown
+    from pmae.sweep.grid import RATIO, parse_grid, sweep
 
     base = replace(recipe(options.recipe), train__device=options.device, data__root=options.root)
     base = replace(base, **({"data__source": options.data} if options.data else {}))
@@ -47,7 +47,7 @@ def workers_of(options: argparse.Namespace) -> "AbstractContextManager[Workers] 
     from pmae.errors import require
 
     if options.at_once is not None:
-        from pmae.experiments.beside import beside
+        from pmae.sweep.workers import beside
 
         require(options.ray is None, "--at-once", "given without --ray, which counts for itself", options.at_once)
         return beside(options.at_once)
@@ -56,7 +56,7 @@ def workers_of(options: argparse.Namespace) -> "AbstractContextManager[Workers] 
         for flag, value in given.items():
             require(value is None, flag, "given with --ray, which hands them out", value)
         return None
-    from pmae.experiments.cluster import on_ray
+    from pmae.sweep.workers import on_ray
 
     gpus = 0 if options.gpus_each is None and options.device == "cpu" else options.gpus_each
     return on_ray(options.ray, gpus, 1 if options.cpus_each is None else options.cpus_each)

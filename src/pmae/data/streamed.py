@@ -17,7 +17,7 @@ from pmae.config import DataConfig
 from pmae.data.images import DTYPES, OnDemand
 from pmae.data.readers.arrays import channels_first
 from pmae.data.readers.decode import convert, decode
-from pmae.data.readers.files import refuse_too_many, require_alike
+from pmae.data.readers.folder import refuse_too_many, require_alike
 from pmae.errors import UserError
 
 TOGETHER = 8

@@ -118,12 +118,12 @@ def data(source: str, root: str) -> dict[str, Any]:
     import torch
 
     from pmae.config import Config, DataConfig
-    from pmae.data.datasets import load
+    from pmae.data.sets import load
     from pmae.derive import resolve
     from pmae.method import build_method
     from pmae.models import build_encoder
     from pmae.spaces import Pixels
-    from pmae.spaces.cost import bytes_of_exact
+    from pmae.spaces.base import bytes_of_exact
 
     splits = load(DataConfig(source=source, root=root))
     shape, parts = splits.train.shape, (splits.train, splits.val, splits.test)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.errors import require
-from pmae.evaluate.draws import NOISE, generator, mixed
+from pmae.evaluate.splits import NOISE, generator, mixed
 
 Module = TypeVar("Module", bound=nn.Module)
 PIXELS = 16_384

@@ -1,16 +1,145 @@
-"""Linear and MLP probes: every kind, pooling, rate and decay trained at once, the best chosen on held-out images."""
+"""Many classification heads as one stack of parameters, trained together by SGD; each is what it would be alone.
+
+Shapes: P poolings, R settings (rate and decay) of each, B images, W features, C classes.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from pmae.evaluate.draws import batch_of, order
-from pmae.evaluate.heads import Heads, Setting, Trainer
 from pmae.evaluate.protocols import ProbeConfig
+from pmae.evaluate.splits import HEADS, batch_of, generator, order
 from pmae.train.schedule import rate
+
+Setting = tuple[float, float]
+"""Peak rate and L2 penalty."""
+
+
+class Heads:
+    """P x R heads of one kind on P representations."""
+
+    def __init__(
+        self,
+        kind: str,
+        poolings: Sequence[str],
+        widths: Sequence[int],
+        settings: Sequence[Sequence[Setting]],
+        seed: int,
+    ) -> None:
+        self.kind = kind
+        table = torch.tensor([[list(setting) for setting in row] for row in settings], dtype=torch.float64)
+        self.rates, self.decays = table[..., 0].float(), table[..., 1].float()
+        drawn = [_draw(kind, pooling, widths, seed) for pooling in poolings]
+        # Heads that differ in their settings alone start from the same weights.
+        stacks = [torch.stack(layer)[:, None].expand(-1, table.shape[1], -1, -1) for layer in zip(*drawn, strict=True)]
+        self.layers = [stack.contiguous().requires_grad_() for stack in stacks]
+        self.moments = [torch.zeros_like(layer) for layer in self.layers]
+
+    def to(self, device: torch.device) -> "Heads":
+        """The same heads on another device."""
+        self.rates, self.decays = self.rates.to(device), self.decays.to(device)
+        self.layers = [layer.detach().to(device).requires_grad_() for layer in self.layers]
+        self.moments = [moment.to(device) for moment in self.moments]
+        return self
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(P, R, B, C) from features (P, B, W); the last row of a layer is its bias."""
+        first, *rest = self.layers
+        out = torch.einsum("pbi,prio->prbo", x, first[:, :, :-1]) + first[:, :, -1:]
+        for layer in rest:
+            out = torch.relu(out) @ layer[:, :, :-1] + layer[:, :, -1:]
+        return out
+
+    def update(self, x: Tensor, labels: Tensor, fraction: Tensor, momentum: float, clip: float | None = None) -> None:
+        """One step of every head at this fraction of its peak rate, its gradient cut to a norm of at most `clip`."""
+        logits = self.logits(x)
+        target = labels.expand(*logits.shape[:2], -1)
+        # A sum over heads of means over images: no head's gradient knows of another's.
+        loss = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="sum") / len(labels)
+        gradients = torch.autograd.grad(loss, self.layers)
+        if clip is not None:
+            norm = sum((gradient.square().sum((2, 3), keepdim=True) for gradient in gradients), x.new_zeros(())).sqrt()
+            gradients = tuple(gradient * (clip / (norm + 1e-12)).clamp(max=1) for gradient in gradients)
+        rate, decay = (self.rates * fraction)[..., None, None], self.decays[..., None, None]
+        with torch.no_grad():
+            for layer, gradient, moment in zip(self.layers, gradients, self.moments, strict=True):
+                gradient[:, :, :-1] += decay * layer[:, :, :-1]
+                moment.mul_(momentum).add_(gradient)
+                layer.sub_(rate * moment)
+
+
+class Trainer:
+    """Runs epochs of steps over features that lie on the device; on CUDA a step is one replay of a graph."""
+
+    def __init__(
+        self,
+        stacks: Sequence[Heads],
+        features: Tensor,
+        labels: Tensor,
+        batch: int,
+        momentum: float,
+        clip: float | None = None,
+    ) -> None:
+        device, steps = features.device, features.shape[1] // batch
+        self.stacks, self.labels, self.momentum, self.clip = stacks, labels, momentum, clip
+        self.features = features
+        self.order = torch.zeros(steps, batch, dtype=torch.long, device=device)
+        self.fractions = torch.zeros(steps, device=device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        state = [self.position, *(t for stack in stacks for t in (*stack.layers, *stack.moments))]
+        self._advance = captured(self._step, state) if device.type == "cuda" else self._step
+
+    def epoch(self, order: Tensor, fractions: Sequence[float]) -> None:
+        """One epoch over what `features` holds now, in this order, each step at its fraction of the peak rate."""
+        self.order.copy_(order)
+        self.fractions.copy_(torch.tensor(fractions))
+        for _ in range(len(order)):
+            self._advance()
+
+    def _step(self) -> None:
+        # The position lives on the device, so that the same recorded step can be replayed all through an epoch.
+        index = self.order.index_select(0, self.position)[0]
+        x, labels = self.features.index_select(1, index), self.labels.index_select(0, index)
+        fraction = self.fractions.index_select(0, self.position)
+        for stack in self.stacks:
+            stack.update(x, labels, fraction, self.momentum, self.clip)
+        self.position.add_(1).remainder_(len(self.order))
+
+
+def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+    """A replay of `step` as one CUDA graph; `state` is put back after the warm-up that capturing needs."""
+    saved = [tensor.detach().clone() for tensor in state]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    with torch.no_grad():
+        for tensor, value in zip(state, saved, strict=True):
+            tensor.copy_(value)
+    return graph.replay
+
+
+def _draw(kind: str, pooling: str, widths: Sequence[int], seed: int) -> list[Tensor]:
+    """Weights and biases uniform in +-1/sqrt(inputs), as torch's own layers; drawn on the host for all devices."""
+    key = (seed, HEADS, *(int.from_bytes(name.encode()) for name in (kind, pooling)))
+    source = generator(torch.device("cpu"), *key)
+    return [
+        (2 * torch.rand(inputs + 1, outputs, generator=source) - 1) / inputs**0.5
+        for inputs, outputs in pairwise(widths)
+    ]
+
+
+# Linear and MLP probes: every kind, pooling, rate and decay trained at once, the best chosen on held-out images.
 
 Source = Callable[[int], Tensor]
 """Features (P, N, W) of the training images for an epoch: always the same, or of new crops each time."""

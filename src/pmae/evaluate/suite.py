@@ -35,10 +35,9 @@ from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.images import Splits
 from pmae.errors import require
-from pmae.evaluate.bench import Bench, describe, set_up, shape_of
-from pmae.evaluate.features import ALL, Part, Representation, stacked
+from pmae.evaluate.features import ALL, Bench, Part, Representation, describe, set_up, shape_of, stacked
 from pmae.evaluate.finetune import finetune
-from pmae.evaluate.neighbours import nearest, votes
+from pmae.evaluate.knn import nearest, votes
 from pmae.evaluate.probes import Task, choose, train_together
 from pmae.evaluate.protocols import FinetuneConfig, KnnConfig, ProbeConfig, Protocols
 from pmae.evaluate.results import Measured, Run, entry

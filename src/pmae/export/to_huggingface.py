@@ -20,7 +20,7 @@ from pmae.errors import missing_extra
 from pmae.export import to_timm
 from pmae.export.source import Source
 from pmae.models.encoder import pool, split_tokens
-from pmae.models.layouts import to_huggingface
+from pmae.models.weights import to_huggingface
 
 USAGE = """
 from transformers import AutoImageProcessor, AutoModel

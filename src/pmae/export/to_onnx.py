@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pmae.errors import missing_extra
-from pmae.export.deployed import trace
-from pmae.export.source import Source
+from pmae.export.source import Source, trace
 
 FILE = "encoder.onnx"
 LARGEST_FILE = 2**30

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from pmae.data.images import as_tensor
-from pmae.export.deployed import trace
-from pmae.export.source import Source
+from pmae.export.source import Source, trace
 
 FILE = "encoder.pt2"
 USAGE = """

@@ -1,8 +1,7 @@
 """Encoders from timm, and the decoder."""
 
+from pmae.contrastive import Projector
 from pmae.models.decoder import Decoder
-from pmae.models.encoder import Encoder, build_encoder, is_vit_name
-from pmae.models.patches import patch_sides, patchify, unpatchify
-from pmae.models.projector import Projector
+from pmae.models.encoder import Encoder, build_encoder, is_vit_name, patch_sides, patchify, unpatchify
 
 __all__ = ["Decoder", "Encoder", "Projector", "build_encoder", "is_vit_name", "patch_sides", "patchify", "unpatchify"]

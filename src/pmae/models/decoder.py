@@ -7,11 +7,9 @@ from torch.nn import functional
 
 from pmae.config import DecoderConfig
 from pmae.errors import require
-from pmae.models.encoder import Encoder, xavier
-from pmae.models.patches import patch_sides
-from pmae.models.positions import sine_cosine
-from pmae.models.short_attention import install
-from pmae.models.stack import run_blocks
+from pmae.fast.attention import install
+from pmae.fast.blocks import run_blocks
+from pmae.models.encoder import Encoder, patch_sides, sine_cosine, xavier
 
 SIZES = {
     "released": {"width": 512, "depth": 8, "heads": 16},

@@ -13,10 +13,8 @@ from torch.nn import functional
 
 from pmae.config import EncoderConfig
 from pmae.errors import UserError, require, unknown_name
-from pmae.models.patches import patch_sides
-from pmae.models.positions import sine_cosine
-from pmae.models.short_attention import install
-from pmae.models.stack import run_blocks
+from pmae.fast.attention import install
+from pmae.fast.blocks import run_blocks
 
 VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 VIT_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
@@ -170,3 +168,45 @@ def xavier(module: nn.Module) -> None:
         nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+# Images cut into patches and put together again.
+
+
+def patch_sides(patch: int, height: int) -> tuple[int, int]:
+    """Rows and columns of a patch: a square, but one row high where the image is one row (a signal or a vector)."""
+    return (1 if height == 1 else patch), patch
+
+
+def patchify(x: Tensor, patch: int) -> Tensor:
+    """(B, C, H, W) to (B, N, numbers of a patch), channels last within a patch."""
+    batch, channels, height, width = x.shape
+    rows, columns = patch_sides(patch, height)
+    x = x.reshape(batch, channels, height // rows, rows, width // columns, columns)
+    return x.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def unpatchify(patches: Tensor, patch: int, shape: tuple[int, int, int]) -> Tensor:
+    """The inverse of `patchify`."""
+    channels, height, width = shape
+    rows, columns = patch_sides(patch, height)
+    x = patches.unflatten(1, (height // rows, width // columns)).unflatten(3, (rows, columns, channels))
+    return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, height, width)
+
+
+# Fixed sine-cosine positions on a grid of patches.
+
+
+def sine_cosine(width: int, rows: int, columns: int, prefix: int = 1) -> Tensor:
+    """(1, prefix + rows * columns, width): half of the width encodes the column, half the row; prefix tokens get 0."""
+    require(width % 4 == 0, "width", "a multiple of 4 for sine-cosine positions", width)
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    grid = torch.cat([_waves(column.flatten(), width // 2), _waves(row.flatten(), width // 2)], dim=1)
+    return torch.cat([torch.zeros(prefix, width), grid])[None]
+
+
+def _waves(position: Tensor, width: int) -> Tensor:
+    """(N, width) sines and cosines with wavelengths from 2 pi to 10,000 times that."""
+    frequency = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / (width / 2))
+    angle = position.double()[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1).float()

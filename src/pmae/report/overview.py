@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pmae.config_file import to_dict
+from pmae.paper.published import source
+from pmae.report.charts import headline
 from pmae.report.contents import Contents
-from pmae.report.figures import headline
 from pmae.report.lineup import lineup
-from pmae.report.published import source
 from pmae.report.scores import METRICS, POOLINGS, PROTOCOLS, Score, published
 from pmae.report.tables import Cell, Table
 

@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from pmae.errors import UserError, require
 from pmae.report import overview, summary
+from pmae.report.charts import figures_across, figures_of, save_drawing
 from pmae.report.contents import Contents, file_name, load_all
-from pmae.report.figures import figures_across, figures_of, save_drawing
 from pmae.report.lineup import splits_of
 from pmae.report.style import Drawing, as_inline_svg
 from pmae.report.tables import Table, to_csv, to_html, to_markdown

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pmae.config import Config
-from pmae.report import published as paper
+from pmae.paper import published as paper
 
 BASELINES = ("random weights", "raw pixels", "pca features", "from scratch")
 PROTOCOLS = {"linear": "linear probe", "mlp": "MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}

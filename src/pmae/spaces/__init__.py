@@ -3,11 +3,9 @@
 from pmae.config import SpaceConfig
 from pmae.errors import UserError, unknown_name
 from pmae.spaces.base import Space
-from pmae.spaces.cosine import Cosine
-from pmae.spaces.diffusion import DiffusionMaps
-from pmae.spaces.fourier import Fourier
+from pmae.spaces.fixed import Cosine, Fourier
 from pmae.spaces.ica import ICA
-from pmae.spaces.kernel_pca import KernelPCA
+from pmae.spaces.kernel_pca import DiffusionMaps, KernelPCA
 from pmae.spaces.learned import Learned
 from pmae.spaces.patch_pca import PatchPCA
 from pmae.spaces.pca import PCA

@@ -8,7 +8,7 @@ from torch import Tensor
 from pmae.config import SpaceConfig
 from pmae.errors import require
 from pmae.spaces.moments import signs
-from pmae.spaces.recombined import Recombined
+from pmae.spaces.pca import Recombined
 
 SHARE = 0.9
 RANK = 1e-6

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import SpaceConfig
-from pmae.spaces.recombined import Recombined
+from pmae.spaces.pca import Recombined
 
 
 class Learned(Recombined):

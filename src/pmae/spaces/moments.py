@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pmae.errors import UserError
-from pmae.spaces.together import AddUp, unchanged
+from pmae.spaces.base import AddUp, unchanged
 
 BLOCK = 1024
 LIMIT = 64 * 2**30

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
-from pmae.spaces.cost import FitCost, cost_of_exact
+from pmae.spaces.base import FitCost, cost_of_exact
+from pmae.spaces.fixed import Orthonormal
 from pmae.spaces.moments import covariance_of, principal_axes, refuse_beyond_memory
-from pmae.spaces.orthonormal import Orthonormal
 
 LARGEST = 16
 

@@ -20,22 +20,16 @@ from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.method import MaskedAutoencoder, build_method, draw_mask
 from pmae.models import Encoder
+from pmae.models.weights import Start
 from pmae.runs import Run, write_whole
 from pmae.train import checkpoint, sharding
-from pmae.train.beginning import fitted, given_weights, seeded_model
-from pmae.train.distributed import ALONE, World, joined, placed, require_divisible, restarted
-from pmae.train.environment import pick_device, pick_engine, pick_precision, same_bits
-from pmae.train.forecast import foretell_fit
-from pmae.train.gathered import gathering
-from pmae.train.journal import Journal
-from pmae.train.memory import memory_errors
-from pmae.train.opening import opened
-from pmae.train.samples import save_samples
+from pmae.train.distributed import ALONE, World, gathering, joined, placed, require_divisible, restarted
+from pmae.train.environment import memory_errors, pick_device, pick_engine, pick_precision, same_bits
+from pmae.train.journal import Journal, open_tracker, require_tracker
+from pmae.train.monitor import hidden_r2, save_samples
 from pmae.train.schedule import rate
-from pmae.train.signals import hidden_r2
-from pmae.train.start import Start
+from pmae.train.setup import fitted, foretell_fit, given_weights, opened, seeded_model
 from pmae.train.step import Graph, Inputs, Plain, build_optimizer
-from pmae.train.tracking import open_tracker, require_tracker
 
 Watch = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
 

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from pmae.config import Config, OptimConfig
 from pmae.data.augment import Standardize, boxes_of, crop
+from pmae.fast.graph import Halves, Replay, compiled
 from pmae.method import Draw, MaskedAutoencoder
 from pmae.train.distributed import ALONE, World
-from pmae.train.halves import Halves
-from pmae.train.replay import Replay, compiled
 
 try:
-    from pmae.train.adamw import Update
+    from pmae.fast.adamw import Update
 except ImportError:  # no Triton: a machine without a GPU, or not Linux, where no step is captured
     Update = None  # type: ignore[assignment, misc]
 

@@ -1,5 +1,6 @@
 """One image file as an array, in the depth it was saved in."""
 
+import os
 from io import BytesIO
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from pmae.config import DataConfig
-from pmae.data.readers import dicom, tiff
+from pmae.data.readers import scientific as dicom
+from pmae.data.readers import scientific as tiff
+from pmae.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *tiff.SUFFIXES, *dicom.SUFFIXES)
 # Only these decoders may run, whatever a file claims to be.
@@ -121,3 +124,28 @@ def _resize_deep(pixels: np.ndarray, side: int) -> np.ndarray:
     limits = np.iinfo(pixels.dtype)
     clipped: np.ndarray = np.clip(np.rint(result), limits.min, limits.max).astype(pixels.dtype)
     return clipped
+
+
+# How much memory there is, asked before it is filled.
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    # Not every system counts its free pages; then the installed ones are the only bound left.
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def require_room(need: int, what: str) -> None:
+    """Refuse what would not fit in memory, with the bytes."""
+    free = available_bytes()
+    if need > free:
+        raise UserError(
+            f"data.source: {what} would take {need:,} bytes in memory, and {free:,} are available; "
+            "make the images smaller (data.resize, for a folder) or save them as one .npy file, which is read from disk"
+        )

@@ -1,0 +1,243 @@
+"""WebDataset shards: tar files whose members KEY.jpg, KEY.cls, KEY.json lie together and make one sample.
+
+They are indexed once, 20 bytes a sample (2 GB for 10^8), and then read at random: one read gives a sample wherever it
+lies, so the order is a plain permutation of all samples and a run resumes at any of them.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pmae.data.readers.decode import SUFFIXES
+from pmae.errors import UserError
+
+# The members of a tar file and where they lie, without unpacking: ustar, GNU and pax headers.
+#
+# The standard library reads them as well, three times slower and keeping them all: the index of a large set is felt.
+
+BLOCK = 512
+REGULAR = (b"0", b"\0", b"7")
+PAX, LONG_NAME = b"x", b"L"
+# A name or a pax header of more than this is no name.
+LONGEST = 2**20
+
+Read = Callable[[int, int], bytes]
+"""Offset and size to bytes, fewer at the end."""
+
+
+class Member(NamedTuple):
+    """One file in a tar file: where its headers begin, and where its content."""
+
+    name: str
+    start: int
+    offset: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        """The end of its content."""
+        return self.offset + self.size
+
+
+def members(read: Read, what: str) -> Iterator[Member]:
+    """The regular files in order; names are text alone, nothing is ever written under them."""
+    start = at = 0
+    name = size = None
+    while (header := read(at, BLOCK)) != bytes(BLOCK):
+        _require_header(header, at, what)
+        kind, own, body = header[156:157], _number(header[124:136], what), at + BLOCK
+        if kind in (PAX, LONG_NAME):
+            fields = _extension(kind, read(body, min(own, LONGEST)), what)
+            name, size = fields.get("path", name), fields.get("size", size)
+        else:
+            own = int(size) if size is not None else own
+            if kind in REGULAR:
+                yield Member(_text(header) if name is None else name, start, body, own)
+            name = size = None
+        at = body + -(-own // BLOCK) * BLOCK
+        # A header before the header belongs to the member that follows.
+        start = start if kind in (PAX, LONG_NAME) else at
+
+
+def _require_header(header: bytes, at: int, what: str) -> None:
+    if len(header) < BLOCK:
+        raise UserError(f"data.source: {what} is cut short: it ends at byte {at + len(header):,} without an end mark")
+    # The sum counts its own field as eight spaces.
+    if sum(header) - sum(header[148:156]) + 256 != _number(header[148:156], what):
+        raise UserError(f"data.source: {what} is not a plain tar file, or damaged: no header at byte {at:,}")
+
+
+def _number(field: bytes, what: str) -> int:
+    """Octal digits, or, with the first bit set, a binary number for sizes beyond 8 GiB."""
+    try:
+        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else int(field.strip(b" \0") or b"0", 8)
+    except ValueError as error:
+        raise UserError(f"data.source: {what} is not a plain tar file, or damaged: {field!r} is no number") from error
+
+
+def _extension(kind: bytes, body: bytes, what: str) -> dict[str, str]:
+    """The path and size that a header before the header gives: pax records `LENGTH KEY=VALUE`, or GNU's long name."""
+    if kind == LONG_NAME:
+        return {"path": _decoded(body)}
+    fields, at = {}, 0
+    while at < len(body):
+        length = body[at : at + 20].partition(b" ")[0]
+        if not length.isdigit() or not int(length):
+            raise UserError(f"data.source: {what} is damaged: a pax header without a length")
+        key, _, value = body[at : at + int(length) - 1].partition(b" ")[2].partition(b"=")
+        fields[key.decode("latin1")], at = _decoded(value), at + int(length)
+    if not fields.get("size", "0").isdigit():
+        raise UserError(f"data.source: {what} is damaged: a member's size is {fields['size']!r}")
+    return fields
+
+
+def _text(header: bytes) -> str:
+    name, prefix = _decoded(header[:100]), _decoded(header[345:500])
+    return f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name
+
+
+def _decoded(name: bytes) -> str:
+    return name.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+IMAGES = (*(suffix[1:] for suffix in SUFFIXES), "npy")
+# What may come before the content: the header, and a pax or a long-name header with its body.
+HEADERS = 8192
+DIGITS = 18
+
+
+class Index(NamedTuple):
+    """The samples of one shard: where the image's headers begin and how far its content goes, and class numbers."""
+
+    start: np.ndarray
+    length: np.ndarray
+    labels: np.ndarray | None
+    without_image: list[str]
+
+
+class TarSamples:
+    """The samples of many shards by position."""
+
+    classes: tuple[str, ...] | None = None
+    """The numbers of .cls files have no names."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(index_shard, paths))
+        self._paths = paths
+        self._shard = np.repeat(np.arange(len(paths), dtype=np.int32), [len(one.start) for one in found])
+        self._start, self._length = (
+            np.concatenate([getattr(one, key) for one in found]) for key in ("start", "length")
+        )
+        self.labels = _joined_labels(paths, found)
+        self.without_image: Sequence[str] = [name for one in found for name in one.without_image]
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+    def read(self, position: int) -> tuple[str, bytes]:
+        """The image's name and the bytes of its file."""
+        piece = self._piece(position, int(self._length[position]))
+        member = next(members(lambda at, size: piece[at : at + size], self._path(position)))
+        return member.name, piece[member.offset : member.stop]
+
+    def name(self, position: int) -> str:
+        """The image's name alone."""
+        piece = self._piece(position, min(HEADERS, int(self._length[position])))
+        return next(members(lambda at, size: piece[at : at + size], self._path(position))).name
+
+    def blocks(self) -> None:
+        """Every sample can be read alone."""
+
+    def _piece(self, position: int, size: int) -> bytes:
+        # Opened anew each time: ten microseconds, against a limit on open files that many shards would reach.
+        with open(self._path(position), "rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, int(self._start[position]))
+
+    def _path(self, position: int) -> str:
+        return str(self._paths[self._shard[position]])
+
+
+def index_shard(path: Path) -> Index:
+    """Walk the headers of one tar file."""
+    starts, lengths, labels, without = [], [], [], []
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            for key, sample in _samples(lambda at, count: os.pread(file.fileno(), count, at), path, size):
+                image = next((sample[kind] for kind in sample if kind in IMAGES), None)
+                if image is None:
+                    without.append(f"{key!r} of {path.name} (no image among .{', .'.join(sample)})")
+                    continue
+                starts.append(image.start)
+                lengths.append(image.stop - image.start)
+                labels.append(_label(sample, lambda m: os.pread(file.fileno(), m.size, m.offset), f"{key!r} of {path}"))
+    except OSError as error:
+        raise UserError(f"data.source: {path} cannot be read: {error.strerror}") from error
+    if not starts and not without:
+        raise UserError(f"data.source: the shard {path} holds no samples")
+    return Index(np.array(starts, np.int64), np.array(lengths, np.int64), _all_or_none(labels, path), without)
+
+
+def _samples(read: Read, path: Path, size: int) -> Iterator[tuple[str, dict[str, Member]]]:
+    """Keys and their members by extension: what follows the first dot of a file's name, as WebDataset has it."""
+    there = (_whole(member, path, size) for member in members(read, str(path)))
+    named = ((*_key(member.name), member) for member in there)
+    for key, group in groupby((entry for entry in named if entry[1]), key=lambda entry: entry[0]):
+        yield key, {extension: member for _, extension, member in group}
+
+
+def _key(name: str) -> tuple[str, str]:
+    """`a/b.seg.png` is key `a/b`, extension `seg.png`; hidden files have none."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, extension = file.partition(".")
+    return folder + slash + stem, extension.lower() if stem else ""
+
+
+def _whole(member: Member, path: Path, size: int) -> Member:
+    if member.stop > size:
+        short = member.stop - size
+        raise UserError(
+            f"data.source: {path} is cut short: {member.name!r} lacks {short:,} of its {member.size:,} bytes"
+        )
+    return member
+
+
+def _label(sample: dict[str, Member], read: Callable[[Member], bytes], what: str) -> int | None:
+    """The whole number in .cls, or under "label" in .json."""
+    if "cls" in sample:
+        text = read(sample["cls"]).strip()
+        if not text.removeprefix(b"-").isdigit() or len(text) > DIGITS:
+            raise UserError(f"data.source: the .cls of {what} must be a whole number, got {text[:20]!r}")
+        return int(text)
+    if "json" not in sample:
+        return None
+    try:
+        fields = json.loads(read(sample["json"]))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"data.source: the .json of {what} is not JSON: {error}") from error
+    label = fields.get("label") if isinstance(fields, dict) else None
+    return label if type(label) is int and abs(label) < 10**DIGITS else None
+
+
+def _all_or_none(labels: list[int | None], path: Path) -> np.ndarray | None:
+    missing = labels.count(None)
+    if missing == len(labels):
+        return None
+    if missing:
+        raise UserError(f"data.source: {path} must have a class for all of its samples or for none, {missing} lack one")
+    return np.array(labels, np.int64)
+
+
+def _joined_labels(paths: Sequence[Path], found: Sequence[Index]) -> np.ndarray | None:
+    labelled = [one.labels for one in found if one.labels is not None]
+    bare = next((path for path, one in zip(paths, found, strict=True) if one.labels is None and len(one.start)), None)
+    if labelled and bare:
+        raise UserError(f"data.source: all shards of a split must have labels or none, and {bare} has none")
+    return np.concatenate(labelled) if labelled else None

@@ -1,1 +1,0 @@
-"""Recipes: whole configurations by name."""

@@ -1,0 +1,1 @@
+"""Everything that is only there for speed: attention, blocks, optimizer, masks and captured steps on a recent GPU."""

@@ -1,0 +1,234 @@
+"""A stack of transformer blocks as one function with its own backward, for weights in bfloat16 on a recent GPU.
+
+Between the products, which are the library's, everything is done in one pass over memory: residual and norm forward,
+norm, residual and bias gradients backward, GELU and its bias. The gradients of all blocks' weights are taken together
+at the end, one batch of products for each kind of layer: one by one, narrow layers leave most of a GPU idle. The
+numbers are those of the blocks under autocast, where the stream of residuals keeps its own precision; so are the images
+that stochastic depth leaves out. Everywhere else the blocks run as timm wrote them.
+
+Where only the last tokens of each sequence are read, the others end with the last block's attention, which needs their
+keys and values.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers.drop import DropPath
+from timm.layers.mlp import Mlp
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pmae.fast.attention import ShortAttention, available
+
+try:
+    from pmae.fast import block_kernels as kernels
+    from pmae.fast.attention_kernels import backward_into, forward_into
+    from pmae.fast.gelu_kernels import linear_gelu, linear_gelu_backward, partial_sums
+except ImportError:  # no Triton: a machine without a GPU, or not Linux
+    kernels = None  # type: ignore[assignment]
+
+PARTS = 12
+"""Tensors of a block: weight and bias of norm1, qkv, proj, norm2, fc1, fc2."""
+PRODUCTS = (2, 4, 8, 10)
+"""Which of them are the weights of qkv, proj, fc1 and fc2."""
+KEPT = 8
+"""What a block keeps of its own: stream, mean and deviation before attention, qkv, the same before the MLP, hidden."""
+
+
+def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | None = None) -> Tensor:
+    """The blocks one after another, and the last norm: of all tokens, or of each sequence's `last` alone."""
+    if _fusable(blocks, norm, x):
+        return _run_fused(blocks, norm, x, last)
+    return norm(blocks(x) if last is None else _run_last(blocks, x, last))
+
+
+def _run_last(blocks: Any, x: Tensor, last: int) -> Tensor:
+    *others, block = blocks
+    # A class of another name may do something else, or something more: torch's sharding makes one of its own.
+    if type(block) is not Block:
+        return blocks(x)[:, -last:]
+    for other in others:
+        x = other(x)
+    x = x[:, -last:] + block.drop_path1(block.ls1(block.attn(block.norm1(x))[:, -last:]))
+    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+def _run_fused(blocks: Any, norm: Any, x: Tensor, last: int | None = None) -> Tensor:
+    layers = [m for b in blocks for m in (b.norm1, b.attn.qkv, b.attn.proj, b.norm2, b.mlp.fc1, b.mlp.fc2)] + [norm]
+    tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+    factors = _draw_factors([place for b in blocks for place in (b.drop_path1, b.drop_path2)], x)
+    return Stack.apply(x, blocks[0].attn.num_heads, blocks[0].attn.scale, norm.eps, factors, last, *tensors)
+
+
+def _draw_factors(places: list[nn.Module], x: Tensor) -> Tensor | None:
+    """Stochastic depth's factor of every branch and image (2 depth, B), drawn as timm draws it; None if none drops."""
+    active = [(i, p) for i, p in enumerate(places) if isinstance(p, DropPath) and p.training and p.drop_prob > 0]
+    if not active:
+        return None
+    factors = torch.ones(len(places), x.shape[0], device=x.device)
+    for index, place in active:
+        keep = 1 - place.drop_prob
+        # One call a branch and in float32: a GPU draws the same numbers as for timm's (B, 1, 1) in half precision.
+        factors[index].bernoulli_(keep)
+        if keep > 0 and place.scale_by_keep:
+            factors[index].div_(keep)
+    return factors
+
+
+class Stack(torch.autograd.Function):
+    """Tokens (B, N, W) through all blocks and the last norm; out come all, or each sequence's `last`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        heads: int,
+        scale: float,
+        eps: float,
+        factors: Tensor | None,
+        last: int | None,
+        *tensors: Tensor,
+    ) -> Tensor:
+        """Each block keeps what its backward reads; what its products read lies in one tensor for all blocks."""
+        shape, stream, branch, kept = x.shape, x.flatten(0, 1), None, []
+        depth, hidden_width, (rows, width) = len(tensors) // PARTS, tensors[8].shape[0], stream.shape
+        few = rows if last is None else shape[0] * last
+        read: dict[str, Any] = {"device": x.device, "dtype": tensors[2].dtype}
+        inputs = [torch.empty(depth, rows, size, **read) for size in (width, width, width, hidden_width)]
+        normed, (attended, normed_2, active) = inputs[0], (_by_block(each, few) for each in inputs[1:])
+        (of_attention, of_mlp), of_branch = _by_kind(factors, depth), None
+        for block in range(depth):
+            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = _of(tensors, block)
+            before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[block], of_branch)
+            qkv = torch.addmm(b_qkv, normed[block], w_qkv.t())
+            _attend(attended[block], qkv.unflatten(0, shape[:2]), heads, scale)
+            branch = torch.addmm(b_proj, attended[block], w_proj.t())
+            # One token of each sequence would be a view with gaps, and the kernels read rows without any.
+            stream = _last_tokens(before.view(shape), len(branch)).flatten(0, 1).contiguous()
+            stream, *stats_2 = kernels.add_norm(stream, branch, w2, b2, eps, normed_2[block], of_attention[block])
+            hidden = linear_gelu(normed_2[block], w_in, b_in, active[block])
+            branch, of_branch = torch.addmm(b_out, active[block], w_out.t()), of_mlp[block]
+            kept += [before, *stats, qkv, stream, *stats_2, hidden]
+        out = torch.empty(few, width, **read)
+        end, *stats = kernels.add_norm(stream, branch, tensors[-2], tensors[-1], eps, out, of_branch)
+        ctx.save_for_backward(*tensors, *kept, end, *stats, *inputs, factors)
+        ctx.heads, ctx.scale, ctx.shape, ctx.count = heads, scale, shape, len(tensors)
+        return out.view(shape[0], -1, width)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        """The blocks in reverse; sums over rows are collected as partial sums and added up once at the end."""
+        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count : -8]
+        end, mean, rstd, *inputs, factors = ctx.saved_tensors[-8:]
+        (depth, rows, hidden_width), (few, width) = inputs[3].shape, end.shape
+        of_attention, of_mlp = _by_kind(factors, depth)
+        wide: dict[str, Any] = {"device": end.device, "dtype": torch.float32}
+        norms = torch.empty(2 * depth + 1, kernels.programs(rows, width), 3, width, **wide)
+        of_qkv = torch.empty(depth, ctx.shape[0], 3 * width, **wide)
+        hidden_sums = torch.empty(depth, partial_sums(rows, width, tensors[8]), hidden_width, **wide)
+        of_hidden = _by_block(hidden_sums, partial_sums(few, width, tensors[8]))
+        hidden_sums[-1, len(of_hidden[-1]) :] = 0  # fewer rows may leave fewer partial sums
+        # Gradients of what each product put out: qkv, proj, fc1, fc2.
+        outputs = [inputs[0].new_empty(depth, rows, size) for size in (3 * width, width, hidden_width, width)]
+        to_qkv, (to_proj, to_hidden, to_branch) = outputs[0], (_by_block(each, few) for each in outputs[1:])
+        grad_out, g = grad_out.reshape(few, width).contiguous(), None
+        x, weight, partial = end, tensors[-2], norms[-1]
+        for block in reversed(range(depth)):
+            w1, _, w_qkv, _, w_proj, _, w2, _, w_in, _, w_out, _ = _of(tensors, block)
+            x1, m1, r1, qkv, x2, m2, r2, hidden = kept[KEPT * block : KEPT * (block + 1)]
+            g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial, to_branch[block], of_mlp[block])
+            linear_gelu_backward(to_branch[block], w_out, hidden, of_hidden[block], to_hidden[block])
+            grad_out = to_hidden[block] @ w_in
+            partial, to = norms[2 * block + 1], to_proj[block]
+            g = kernels.norm_backward(grad_out, x2, m2, r2, w2, g, partial, to, of_attention[block])
+            grad_out, g = _among_all(to @ w_proj, ctx.shape), _among_all(g, ctx.shape)
+            qkv = qkv.unflatten(0, ctx.shape[:2])
+            backward_into(to_qkv[block], of_qkv[block], qkv, grad_out, ctx.heads, ctx.scale)
+            grad_out = to_qkv[block] @ w_qkv
+            x, mean, rstd, weight, partial = x1, m1, r1, w1, norms[2 * block]
+        g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial)
+        grads: list[Any] = [None] * ctx.count
+        for first, to, seen, count in zip(PRODUCTS, outputs, inputs, (rows, few, few, few), strict=True):
+            grads[first:-2:PARTS] = _of_weights(to, seen, count)
+        added = [kernels.add_up(partial) for partial in (norms, of_qkv, hidden_sums)]
+        _fill_sums(grads, added[0], added[1], added[2], tensors[3].dtype)
+        return g.view(ctx.shape), None, None, None, None, None, *grads
+
+
+def _by_block(each: Tensor, few: int) -> list[Tensor]:
+    """Every block's rows of a tensor that all blocks share; the last block has but a few."""
+    return [*each[:-1].unbind(0), each[-1, :few]]
+
+
+def _last_tokens(x: Tensor, rows: int) -> Tensor:
+    """As many of each sequence's last tokens (B, N, W) as give so many rows."""
+    return x[:, x.shape[1] - rows // x.shape[0] :]
+
+
+def _among_all(rows: Tensor, shape: torch.Size) -> Tensor:
+    """Rows of each sequence's last tokens with rows of 0 for the tokens before them; all rows stay as they are."""
+    missing = shape[1] - len(rows) // shape[0]
+    return functional.pad(rows.view(shape[0], -1, shape[2]), (0, 0, missing, 0)).flatten(0, 1) if missing else rows
+
+
+def _attend(out: Tensor, qkv: Tensor, heads: int, scale: float) -> None:
+    """Attention (B, N, W) of every token; `out` takes the rows of each sequence's last ones."""
+    if len(out) == qkv.shape[0] * qkv.shape[1]:
+        forward_into(out, qkv, heads, scale)
+        return
+    whole = out.new_empty(*qkv.shape[:2], out.shape[1])
+    forward_into(whole, qkv, heads, scale)
+    out.view(len(whole), -1, out.shape[1]).copy_(_last_tokens(whole, len(out)))
+
+
+def _of_weights(to: Tensor, seen: Tensor, few: int) -> tuple[Tensor, ...]:
+    """Gradients of all blocks' weights of one kind: a batch of products, without a last block that has fewer rows."""
+    if few == to.shape[1]:
+        return (to.transpose(1, 2) @ seen).unbind(0)
+    return *(to[:-1].transpose(1, 2) @ seen[:-1]).unbind(0), to[-1, :few].t() @ seen[-1, :few]
+
+
+def _of(tensors: tuple[Tensor, ...], block: int) -> tuple[Tensor, ...]:
+    return tensors[PARTS * block : PARTS * (block + 1)]
+
+
+def _by_kind(factors: Tensor | None, depth: int) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+    """Each block's factors (B,) of its attention, and those of its MLP."""
+    each = [None] * (2 * depth) if factors is None else factors.unbind(0)
+    return each[0::2], each[1::2]
+
+
+def _fill_sums(grads: list[Any], norms: Tensor, of_qkv: Tensor, of_hidden: Tensor, dtype: torch.dtype) -> None:
+    """Gradients of norms and biases. A product's bias sums the branch's gradient, which the norm behind it saw."""
+    biases, of_qkv, of_hidden = norms[:, 2].to(dtype), of_qkv.to(dtype), of_hidden.to(dtype)
+    for block in range(len(of_qkv)):
+        first = PARTS * block
+        grads[first], grads[first + 1] = norms[2 * block, 0], norms[2 * block, 1]
+        grads[first + 6], grads[first + 7] = norms[2 * block + 1, 0], norms[2 * block + 1, 1]
+        grads[first + 3], grads[first + 9] = of_qkv[block], of_hidden[block]
+        grads[first + 5], grads[first + 11] = biases[2 * block + 1], biases[2 * block + 2]
+    grads[-2], grads[-1] = norms[-1, 0], norms[-1, 1]
+
+
+def _fusable(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> bool:
+    """Whether these are plain pre-norm blocks of one shape, their weights in bfloat16, on a GPU with the kernels."""
+    if kernels is None or not len(blocks) or not all(map(_is_plain, blocks)):
+        return False
+    attention: Any = blocks[0].attn
+    same_eps = len({layer.eps for layer in blocks.modules() if isinstance(layer, nn.LayerNorm)} | {norm.eps}) == 1
+    return same_eps and available(x.device, x.shape[1], attention.head_dim)
+
+
+def _is_plain(block: Any) -> bool:
+    if type(block) is not Block or type(block.attn) is not ShortAttention or type(block.mlp) is not Mlp:
+        return False
+    extras = [block.ls1, block.ls2, block.mlp.norm]
+    extras += [place for place in (block.drop_path1, block.drop_path2) if type(place) is not DropPath]
+    dropped = (block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p)
+    gelu = type(block.mlp.act) is nn.GELU and block.mlp.act.approximate == "none"
+    halves = all(p.dtype == torch.bfloat16 for m in (block.attn.qkv, block.mlp.fc1) for p in m.parameters())
+    plain = all(isinstance(extra, nn.Identity) for extra in extras) and not any(dropped) and not block.attn._altered()
+    return plain and gelu and halves and block.attn.qkv.bias is not None

@@ -1,0 +1,71 @@
+"""Floating-point operations of a training step in closed form: what the work is, however it is carried out."""
+
+import math
+
+from pmae.config import Config
+from pmae.contrastive import HIDDEN, POINTS
+from pmae.errors import UserError
+from pmae.masking import nominal_ratio, visible_patches
+from pmae.models.decoder import SIZES
+from pmae.models.encoder import VIT_TINY, patch_sides
+
+
+def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = False) -> int:
+    """Operations of one image's step, forward and backward: those of matrix products, 2mnk for (m, k) times (k, n).
+
+    With N patches of P numbers, an encoder W wide and L deep over T tokens ([CLS] and the visible patches), a decoder
+    w wide and l deep over N + 1, and D pixels:
+
+        patches to tokens  2 x 2NPW                    (the image needs no gradient, so two products instead of three)
+        encoder            3 x L (24 T W^2 + 4 T^2 W)  (24: qkv 6, projection 2, MLP 16; then scores and their sum)
+        to the decoder     3 x 2TWw
+        decoder            3 x l (24 (N+1) w^2 + 4 (N+1)^2 w)
+        tokens to pixels   3 x 2NwP
+        predicted in vain  3 x (16 T w^2 + 2(T-1)wP)   (the last MLP and the pixels of [CLS] and the visible patches)
+        components         4 x 2D^2                    (project, reconstruct; project the prediction, and its gradient)
+
+    What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
+    blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
+    PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrast there are two views of
+    everything, and two layers on top; the batch's similarities are left out, as they grow with it. Crops, norms,
+    activations, masks and the optimizer are not counted: they are costs, not work.
+    """
+    channels, height, width = shape
+    patch = config.encoder.patch_size
+    if patch is None or config.encoder.name != "vit_tiny" or config.space.name not in ("pca", "pixels"):
+        raise UserError("operations are counted for a resolved configuration with vit_tiny and space pca or pixels")
+    rows, columns = patch_sides(patch, height)
+    patches, numbers = (height // rows) * (width // columns), rows * columns * channels
+    is_mae = config.space.name == "pixels"
+    tokens = 1 + (visible_patches(patches, nominal_ratio(config.masking)) if is_mae else patches)
+    wide, deep = (getattr(config.encoder, key) or VIT_TINY[key] for key in ("width", "depth"))
+    decoder_wide, decoder_deep = (
+        getattr(config.decoder, key) or SIZES[config.decoder.name or "released"][key] for key in ("width", "depth")
+    )
+    linear = 2 * 2 * patches * numbers * wide + 3 * 2 * tokens * wide * decoder_wide
+    linear += 3 * 2 * patches * decoder_wide * numbers
+    blocks = deep * _block(tokens, wide) + decoder_deep * _block(patches + 1, decoder_wide)
+    if is_mae and not whole:
+        linear -= 3 * 2 * (tokens - 1) * decoder_wide * numbers
+        blocks -= 16 * tokens * decoder_wide**2
+    one = linear + 3 * blocks + projection_flops(config, shape)
+    return 2 * (one + _contrast(wide)) if config.objective.contrast else one
+
+
+def _block(tokens: int, width: int) -> int:
+    """One transformer block, forward."""
+    return 24 * tokens * width**2 + 4 * tokens**2 * width
+
+
+def _contrast(width: int) -> int:
+    """The two layers of the projector."""
+    return 3 * 2 * (width * HIDDEN + HIDDEN * POINTS)
+
+
+def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
+    """The maps between pixels and components; with a kept rest, the visible image takes one more."""
+    if config.space.name == "pixels":
+        return 0
+    pixels, kept = math.prod(shape), config.space.components
+    products = (2 if config.objective.target == "pixels" else 4) + (kept is not None)
+    return products * 2 * pixels * (kept or pixels)

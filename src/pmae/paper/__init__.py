@@ -1,0 +1,1 @@
+"""Whole configurations by name, and every table and figure of the paper as a command."""

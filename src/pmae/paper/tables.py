@@ -1,0 +1,218 @@
+"""The paper's tables and figures as data: the cells of each, and the configuration behind a cell.
+
+Numbers of tables and figures are counted from the LaTeX source, whose labels stand beside them.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pmae.config import Config, replace
+from pmae.config_file import with_settings
+from pmae.errors import UserError, require, unknown_name
+from pmae.paper.recipes import recipe
+from pmae.sweep.jobs import Job
+
+DATASETS = ("cifar10", "tinyimagenet", "dermamnist", "bloodmnist", "pathmnist")
+MEDICAL = ("dermamnist", "pathmnist", "bloodmnist")
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+PAIRS = {
+    "paper": ("paper", "mae"),
+    "released": ("released", "mae_released"),
+    "masking": ("masking", "mae_masking"),
+    "ours": ("ours", "mae_ours"),
+}
+"""For each way to train, the recipes of PMAE and of MAE."""
+
+PICTURES = ("masks", "spectrum", "examples", "reconstructions")
+"""Kinds of items that are made of images."""
+
+Ratio = float | Literal["oracle", "random", "every"]
+"""A share, the best of several on validation images, a new one for each batch, or each of several in turn."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as the paper's tables name it: what is hidden, how much of it, and what is compared."""
+
+    method: Literal["mae", "pmae", "kmae"]
+    ratio: Ratio
+    target: Literal["components", "pixels"] = "components"
+
+    @property
+    def key(self) -> str:
+        """Its name among the published numbers; a ratio of one's own stands beside the oracle's."""
+        standard = self.method == "mae" and self.ratio == 0.75
+        kind = "std" if standard else "random" if self.ratio == "random" else "oracle"
+        return f"{self.method}_{kind}" + (f"_{self.target}" if self.method == "pmae" else "")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row on one data set."""
+
+    row: Row
+    data: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the caller chose for all cells."""
+
+    recipe: str = "paper"
+    datasets: tuple[str, ...] = ()
+    """The data sets; the item's own if empty."""
+    epochs: int | None = None
+    """Length of pretraining; the item's or the recipe's own if not given."""
+    seeds: tuple[int, ...] = (0,)
+    """A whole repetition each: pretraining and heads."""
+    ratios: tuple[float, ...] = RATIOS
+    """Where the oracle searches, and what `every` runs through."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Further settings by dotted name, as text."""
+    root: str = "data"
+    device: str = "auto"
+    methods: tuple[str, ...] = ()
+    """Rows to keep, by their names among the published numbers; all if empty."""
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            if name not in ROWS:
+                raise unknown_name("methods", name, ROWS)
+        if self.recipe not in PAIRS:
+            raise unknown_name("recipe", self.recipe, PAIRS)
+        for name in self.datasets:
+            if name not in DATASETS:
+                raise unknown_name("datasets", name, DATASETS)
+        require(len(set(self.datasets)) == len(self.datasets), "datasets", "all different", self.datasets)
+        require(self.epochs is None or self.epochs > 0, "epochs", "at least 1", self.epochs)
+        require(len(set(self.seeds)) == len(self.seeds) > 0, "seeds", "at least one number, no two alike", self.seeds)
+        require(bool(self.ratios) and all(0 < r < 1 for r in self.ratios), "ratios", "shares in (0, 1)", self.ratios)
+        require(len(set(self.ratios)) == len(self.ratios), "ratios", "all different", self.ratios)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One table or figure, or several that the same cells fill."""
+
+    name: str
+    title: str
+    labels: str
+    """Number and label in the paper."""
+    kind: str
+    """How it is shown: a name in `reproduce.PAGES`."""
+    rows: tuple[Row, ...] = ()
+    datasets: tuple[str, ...] = DATASETS
+    protocols: tuple[str, ...] = ()
+    with_plain: bool = False
+    """Whether probes are also trained without augmentation."""
+    every_epoch: bool = False
+    """Whether every checkpoint is evaluated, not the last alone."""
+    epochs: int | None = None
+    """Length of pretraining, where it is not the recipe's."""
+    loosely: bool = False
+    """Whether runs of any length and seed will do: what is shown does not depend on training."""
+
+    @property
+    def pictures(self) -> bool:
+        """Whether it shows images that a run left, not numbers."""
+        return self.kind in PICTURES
+
+    def cells(self, plan: Plan) -> list[Cell]:
+        """Its cells on the chosen data sets, one data set after the other."""
+        rows = [row for row in self.rows if not plan.methods or row.key in plan.methods]
+        if self.rows and not rows:
+            known = ", ".join(dict.fromkeys(row.key for row in self.rows))
+            raise UserError(f"methods of {self.name!r} must be among {known}, got {', '.join(plan.methods)}")
+        return [Cell(row, data) for data in plan.datasets or self.datasets for row in rows]
+
+
+def ratios_of(row: Row, plan: Plan) -> tuple[float | None, ...]:
+    """The shares a row needs runs of; None is a random one."""
+    if isinstance(row.ratio, str):
+        return (None,) if row.ratio == "random" else plan.ratios
+    return (row.ratio,)
+
+
+def job_of(item: Item, cell: Cell, ratio: float | None, seed: int, plan: Plan) -> Job:
+    """The pretraining run behind a cell at one ratio (None: random) and seed."""
+    row, epochs = cell.row, plan.epochs or item.epochs
+    changes: dict[str, Any] = {"data__source": cell.data, "data__root": plan.root, "train__device": plan.device}
+    changes |= {"masking__masked_patches" if row.method == "mae" else "masking__masked_variance": ratio}
+    changes |= {"masking__ratio": "uniform" if ratio is None else "fixed", "train__seed": seed}
+    changes |= {"train__epochs": epochs} if epochs else {}
+    changes |= {"objective__target": "pixels"} if row.target == "pixels" else {}
+    config: Config = replace(recipe(PAIRS[plan.recipe][row.method == "mae"]), **changes)
+    if row.method == "kmae":
+        config = dataclasses.replace(config, space=recipe("kmae").space)
+    share = "random" if ratio is None else f"{ratio:g}"
+    target = "-pixels" if row.target == "pixels" else ""
+    return Job(f"{cell.data}-{row.method}{target}-{share}-seed{seed}", with_settings(config, dict(plan.settings)))
+
+
+def jobs_of(item: Item, plan: Plan) -> list[Job]:
+    """Every pretraining run that an item needs before an oracle's ratio is known: its search takes one seed."""
+    jobs = [
+        job_of(item, cell, ratio, seed, plan)
+        for cell in item.cells(plan)
+        for ratio in ratios_of(cell.row, plan)
+        for seed in (plan.seeds[:1] if cell.row.ratio == "oracle" else plan.seeds)
+    ]
+    return list({job.config: job for job in jobs}.values())
+
+
+def items(names: Sequence[str]) -> list[Item]:
+    """The items of these names."""
+    for name in names:
+        if name not in ITEMS:
+            raise unknown_name("table or figure", name, ITEMS)
+    if not names:
+        raise UserError(f"name at least one table or figure; choices: {', '.join(ITEMS)}")
+    return [ITEMS[name] for name in names]
+
+
+MAIN = (
+    Row("mae", 0.75),
+    Row("mae", "oracle"),
+    Row("pmae", "oracle"),
+    Row("mae", "random"),
+    Row("pmae", "random"),
+)
+PIXELS = (Row("pmae", "oracle", "pixels"), Row("pmae", "random", "pixels"))
+EVERY = (Row("mae", "every"), Row("pmae", "every"))
+
+_LISTED = (
+    Item("main", "Linear, MLP and fine-tuned accuracy", "Table 1 (tab:results)", "table", MAIN,
+         protocols=("linear", "mlp", "finetune")),
+    Item("settings", "Settings of model, training and evaluation", "Tables 2, 3, 4 and Figure 10 (app_tab:training, "
+         "app_tab:evaluation_lin, app_tab:evaluation_fine, app_tab:model)", "settings", datasets=("cifar10",)),
+    Item("knn", "k-NN accuracy", "Table 5 (app_tab:results)", "table", (*MAIN, *PIXELS), protocols=("knn",)),
+    Item("kernel", "Masking in kernel PCA space", "Table 6 (tab:results_kernel)", "table",
+         (*MAIN[:3], Row("kmae", "oracle")), ("cifar10",), ("linear", "mlp")),
+    Item("pixel-objective", "The objective in pixel space", "Table 7 (tab:results_A)", "table",
+         (*MAIN[:2], PIXELS[0], MAIN[3], PIXELS[1]), protocols=("linear", "mlp")),
+    Item("overview", "Drawings of the method", "Figures 2 and 18 (fig:overview, fig:overview_A)", "scheme"),
+    Item("masks", "Mask designs", "Figures 1, 3, 4 and 9 (fig:pitch, fig:pixel_mask, fig:masking3, fig:masking)",
+         "masks", (Row("mae", 0.75), Row("mae", "random"), Row("pmae", 0.2), Row("pmae", "random")), ("cifar10",),
+         epochs=1, loosely=True),
+    Item("ratio", "Accuracy against the masking ratio", "Figure 5 left and Figure 19 (fig:mae_hyperparameters, "
+         "fig:pmae_masking_ratio_combined)", "ratio", (*EVERY, Row("pmae", "every", "pixels"), *MAIN[3:]),
+         protocols=("linear", "knn"), with_plain=True),
+    Item("epochs", "Accuracy against the epochs of pretraining", "Figure 5 right and Figures 13 to 17 "
+         "(fig:mae_hyperparameters, app_fig:performance_curve)", "epochs", MAIN[:3], protocols=("linear",),
+         every_epoch=True),
+    Item("spread", "Mean and standard error over masking ratios", "Figure 6 (fig:stability)", "spread", EVERY,
+         protocols=("linear",)),
+    Item("spectrum", "What parts of the spectrum show", "Figure 7 (fig:masking_pc)", "spectrum", (Row("pmae", 0.2),),
+         ("cifar10",), epochs=1, loosely=True),
+    Item("examples", "Images of the medical data sets", "Figure 8 (fig:medmnist)", "examples", (Row("pmae", 0.2),),
+         MEDICAL, epochs=1, loosely=True),
+    Item("time", "Training time for 800 epochs", "Figure 11 (app_fig:ressources)", "time",
+         (Row("mae", "every"), Row("pmae", 0.2)), ("cifar10", "tinyimagenet"), epochs=1, loosely=True),
+    Item("reconstructions", "Predictions of the hidden part", "Figure 12 (fig:reconstructions)", "reconstructions",
+         (Row("mae", 0.75), Row("pmae", 0.1)), ("cifar10",), epochs=1000),
+)  # fmt: skip
+ITEMS = {item.name: item for item in _LISTED}
+ROWS = tuple(dict.fromkeys(row.key for item in _LISTED for row in item.rows))
+"""The rows of all items by their names among the published numbers; a ratio of one's own stands with the oracle's."""

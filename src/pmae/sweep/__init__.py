@@ -1,0 +1,1 @@
+"""Many runs: a grid of settings here or on a cluster, and masking spaces at the same budget."""

@@ -1,0 +1,164 @@
+"""Masking spaces as pictures: each is fitted, nothing is trained, and shows its basis, its masks and its spectrum."""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmae import masking
+from pmae.config import Config
+from pmae.data.augment import Standardize
+from pmae.data.batches import Batches, Standardized, fit_standardize
+from pmae.data.images import as_tensor, with_held_out
+from pmae.errors import require
+from pmae.paper.pages import Page
+from pmae.report.pictures import View, view_of
+from pmae.report.spaces import EACH, PARTS, Portrait, basis_figure, fit_table, hidden_figure, spectra_figure
+from pmae.spaces import Space, build_space
+from pmae.sweep.jobs import splits
+from pmae.sweep.spaces import Grid, is_mae, space_label
+from pmae.train.environment import pick_device
+
+SEED = 0
+"""Of the masks and of the draws of bands."""
+SEEN = 64
+"""Held-out images from which the range of colours is taken."""
+
+
+class Scene(NamedTuple):
+    """What all spaces are shown on: the images of the fit, one held-out image (1, C, H, W), and words about them."""
+
+    batches: Batches
+    standardize: Standardize
+    image: Tensor
+    view: View
+    said: str
+
+
+def figures_page(grid: Grid, images: int | None = None, picture: int = 0) -> Page:
+    """Fit every space that does not learn, on all training images or so many of them, and draw them together.
+
+    Masks are shown on one held-out image, `picture` of them. Signals have no pictures: only their spectra are drawn.
+    """
+    configs = {space: grid.config(space) for space in grid.spaces}
+    scene = _scene(grid, images, picture)
+    made = [one for space, config in configs.items() if (one := _portrait(grid, space, config, scene)) is not None]
+    require(bool(made), "spaces", "at least one that is fitted and not learned", grid.spaces)
+    learned = [space for space in grid.spaces if space not in {one.space for one in made}]
+    said = scene.said + "".join(f" Not shown: {space}, which begins as PCA." for space in learned)
+    drawings = [spectra_figure(made, said)]
+    if grid.shape[1] > 1:
+        drawings += [hidden_figure(made, scene.image.cpu().numpy(), scene.view, said)]
+        drawings += [basis_figure(made, scene.view, said)] if not all(one.patches for one in made) else []
+    return Page([fit_table(made, said)], drawings[::-1])
+
+
+def _scene(grid: Grid, images: int | None, picture: int) -> Scene:
+    whole, device = with_held_out(splits(grid.data)), pick_device(grid.device)
+    train, shown = whole.train, whole.test or whole.val or whole.train
+    count = min(len(train) if images is None else images, len(train))
+    require(count >= 2, "images", "at least 2", images)
+    require(0 <= picture < len(shown), "picture", f"the number of a held-out image, 0 to {len(shown) - 1}", picture)
+    # Spread evenly over the set, which may be sorted by class.
+    part = train if count == len(train) else train.take(np.linspace(0, len(train) - 1, count).astype(np.int64))
+    batches = Batches(part.images, device, grid.data.keep_on)
+    standardize = fit_standardize(batches, grid.data.standardize).to(device)
+    part_of = "all" if count == len(train) else f"{count:,} of the"
+    said = f"Fitted on {part_of} {len(train):,} training images of {whole.name}, on {_machine(device)}."
+    view = view_of(np.asarray(shown.images[:SEEN]).astype(np.float64), str(train.images.dtype))
+    image = as_tensor(np.asarray(shown.images[picture : picture + 1])).to(device)
+    return Scene(batches, standardize, image, view, said)
+
+
+@torch.no_grad()
+def _portrait(grid: Grid, space: str, config: Config, scene: Scene) -> Portrait | None:
+    """A space fitted and shown; None if it learns, as without training there is nothing of its own to see."""
+    made = build_space(config.space, grid.shape).to(scene.image.device)
+    if made.learns:
+        return None
+    seconds = _fit(made, scene)
+    print(f"{space}: fitted in {seconds:.1f} s", flush=True)
+    ratios, x = grid.shares(space), scene.standardize(scene.image)
+    patch = config.encoder.patch_size or 1
+    seen = torch.cat(
+        [_without_patches(x, ratio, patch) if is_mae(space) else _visible(made, x, ratio) for ratio in ratios]
+    )
+    return Portrait(
+        space,
+        space_label(space),
+        seconds,
+        share=_numpy(made.unit_share.sort(descending=True).values),
+        basis=_numpy(_basis(made)),
+        ratios=ratios,
+        visible=_numpy(scene.standardize.invert(seen)),
+        hidden=_numpy(x - seen),
+        patches=is_mae(space),
+        preimage_error=made.measured().get("preimage_error_unseen"),
+    )
+
+
+def _fit(space: Space, scene: Scene) -> float:
+    """Fit, and say in how many seconds."""
+    began = time.monotonic()
+    space.fit(Standardized(scene.batches, scene.standardize))
+    space.variance.cpu()  # Waits for the device.
+    return time.monotonic() - began
+
+
+def _visible(space: Space, x: Tensor, ratio: float) -> Tensor:
+    """The image (1, C, H, W) without random components; a larger ratio hides those of a smaller one and more."""
+    noise = torch.rand(1, space.units, generator=torch.Generator().manual_seed(SEED)).to(x.device)
+    hidden, z = space.spread(masking.hide_components(noise, space.unit_share, ratio)), space.project(x)
+    visible = space.reconstruct(z.masked_fill(hidden, 0.0))
+    return visible + x - space.reconstruct(z) if space.keeps_rest else visible
+
+
+def _without_patches(x: Tensor, ratio: float, patch: int) -> Tensor:
+    """The image (1, C, H, W) with 0 in place of random patches."""
+    rows, columns = (1 if x.shape[2] == 1 else x.shape[2] // patch), x.shape[3] // patch
+    noise = torch.rand(1, rows * columns, generator=torch.Generator().manual_seed(SEED))
+    hidden = masking.hide_patches(noise, masking.visible_patches(rows * columns, ratio)).hidden
+    gaps = hidden.view(1, 1, rows, columns).to(x.dtype)
+    return x * (1 - torch.nn.functional.interpolate(gaps, x.shape[2:]).to(x.device))
+
+
+def _basis(space: Space) -> Tensor:
+    """(`EACH` for each of `PARTS`, C, H, W) what units in each part of the spectrum add to an image; NaN for none."""
+    share, generator = space.unit_share, torch.Generator().manual_seed(SEED)
+    order = share.argsort(descending=True, stable=True)
+    before = space.before[order]
+    images = []
+    for low, high in PARTS.values():
+        inside = order[(before >= low) & (before < high)]
+        # The first ones of the top, which hold the most; of the other parts, some spread evenly.
+        places = torch.arange(EACH) if low == 0 else (torch.arange(1, EACH + 1) * len(inside)) // (EACH + 1)
+        chosen = places[places < len(inside)].unique()
+        images += [_unit_image(space, int(inside[place]), generator) for place in chosen]
+        images += [torch.full_like(space.reconstruct(_nothing(space)), torch.nan)] * (EACH - len(chosen))
+    return torch.cat(images)
+
+
+def _unit_image(space: Space, unit: int, generator: torch.Generator) -> Tensor:
+    """(1, C, H, W) what one coefficient adds, or a random draw of those that are hidden as one."""
+    z = _nothing(space)
+    inside = torch.tensor([unit], device=z.device) if space.groups is None else (space.groups == unit).nonzero()[:, 0]
+    # Alone a coefficient is 1, as one that never varies has an image too.
+    drawn = torch.randn(len(inside), generator=generator).to(z) * space.variance[inside].sqrt()
+    z[0, inside] = drawn if len(inside) > 1 else 1.0
+    return space.reconstruct(z) - space.reconstruct(_nothing(space))
+
+
+def _nothing(space: Space) -> Tensor:
+    return torch.zeros_like(space.variance)[None]
+
+
+def _machine(device: torch.device) -> str:
+    threads = torch.get_num_threads()
+    on_cpu = f"a CPU with {threads} thread{'s' * (threads > 1)}"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return np.asarray(tensor.double().cpu().numpy())
