@@ -99,10 +99,8 @@ def test_folders_mapped_files_and_tables_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_it_is_quick_for_many_images() -> None:
-    many = ImageSet(
     names = tuple(f"folder/{i:07d}.png" for i in range(100_000))
     many = ImageSet(np.zeros((100_000, 3, 32, 32), np.uint8), names=names)
-    )
     began = time.perf_counter()
     fingerprint(many)
     assert time.perf_counter() - began < 5
