@@ -23,7 +23,7 @@ from pmae.evaluate.online import watch_with
 from pmae.evaluate.protocols import Protocols, only, preset, without_augmentation
 from pmae.evaluate.splits import complete
 from pmae.models import build_encoder
-from pmae.report.charts import save_figures
+from pmae.report.page import save_figures
 from pmae.runs import Run, write_whole
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
