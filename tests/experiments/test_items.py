@@ -9,9 +9,9 @@ from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.errors import UserError
 from pmae.paper.cost import Heads, cost_of
-from pmae.paper.published import accuracy
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Cell, Plan, Row, job_of, jobs_of
+from pmae.report.published import accuracy
 
 LABELS = """
 tab:results app_tab:training app_tab:evaluation_lin app_tab:evaluation_fine app_tab:results tab:results_kernel
