@@ -33,7 +33,7 @@ ALLOWED = {
     "paper": LEAVES
     | {"derive", "data", "evaluate.protocols", "report", "runs", "results", "train.environment", "api", "sweep"},
     "sweep": LEAVES | {"derive", "masking", "spaces", "data", "evaluate", "report", "runs", "train", "api", "paper"},
-    "report": LEAVES | {"runs", "results", "paper"},
+    "report": LEAVES | {"runs", "results"},
     "export": LEAVES | {"models", "data", "runs", "results", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.

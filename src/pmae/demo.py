@@ -24,7 +24,7 @@ def demo_config(epochs: int | None = None) -> Config:
     return Config(
         encoder=EncoderConfig(patch_size=4, width=96, depth=4, heads=6),
         # Crops of few photographs gain nothing from a second view, and its task would hide what R2 shows.
-        objective=ObjectiveConfig(contrast=0.0),
+        objective=ObjectiveConfig(contrastive_weight=0.0),
         decoder=DecoderConfig("small", width=96, depth=1, heads=6),
         optim=OptimConfig(base_lr=2e-3, warmup_epochs=min(2.0, (epochs or EPOCHS) / 2)),
         train=TrainConfig(epochs=epochs or EPOCHS, batch_size=128, device="cpu"),
@@ -73,7 +73,7 @@ def _print(run: Run, seconds: float) -> None:
     table = Table()
     for column in ("representation", "k-NN", "linear"):
         table.add_column(column, justify="left" if column == "representation" else "right")
-    scores = primary([score for score in scores_of(run.evaluations) if score.split == "test"], pooling="mean")
+    scores = primary([score for score in scores_of(run.evaluations) if score.split == "test"])
     for label in reversed(dict.fromkeys(score.label for score in scores)):
         found = {score.protocol: score for score in scores if score.label == label}
         cells, ours = [_cell(found[protocol]) for protocol in ("knn", "linear")], not found["linear"].is_baseline
