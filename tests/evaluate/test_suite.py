@@ -124,7 +124,7 @@ def test_permuted_labels_score_at_chance(
     for one in evaluate(encoder, permuted, standardize, SMALL).scores:
         accuracy = one.metrics["accuracy"]
         assert accuracy.low - 0.03 <= 1 / 3 <= accuracy.high + 0.03
-        assert one.metrics["macro_auc"]["value"] == pytest.approx(0.5, abs=0.1)
+        assert one.metrics["macro_auc"].value == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_set_without_test_split_and_with_duplicates_says_so(
@@ -197,7 +197,7 @@ def test_a_diverged_seed_is_named_and_has_no_metrics() -> None:
     runs = [SeedPredictions(0, bad, {}), SeedPredictions(1, good, {})]
     made = score_of(Predictions("mlp", "cls", "test", "x", runs), np.array([0, 1, 0]), ("a", "b"), 20)
     assert made.by_seed[0].metrics is None
-    assert made.metrics["accuracy"]["value"] == pytest.approx(2 / 3)
+    assert made.metrics["accuracy"].value == pytest.approx(2 / 3)
     assert "diverged for 1 of 2 seeds" in made.notes[0]
     lost = score_of(Predictions("mlp", "cls", "test", "x", runs[:1]), np.array([0, 1, 0]), ("a", "b"), 20)
     assert lost.metrics["accuracy"].value is None
@@ -208,7 +208,7 @@ def test_a_head_that_died_to_a_constant_is_named() -> None:
     dead = SeedPredictions(0, np.tile([0.7, 0.3], (3, 1)), {})
     made = score_of(Predictions("mlp", "cls", "test", "x", [dead]), np.array([0, 1, 0]), ("a", "b"), 20)
     assert "its training died" in made.notes[0]
-    assert made.metrics["macro_auc"]["value"] == 0.5
+    assert made.metrics["macro_auc"].value == 0.5
 
 
 def test_features_that_are_not_finite_are_refused_before_any_head_is_trained() -> None:
