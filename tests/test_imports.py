@@ -30,7 +30,7 @@ ALLOWED = {
     # The paper and sweeps run whole jobs through the front door and show them, so they stand above both.
     "paper": LEAVES | {"derive", "data", "evaluate.protocols", "report", "runs", "train.environment", "api", "sweep"},
     "sweep": LEAVES | {"derive", "masking", "spaces", "data", "evaluate", "report", "runs", "train", "api", "paper"},
-    "report": LEAVES | {"runs", "paper"},
+    "report": LEAVES | {"runs"},
     "export": LEAVES | {"models", "data", "runs", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.

@@ -176,7 +176,7 @@ def test_workers_get_it_pickled_and_draw_masks_of_their_own(mask: ComponentMask)
 
 @pytest.mark.parametrize(("space", "ratio"), [("pca", "fixed"), ("learned", "uniform")])
 def test_a_run_gives_its_space_and_its_share(tiny: Config, toy: Splits, tmp_path: Path, space: str, ratio: str) -> None:
-    config = replace(tiny, space__name=space, masking__ratio=ratio, train__epochs=1)
+    config = replace(tiny, space__name=space, masking__ratio_schedule=ratio, train__epochs=1)
     run = pretrain(resolve(config, len(toy.train), toy.train.shape)[0], toy, tmp_path / "run", quiet=True)
     mask = pmae.ComponentMask.from_run(run.path)
     assert mask.masked_variance == ((0.2, 0.2) if ratio == "fixed" else (0.1, 0.9))

@@ -65,7 +65,7 @@ class MaskedAutoencoder(nn.Module, ABC):
         self.patches = self.decoder.grid[0] * self.decoder.grid[1]
         # A tensor and no number, so that runs which differ in their ratio alone share a compiled step.
         self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
-        self.views = 2 if config.objective.contrast else 1
+        self.views = 2 if config.objective.contrastive_weight else 1
         self.gather: Callable[[Tensor], Tensor] = alone
         if self.views == 2:
             self.decoder.projector = Projector(encoder.width)  # saved with the decoder, and thrown away with it
@@ -108,7 +108,7 @@ class MaskedAutoencoder(nn.Module, ABC):
         features, objective = self.gather(features), self.config.objective
         with self._arithmetic(features):
             points = self.decoder.projector(features)  # type: ignore[operator]
-        return (objective.contrast or 0.0) * objectives.contrast(points, objective.temperature)
+        return (objective.contrastive_weight or 0.0) * objectives.contrast(points, objective.temperature)
 
     def _arithmetic(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)

@@ -87,7 +87,7 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
         """The space of a pretraining run, with the run's own share of hidden variance if none is given."""
         found = Run(run)
         settings = found.config.masking
-        own = settings.ratio_range if settings.ratio == "uniform" else masking.nominal_ratio(settings)
+        own = settings.ratio_range if settings.ratio_schedule == "uniform" else masking.nominal_ratio(settings)
         share = own if masked_variance is None else masked_variance
         standardize = _from_unit_range(load_standardize(found), found.environment["data"]["dtype"])
         return cls(load_space(found), share, complementary, standardize)

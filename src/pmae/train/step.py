@@ -133,7 +133,7 @@ class Graph(Plain):
         self._halves = Halves(model) if model.precision == torch.bfloat16 else None
         self._rounded = self._halves.of if self._halves else {}
         self._leaves = [self._rounded.get(p, p) for p in self._leaves]
-        many = config.masking.ratio == "uniform" and config.space.name == "pixels"
+        many = config.masking.ratio_schedule == "uniform" and config.space.name == "pixels"
         self._measure = self.measure if many else compiled(self.measure)
         # A dozen kernels for a few numbers, or one.
         self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]
