@@ -19,7 +19,7 @@ from pmae.report.charts import save_figures
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
-from pmae.train.distributed import is_main, joined, placed
+from pmae.train.distributed import is_main, local_device, process_group
 from pmae.train.environment import pick_device
 
 
@@ -70,12 +70,12 @@ def evaluate(
 
     Processes that `torchrun` started compute the features together, and the first one writes.
     """
-    run, where = Run(path), placed(pick_device(device))
+    run, where = Run(path), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
     splits, protocols = complete(splits or load(config.data)), protocols or preset("strong")
     _same_shape("data", encoder.shape, splits.train)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
-    with joined(where) as world:
+    with process_group(where) as world:
         evaluation = RunEvaluation(run, splits, standardize.to(where), protocols, seeds, say, world)
         for epoch in epochs:
             _, encoder, _ = load_encoder(run, epoch)

@@ -45,10 +45,10 @@ class Processes(Protocol):
     size: int
     main: bool
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor over all of them."""
 
-    def agreed(self) -> AbstractContextManager[None]:
+    def all_agree(self) -> AbstractContextManager[None]:
         """What one refuses inside is refused by all."""
 
 
@@ -57,11 +57,11 @@ class OneProcess:
 
     rank, size, main = 0, 1, True
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
         return tensor
 
-    def agreed(self) -> AbstractContextManager[None]:
+    def all_agree(self) -> AbstractContextManager[None]:
         """Nothing to agree on."""
         return nullcontext()
 
@@ -118,7 +118,7 @@ class Extractor:
                     if mine:
                         found[name][start:stop] = value[: stop - start]
         # A sum with zeros is exact: all processes have the numbers that one would have.
-        return {name: self.processes.add_up(value) for name, value in found.items()}
+        return {name: self.processes.all_reduce(value) for name, value in found.items()}
 
     def _boxes(self, images: Tensor, augment: AugmentConfig, key: tuple[int, ...]) -> Boxes:
         count, _, height, width = images.shape

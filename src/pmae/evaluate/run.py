@@ -86,7 +86,7 @@ class RunEvaluation:
             say=lambda message: self.say(f"{label}: {message}") if self.processes.main else None,
             processes=self.processes,
         )
-        with self.processes.agreed():
+        with self.processes.all_agree():
             if self.processes.main:
                 self.run.add_evaluation(found)
 
