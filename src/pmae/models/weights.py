@@ -1,4 +1,4 @@
-"""The weights that training starts from: those of another run, or a ViT saved by timm or Hugging Face.
+"""Pretrained weights to start from: those of another run, or a ViT saved by timm or Hugging Face.
 
 Names must agree to the last one; sizes are adapted where that has a meaning, and every adaptation is told.
 """
@@ -14,16 +14,24 @@ from timm.layers.patch_embed import resample_patch_embed
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from pmae.errors import UserError
-from pmae.models import Encoder, build_encoder
+from pmae.errors import UserError, require
+from pmae.models.encoder import Encoder, build_encoder
 from pmae.runs import Run, read_object
-from pmae.train.checkpoint import read_tensors
+from pmae.tensor_files import read_tensors
 
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
 """What a saved network may hold beside the encoder: classifiers, Hugging Face's pooler, MAE's decoder."""
+MODEL_ARGS = frozenset(
+    "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_ratio qkv_bias class_token reg_tokens "
+    "no_embed_class pre_norm init_values dynamic_img_size drop_rate drop_path_rate".split()
+)
+"""The arguments that a timm folder's config.json may name. Others can make timm fetch and write files
+(`pretrained`, `pretrained_cfg`, `cache_dir`), so they are refused; and none is handed to timm, see `_timm_origin`."""
+LARGEST = 1 << 16
+"""Of an image's side and of counts in a config.json."""
 
 
-class Start(NamedTuple):
+class PretrainedWeights(NamedTuple):
     """Tensors that fit an encoder's network exactly, and what was done to make them fit, in words."""
 
     tensors: dict[str, Tensor]
@@ -37,27 +45,38 @@ class Origin(NamedTuple):
     heads: int | None = None
 
 
-def load_start(path: str, encoder: Encoder) -> Start:
+def load_weights(path: str, encoder: Encoder) -> PretrainedWeights:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
     file, origin = _locate(Path(path).expanduser())
     notes = [f"from {file.name} of {file.parent}"]
-    tensors = _own_names(read_tensors(file), encoder, notes)
+    found = read_tensors(file)
+    try:
+        tensors = _adapted(found, origin, encoder, notes)
+    except UserError:
+        raise
+    # Tensors of odd shapes and kinds trip torch and timm in many ways.
+    except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError) as error:
+        raise UserError(f"encoder.weights {path!r} must be weights of such a network, but {error}") from error
+    _require_fit(path, tensors, encoder)
+    expected = encoder.net.state_dict()
+    return PretrainedWeights({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
+
+
+def _adapted(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
+    """Named as timm does, for the encoder's patches, positions and channels."""
+    tensors = _own_names(tensors, encoder, notes)
     if encoder.is_vit:
         _check_heads(origin, encoder, notes)
         tensors = _fit_vit(tensors, origin, encoder, notes)
-    tensors = _fit_channels(tensors, encoder, notes)
-    _require_fit(path, tensors, encoder)
-    expected = encoder.net.state_dict()
-    return Start({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
+    return _fit_channels(tensors, encoder, notes)
 
 
 def _locate(path: Path) -> tuple[Path, Origin]:
     """The safetensors file of a run, a folder or itself, and what lies beside it about its network."""
     if (path / "checkpoints").is_dir():
         run = Run(path)
-        channels, height, width = run.environment["data"]["shape"]
         with torch.device("meta"):
-            encoder = build_encoder(run.config.encoder, (channels, height, width))
+            encoder = build_encoder(run.config.encoder, run.shape)
         return run.checkpoint() / "encoder.safetensors", _origin_of(encoder.net)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
     if len(files) != 1 or files[0].suffix != ".safetensors":
@@ -66,18 +85,38 @@ def _locate(path: Path) -> tuple[Path, Origin]:
             f"got {str(path)!r}" + (f" with {len(files)} of them" if path.is_dir() else "")
         )
     beside = files[0].parent / "config.json"
-    return files[0], _origin_in(read_object(beside)) if beside.is_file() else Origin()
+    return files[0], _origin_in(read_object(beside), str(beside)) if beside.is_file() else Origin()
 
 
-def _origin_in(config: dict[str, Any]) -> Origin:
+def _origin_in(config: dict[str, Any], where: str) -> Origin:
     """What a config.json of Hugging Face or of timm tells."""
     if {"num_attention_heads", "image_size", "patch_size"} <= config.keys():
-        image, patch = (_pair(config[key]) for key in ("image_size", "patch_size"))
-        return Origin((image[0] // patch[0], image[1] // patch[1]), config["num_attention_heads"])
+        sides = (_pair(config[key], f"{key} in {where}") for key in ("image_size", "patch_size"))
+        return Origin(_grid(*sides, where), _count(config["num_attention_heads"], f"num_attention_heads in {where}"))
     if timm.is_model(str(config.get("architecture"))):
-        with torch.device("meta"):
-            return _origin_of(timm.create_model(config["architecture"], **config.get("model_args") or {}))
+        arguments = config.get("model_args") or {}
+        require(isinstance(arguments, dict), f"model_args in {where}", "an object", arguments)
+        return _timm_origin(str(config["architecture"]), arguments, where)
     return Origin()
+
+
+def _timm_origin(architecture: str, arguments: dict[str, Any], where: str) -> Origin:
+    """The architecture as timm defines it, with the shapes that the file gives in place of timm's own.
+
+    The file's arguments are read here and never passed on: some of them make timm fetch, write and run things.
+    """
+    for name in arguments:
+        if name not in MODEL_ARGS:
+            raise UserError(f"model_args in {where} must be shapes ({', '.join(sorted(MODEL_ARGS))}), got {name!r}")
+    with torch.device("meta"):
+        net: Any = timm.create_model(architecture, pretrained=False)
+    plain = _origin_of(net)
+    if plain.grid is None:
+        return plain
+    sides = {"img_size": net.patch_embed.img_size, "patch_size": net.patch_embed.patch_size}
+    sides = {key: _pair(arguments.get(key, known), f"{key} in {where}") for key, known in sides.items()}
+    heads = arguments.get("num_heads", plain.heads)
+    return Origin(_grid(*sides.values(), where), None if heads is None else _count(heads, f"num_heads in {where}"))
 
 
 def _origin_of(net: Any) -> Origin:
@@ -86,8 +125,21 @@ def _origin_of(net: Any) -> Origin:
     return Origin(tuple(net.patch_embed.grid_size), getattr(net.blocks[0].attn, "num_heads", None))
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+def _grid(image: tuple[int, int], patch: tuple[int, int], where: str) -> tuple[int, int]:
+    fits = patch[0] <= image[0] and patch[1] <= image[1]
+    require(fits, f"the patch size in {where}", f"at most the image's, {_size(image)}", _size(patch))
+    return image[0] // patch[0], image[1] // patch[1]
+
+
+def _pair(value: Any, parameter: str) -> tuple[int, int]:
+    """A size or two, as rows and columns."""
+    rows, columns = value if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
+    return _count(rows, parameter), _count(columns, parameter)
+
+
+def _count(value: Any, parameter: str) -> int:
+    require(type(value) is int and 0 < value <= LARGEST, parameter, f"whole, from 1 to {LARGEST:,}", value)
+    return int(value)
 
 
 def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
@@ -121,7 +173,9 @@ def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes
     if positions is None or net.pos_embed is None:
         return tensors
     prefix = net.pos_embed.shape[1] - grid[0] * grid[1]
-    old = origin.grid or _square(positions.shape[1] - prefix, grid)
+    count = positions.shape[1] - prefix
+    old = origin.grid or _square(count, grid)
+    require(old[0] * old[1] == count, "encoder.weights", f"a grid of {_size(old)}, as recorded beside it", f"{count} positions")
     if old != grid:
         notes.append(f"positions resampled from a grid of {_size(old)} to {_size(grid)}")
         resampled = resample_abs_pos_embed(positions, list(grid), list(old), num_prefix_tokens=prefix)
@@ -176,8 +230,7 @@ def _size(pair: Any) -> str:
     return f"{pair[0]}x{pair[1]}"
 
 
-# The weights of a plain ViT in timm's names and in those of Hugging Face's ViT files, both ways.
-
+# The names of a plain ViT's weights in timm and in Hugging Face's files.
 OUTSIDE = {
     "cls_token": "embeddings.cls_token",
     "pos_embed": "embeddings.position_embeddings",
