@@ -21,17 +21,18 @@ from pmae.tensor_files import read_tensors
 
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
 """What a saved network may hold beside the encoder: classifiers, Hugging Face's pooler, MAE's decoder."""
-MODEL_ARGS = frozenset(
-    "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_ratio qkv_bias class_token reg_tokens "
-    "no_embed_class pre_norm init_values dynamic_img_size drop_rate drop_path_rate".split()
-)
+MODEL_ARGS = {
+    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"),
+    *("class_token", "reg_tokens", "no_embed_class", "pre_norm", "init_values", "dynamic_img_size"),
+    *("drop_rate", "drop_path_rate"),
+}
 """The arguments that a timm folder's config.json may name. Others can make timm fetch and write files
-(`pretrained`, `pretrained_cfg`, `cache_dir`), so they are refused; and none is handed to timm, see `_timm_origin`."""
+(`pretrained`, `pretrained_cfg`, `cache_dir`), so they are refused by name."""
 LARGEST = 1 << 16
-"""Of an image's side and of counts in a config.json."""
+"""Of the numbers in a config.json."""
 
 
-class PretrainedWeights(NamedTuple):
+class Pretrained(NamedTuple):
     """Tensors that fit an encoder's network exactly, and what was done to make them fit, in words."""
 
     tensors: dict[str, Tensor]
@@ -45,7 +46,7 @@ class Origin(NamedTuple):
     heads: int | None = None
 
 
-def load_weights(path: str, encoder: Encoder) -> PretrainedWeights:
+def load_weights(path: str, encoder: Encoder) -> Pretrained:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
     file, origin = _locate(Path(path).expanduser())
     notes = [f"from {file.name} of {file.parent}"]
@@ -59,7 +60,7 @@ def load_weights(path: str, encoder: Encoder) -> PretrainedWeights:
         raise UserError(f"encoder.weights {path!r} must be weights of such a network, but {error}") from error
     _require_fit(path, tensors, encoder)
     expected = encoder.net.state_dict()
-    return PretrainedWeights({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
+    return Pretrained({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
 
 
 def _adapted(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
@@ -91,32 +92,22 @@ def _locate(path: Path) -> tuple[Path, Origin]:
 def _origin_in(config: dict[str, Any], where: str) -> Origin:
     """What a config.json of Hugging Face or of timm tells."""
     if {"num_attention_heads", "image_size", "patch_size"} <= config.keys():
-        sides = (_pair(config[key], f"{key} in {where}") for key in ("image_size", "patch_size"))
-        return Origin(_grid(*sides, where), _count(config["num_attention_heads"], f"num_attention_heads in {where}"))
-    if timm.is_model(str(config.get("architecture"))):
-        arguments = config.get("model_args") or {}
-        require(isinstance(arguments, dict), f"model_args in {where}", "an object", arguments)
-        return _timm_origin(str(config["architecture"]), arguments, where)
-    return Origin()
-
-
-def _timm_origin(architecture: str, arguments: dict[str, Any], where: str) -> Origin:
-    """The architecture as timm defines it, with the shapes that the file gives in place of timm's own.
-
-    The file's arguments are read here and never passed on: some of them make timm fetch, write and run things.
-    """
-    for name in arguments:
+        return _recorded(config["image_size"], config["patch_size"], config["num_attention_heads"], where)
+    if not timm.is_model(str(config.get("architecture"))):
+        return Origin()
+    given = config.get("model_args") or {}
+    require(isinstance(given, dict), f"model_args in {where}", "an object", given)
+    for name in given:
         if name not in MODEL_ARGS:
             raise UserError(f"model_args in {where} must be shapes ({', '.join(sorted(MODEL_ARGS))}), got {name!r}")
+    # As timm defines it: the file's own arguments are never handed on.
     with torch.device("meta"):
-        net: Any = timm.create_model(architecture, pretrained=False)
-    plain = _origin_of(net)
-    if plain.grid is None:
-        return plain
-    sides = {"img_size": net.patch_embed.img_size, "patch_size": net.patch_embed.patch_size}
-    sides = {key: _pair(arguments.get(key, known), f"{key} in {where}") for key, known in sides.items()}
-    heads = arguments.get("num_heads", plain.heads)
-    return Origin(_grid(*sides.values(), where), None if heads is None else _count(heads, f"num_heads in {where}"))
+        net: Any = timm.create_model(str(config["architecture"]), pretrained=False)
+    known = _origin_of(net)
+    if known.grid is None:
+        return known
+    image, patch = (given.get(name, getattr(net.patch_embed, name)) for name in ("img_size", "patch_size"))
+    return _recorded(image, patch, given.get("num_heads", known.heads), where)
 
 
 def _origin_of(net: Any) -> Origin:
@@ -125,21 +116,18 @@ def _origin_of(net: Any) -> Origin:
     return Origin(tuple(net.patch_embed.grid_size), getattr(net.blocks[0].attn, "num_heads", None))
 
 
-def _grid(image: tuple[int, int], patch: tuple[int, int], where: str) -> tuple[int, int]:
-    fits = patch[0] <= image[0] and patch[1] <= image[1]
-    require(fits, f"the patch size in {where}", f"at most the image's, {_size(image)}", _size(patch))
-    return image[0] // patch[0], image[1] // patch[1]
+def _recorded(image: Any, patch: Any, heads: Any, where: str) -> Origin:
+    """The grid and the heads that a file states, its values checked."""
+    (height, width), (rows, columns) = (_pair(side) for side in (image, patch))
+    for name, value in {"img_size": (height, width), "patch_size": (rows, columns), "num_heads": (heads,)}.items():
+        whole = all(type(number) is int and 0 < number <= LARGEST for number in value)
+        require(whole or value == (None,), f"{name} in {where}", f"whole, from 1 to {LARGEST:,}", value)
+    require(rows <= height and columns <= width, f"patch_size in {where}", f"at most {height}x{width}", patch)
+    return Origin((height // rows, width // columns), heads)
 
 
-def _pair(value: Any, parameter: str) -> tuple[int, int]:
-    """A size or two, as rows and columns."""
-    rows, columns = value if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
-    return _count(rows, parameter), _count(columns, parameter)
-
-
-def _count(value: Any, parameter: str) -> int:
-    require(type(value) is int and 0 < value <= LARGEST, parameter, f"whole, from 1 to {LARGEST:,}", value)
-    return int(value)
+def _pair(value: Any) -> tuple[Any, Any]:
+    return (value[0], value[1]) if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
 
 
 def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
@@ -175,7 +163,12 @@ def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes
     prefix = net.pos_embed.shape[1] - grid[0] * grid[1]
     count = positions.shape[1] - prefix
     old = origin.grid or _square(count, grid)
-    require(old[0] * old[1] == count, "encoder.weights", f"a grid of {_size(old)}, as recorded beside it", f"{count} positions")
+    require(
+        old[0] * old[1] == count,
+        "encoder.weights",
+        f"a grid of {_size(old)}, as recorded beside it",
+        f"{count} positions",
+    )
     if old != grid:
         notes.append(f"positions resampled from a grid of {_size(old)} to {_size(grid)}")
         resampled = resample_abs_pos_embed(positions, list(grid), list(old), num_prefix_tokens=prefix)
