@@ -12,7 +12,7 @@ from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.method import build_method, draw_mask
 from pmae.objectives import contrast
-from pmae.train.checkpoint import read_tensors
+from pmae.tensor_files import read_tensors
 from pmae.train.loop import Trainer, pretrain
 
 SHAPE = (1, 8, 8)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pmae.config import Config
 from pmae.config_file import from_dict, of_older_versions, to_dict
-from pmae.errors import UserError
+from pmae.errors import UserError, require
 from pmae.results import Evaluation
 from pmae.results_file import read_evaluations
 
@@ -47,6 +47,15 @@ class Run:
     def environment(self) -> dict[str, Any]:
         """Versions, device, commit and data of the run."""
         return read_object(self.path / "environment.json")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that were trained on."""
+        data = self.environment.get("data")
+        shape: Any = data.get("shape") if isinstance(data, dict) else None
+        whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+        require(whole, "data.shape in environment.json", "three counts: channels, height and width", shape)
+        return shape[0], shape[1], shape[2]
 
     @property
     def results(self) -> dict[str, Any]:

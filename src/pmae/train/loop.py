@@ -20,7 +20,7 @@ from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.method import MaskedAutoencoder, build_method, draw_mask
 from pmae.models import Encoder
-from pmae.models.weights import Start
+from pmae.models.weights import Pretrained
 from pmae.runs import Run, write_whole
 from pmae.train import checkpoint, sharding
 from pmae.train.distributed import (
@@ -91,7 +91,7 @@ class Trainer:
         splits: Splits,
         run: Run,
         device: torch.device,
-        start: Start | None = None,
+        start: Pretrained | None = None,
         world: World = ONE_PROCESS,
     ) -> None:
         self.config, self.run, self.device, self.world = config, run, device, world
