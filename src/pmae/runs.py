@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from pmae.config import Config
-from pmae.config_file import from_dict, to_dict
-from pmae.errors import UserError
+from pmae.config_file import from_dict, of_older_versions, to_dict
+from pmae.errors import UserError, require
+from pmae.results import Evaluation
+from pmae.results_file import read_evaluations
 
 REASONS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
@@ -47,6 +49,15 @@ class Run:
         return read_object(self.path / "environment.json")
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that were trained on."""
+        data = self.environment.get("data")
+        shape: Any = data.get("shape") if isinstance(data, dict) else None
+        whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+        require(whole, "data.shape in environment.json", "three counts: channels, height and width", shape)
+        return shape[0], shape[1], shape[2]
+
+    @property
     def results(self) -> dict[str, Any]:
         """What has been evaluated so far; empty if nothing was."""
         path = self.path / "results.json"
@@ -55,6 +66,18 @@ class Run:
     def add_results(self, **sections: Any) -> None:
         """Merge sections into results.json."""
         write_json(self.path / "results.json", {**self.results, **sections})
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """Every evaluation in results.json, oldest first."""
+        return read_evaluations(self.results, self.path / "results.json")
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Add one to results.json; what earlier ones recorded stays as it is."""
+        known = self.results.get("evaluations", [])
+        if not isinstance(known, list):
+            raise UserError(f"evaluations must be a list in {str(self.path / 'results.json')!r}")
+        self.add_results(evaluations=[*known, evaluation.to_json()])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""
@@ -126,11 +149,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_config(path: Path) -> Config:
-    """The settings in a file; what was written before the second task existed does not get it now."""
-    values = read_json(path)
-    if isinstance(values, dict) and isinstance(values.get("objective"), dict):
-        values["objective"].setdefault("contrast", 0.0)
-    config: Config = from_dict(values)
+    """The settings in a file, of this version or an older one."""
+    config: Config = from_dict(of_older_versions(read_json(path)))
     return config
 
 

@@ -1,5 +1,6 @@
 """Several processes train one run: the curve of one process, one writer, and nobody left waiting for the dead."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from pmae.config import TrainConfig
 from pmae.errors import UserError
 from pmae.runs import Run
-from pmae.train.distributed import ALONE, World, is_main, restarted
+from pmae.train.distributed import ONE_PROCESS, World, is_main, was_restarted
 
 SCRIPT = Path(__file__).with_name("processes.py")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -169,11 +170,11 @@ def test_one_process_has_nobody_to_divide_a_model_with(tried: Tried) -> None:
 def test_two_processes_evaluate_as_one_does(tried: Tried) -> None:
     assert tried.codes["scored-1"] == [0]
     assert tried.codes["scored-2"] == [0, 0]
-    found = [tried.run(name).results["evaluation"] for name in ("scored-1", "scored-2")]
+    found = [tried.run(name).evaluations for name in ("scored-1", "scored-2")]
     assert len(found[0]) == 4
-    for one, two in zip(*(scores.values() for scores in found), strict=True):
-        assert len(one["results"]) >= 2
-        assert {**one, "seconds": 0} == {**two, "seconds": 0}
+    for one, two in zip(*found, strict=True):
+        assert len(one.scores) >= 2
+        assert dataclasses.replace(one, seconds={}) == dataclasses.replace(two, seconds={})
     assert tried.codes["finetuned"] == [2, 2]
     assert "protocols must be linear, mlp or knn in several processes (2), got 'finetune'" in tried.errors
 
@@ -207,9 +208,9 @@ def test_a_process_alone_is_its_own_world(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name in ("WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     assert is_main()
-    assert not restarted(tmp_path)
-    assert ALONE.gather(3) == [3]
+    assert not was_restarted(tmp_path)
+    assert ONE_PROCESS.gather(3) == [3]
     tensor = torch.ones(2)
-    assert ALONE.add_up(tensor) is tensor
-    assert ALONE.rows(8) == slice(0, 8)
-    assert [World(rank, 4).rows(8) for rank in range(4)] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]
+    assert ONE_PROCESS.all_reduce(tensor) is tensor
+    assert ONE_PROCESS.rows(8) == slice(0, 8)
+    assert [World(rank, 4).rank_slice(8) for rank in range(4)] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pmae.report.contents import Contents
-from pmae.report.scores import Score, pretrained, primary
 from pmae.report.style import minus
+from pmae.results import Score, pretrained, primary
 
 PROBES = {"linear": "a linear probe", "knn": "k-NN", "mlp": "an MLP probe", "finetune": "fine-tuning"}
 """How a sentence calls each protocol; the first that was evaluated stands for a run."""
@@ -59,7 +59,8 @@ def main_score(run: Contents, with_classes: bool = False) -> Score | None:
     order, own = list(PROBES), run.method.lower()
     found = [s for s in primary(pretrained(run.scores)) if s.protocol in order and s.accuracy.value is not None]
     found = [s for s in found if s.confusion or not with_classes]
-    found.sort(key=lambda s: (not s.label.startswith(own), s.split != "test", order.index(s.protocol)))
+    trained_on = run.data.get("name")
+    found.sort(key=lambda s: (s.method != own, s.data != trained_on, s.split != "test", order.index(s.protocol)))
     return found[0] if found else None
 
 
@@ -146,7 +147,7 @@ def _limits(score: Score, rivals: Sequence[Score]) -> list[str]:
 
 def _finetuning(run: Contents) -> list[str]:
     """Fine-tuning against training the same network from scratch."""
-    own = [s for s in pretrained(run.scores) if s.label.startswith(run.method.lower()) and s.accuracy.value is not None]
+    own = [s for s in pretrained(run.scores) if s.method == run.method.lower() and s.accuracy.value is not None]
     tuned = sorted((s for s in own if s.protocol == "finetune"), key=lambda s: s.split != "test")
     if not tuned:
         return []

@@ -15,9 +15,9 @@ from pmae.config_file import to_dict
 from pmae.report.contents import Contents
 from pmae.report.lineup import lineup
 from pmae.report.published import for_score, source
-from pmae.report.scores import METRICS, POOLINGS, PROTOCOLS, Interval, Score
 from pmae.report.style import minus
 from pmae.report.summary import main_score
+from pmae.results import METRICS, PROTOCOLS, Interval, Score
 
 Cell = str | int | float | Interval | None
 NOTHING = "–"
@@ -54,7 +54,7 @@ def hidden(run: Contents) -> str:
     masking, is_mae = run.config.masking, run.method == "MAE"
     what, ratio = ("patches", masking.masked_patches) if is_mae else ("variance", masking.masked_variance)
     asked = f"{(0.75 if is_mae else 0.2) if ratio is None else ratio:.0%}"
-    if masking.ratio == "uniform":
+    if masking.ratio_schedule == "uniform":
         asked = " to ".join(f"{end:.0%}" for end in masking.ratio_range)
     shares = [line["masked_share"] for line in run.training if line.get("masked_share") is not None]
     achieved = f" (achieved: {statistics.fmean(shares):.1%})" if shares else ""
@@ -99,8 +99,8 @@ def metrics_table(runs: Sequence[Contents], split: str) -> Table:
     header = ["representation", "pooling", "protocol", *METRICS.values(), "seeds", "± between seeds"]
     rows: list[list[Cell]] = []
     for _, score in found:
-        named = [POOLINGS.get(score.pooling, score.pooling), PROTOCOLS.get(score.protocol, score.protocol)]
-        rows.append([score.label, *named, *(score.metrics[name] for name in METRICS), score.seeds, score.spread])
+        named = [score.label, score.pooling_name, PROTOCOLS.get(score.protocol, score.protocol)]
+        rows.append([*named, *(score.percent(name) for name in METRICS), score.seeds, score.accuracy.std])
     extra: dict[str, list[Cell]] = {}
     if len(runs) > 1:
         extra["run"] = [run.name for run, _ in found]
@@ -120,8 +120,8 @@ def class_table(run: Contents) -> Table | None:
         return None
     rows: list[list[Cell]] = []
     for row in score.per_class:
-        shares = [None if row[key] is None else 100 * row[key] for key in ("precision", "recall")]
-        rows.append([str(row["class"]), *shares, int(row["support"])])
+        shares = [None if share is None else 100 * share for share in (row.precision, row.recall)]
+        rows.append([row.name, *shares, row.support])
     note = f"From {PROTOCOLS[score.protocol]} on {score.representation}, {score.split}."
     return Table("classes", "Per class", ("class", "precision %", "recall %", "images"), rows, note)
 
@@ -132,8 +132,7 @@ def cost_table(runs: Sequence[Contents]) -> Table:
     for run in runs:
         steps = int(run.training[-1]["step"]) if run.training else 0
         speed = round(statistics.median(s["images_per_second"] for s in run.training)) if run.training else None
-        suites = [suite for suite in run.evaluation.values() if isinstance(suite, dict)]
-        evaluated = sum(sum(suite.get("seconds", {}).values()) for suite in suites) or None
+        evaluated = sum(sum(evaluation.seconds.values()) for evaluation in run.evaluations) or None
         seen, device = steps * (run.config.train.batch_size or 0), str(run.environment.get("device", ""))
         rows.append([run.name, steps, seen, speed, training_seconds(run), evaluated, device])
     header = ("run", "steps", "images seen", "images/s", "pretraining, s", "evaluation, s", "device")
