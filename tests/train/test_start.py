@@ -16,7 +16,7 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.models import Encoder, build_encoder
-from pmae.models.weights import Start, load_start
+from pmae.models.weights import load_weights
 from pmae.train.checkpoint import load_encoder
 from pmae.train.loop import pretrain
 
@@ -39,9 +39,9 @@ def saved(net: Any, folder: Path, config: dict[str, Any] | None = None) -> str:
     return str(folder)
 
 
-def load(path: str, shape: tuple[int, int, int] = (3, 16, 16), config: EncoderConfig = VIT) -> tuple[Encoder, Start]:
+def load(path: str, shape: tuple[int, int, int] = (3, 16, 16), config: EncoderConfig = VIT) -> tuple[Encoder, Any]:
     encoder = build_encoder(config, shape).eval()
-    start = load_start(path, encoder)
+    start = load_weights(path, encoder)
     encoder.net.load_state_dict(start.tensors)
     return encoder, start
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from pmae.errors import UserError
 from pmae.models import Encoder, build_encoder
 from pmae.runs import Run, read_object
-from pmae.train.checkpoint import read_tensors
+from pmae.tensor_files import read_tensors
 
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
 """What a saved network may hold beside the encoder: classifiers, Hugging Face's pooler, MAE's decoder."""
 
 
-class Start(NamedTuple):
+class Pretrained(NamedTuple):
     """Tensors that fit an encoder's network exactly, and what was done to make them fit, in words."""
 
     tensors: dict[str, Tensor]
@@ -37,7 +37,7 @@ class Origin(NamedTuple):
     heads: int | None = None
 
 
-def load_start(path: str, encoder: Encoder) -> Start:
+def load_weights(path: str, encoder: Encoder) -> Pretrained:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
     file, origin = _locate(Path(path).expanduser())
     notes = [f"from {file.name} of {file.parent}"]
@@ -48,7 +48,7 @@ def load_start(path: str, encoder: Encoder) -> Start:
     tensors = _fit_channels(tensors, encoder, notes)
     _require_fit(path, tensors, encoder)
     expected = encoder.net.state_dict()
-    return Start({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
+    return Pretrained({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
 
 
 def _locate(path: Path) -> tuple[Path, Origin]:
