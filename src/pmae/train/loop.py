@@ -18,7 +18,7 @@ from pmae.errors import Interrupted, UserError
 from pmae.method import MaskedAutoencoder, build_method, draw_mask
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained
-from pmae.runs import Run
+from pmae.runs import Run, folder_path
 from pmae.tensor_files import write_tensors
 from pmae.train import checkpoint, distributed, environment, setup, sharding
 from pmae.train.distributed import ONE_PROCESS, World
@@ -47,7 +47,7 @@ def pretrain(
     With `until` it stops after that epoch, scored and saved; when resumed it goes on as if it had not.
     In processes that `torchrun` started, all of them train one run, and the first one writes it.
     """
-    device, out = distributed.local_device(environment.pick_device(config.train.device)), Path(out)
+    device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
     pick_engine(config.train, device)
     require_tracker(config.train.track)
     if device.type == "cuda":
