@@ -51,6 +51,15 @@ class Run:
         return read_object(self.path / "environment.json")
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that were trained on."""
+        data = self.environment.get("data")
+        shape: Any = data.get("shape") if isinstance(data, dict) else None
+        whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+        require(whole, "data.shape in environment.json", "three counts: channels, height and width", shape)
+        return shape[0], shape[1], shape[2]
+
+    @property
     def results(self) -> dict[str, Any]:
         """What has been evaluated so far; empty if nothing was."""
         path = self.path / "results.json"

@@ -85,11 +85,11 @@ def _base(first: argparse.Namespace) -> "Config":
 
     if sum((first.recipe is not None, first.config is not None, first.resume)) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
-    if first.resume and first.out is None:
-        raise UserError("--resume must come with --out, the run folder to continue")
     if first.out is not None:
         first.out = folder_path(first.out)
     if first.resume:
+        if first.out is None:
+            raise UserError("--resume must come with --out, the run folder to continue")
         return Run(first.out).config
     if first.config is not None:
         return read_config(folder_path(first.config, "config"))

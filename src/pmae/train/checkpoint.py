@@ -85,8 +85,7 @@ def _newest_first(run: Run) -> list[Path]:
 def load_encoder(run: Run, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
     """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need."""
     config, standardize = run.config, load_standardize(run)
-    shape = run.environment["data"]["shape"]
-    encoder = build_encoder(config.encoder, (shape[0], shape[1], shape[2]))
+    encoder = build_encoder(config.encoder, run.shape)
     load_into(encoder.net, require_whole(run.checkpoint(epoch), "encoder.safetensors"))
     return config, encoder.eval(), standardize
 
@@ -100,8 +99,7 @@ def save_fitted(run: Run, standardize: Standardize, space: Space) -> None:
 
 def load_space(run: Run, epoch: int | None = None) -> Space:
     """The fitted space of a run; one that learns as it was at the last checkpoint or a given epoch."""
-    channels, height, width = run.environment["data"]["shape"]
-    space = build_space(run.config.space, (channels, height, width))
+    space = build_space(run.config.space, run.shape)
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
     if space.learns:
         _load_learned(space, require_whole(run.checkpoint(epoch), "space.safetensors"))
@@ -232,9 +230,8 @@ class TrainedModel(NamedTuple):
 def load_trained(run: Run) -> TrainedModel:
     """A run at its last checkpoint, leaving the caller's random state as it was."""
     config, environment, last = run.config, run.environment, run.checkpoint()
-    channels, height, width = environment["data"]["shape"]
     with torch.random.fork_rng(devices=[]):
-        model = build_method(config, (channels, height, width), load_space(run))
+        model = build_method(config, run.shape, load_space(run))
     load_into(model.encoder.net, last / "encoder.safetensors")
     load_into(model.decoder, last / "decoder.safetensors")
     return TrainedModel(config, environment, model.eval(), load_standardize(run), run.metrics(), run.results)
