@@ -19,6 +19,8 @@ from typing import Any
 from pmae.config import Config
 from pmae.config_file import from_dict, of_older_versions, to_dict
 from pmae.errors import UserError, require
+from pmae.results import Evaluation
+from pmae.results_file import read_evaluations
 
 REASONS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
@@ -68,6 +70,18 @@ class Run:
     def add_results(self, **sections: Any) -> None:
         """Merge sections into results.json."""
         write_json(self.path / "results.json", {**self.results, **sections})
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """Every evaluation in results.json, oldest first."""
+        return read_evaluations(self.results, self.path / "results.json")
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Add one to results.json; what earlier ones recorded stays as it is."""
+        known = self.results.get("evaluations", [])
+        if not isinstance(known, list):
+            raise UserError(f"evaluations must be a list in {str(self.path / 'results.json')!r}")
+        self.add_results(evaluations=[*known, evaluation.to_json()])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""

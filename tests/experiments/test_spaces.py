@@ -68,10 +68,10 @@ def _check_row(row: dict[str, str], run: Run) -> None:
     """The row says what the run folder says."""
     ends = run.results["pretrain"]
     assert float(row["R2"].replace("−", "-")) == pytest.approx(ends["held_out_r2"], abs=6e-4)
-    (suite,) = run.results["evaluation"].values()
+    (evaluation,) = run.evaluations
     for kind, column in (("linear", "linear %"), ("knn", "k-NN %")):
-        (entry,) = [e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == (kind, "mean", "test")]
-        assert float(row[column]) == pytest.approx(100 * entry["metrics"]["accuracy"]["value"])
+        (score,) = [s for s in evaluation.scores if (s.protocol, s.pooling, s.split) == (kind, "mean", "test")]
+        assert float(row[column]) == pytest.approx(score.accuracy.value)
     shares = [line["masked_share"] for line in run.metrics() if "masked_share" in line]
     assert float(row["hidden"]) == pytest.approx(np.mean(shares), abs=6e-4)
     logged = [line["images_per_second"] for line in run.metrics() if "images_per_second" in line]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pmae import api
 from pmae.paper import bars as paper_bars
 from pmae.paper import bars as paper_pictures
 from pmae.paper import cells as paper_cells
@@ -54,7 +53,7 @@ def write_page(item: Item, page: Page, notes: Sequence[str], folder: Path) -> li
 
 def _measured(filled: Sequence[Filled], need: Need) -> list[Measured]:
     """Every protocol and preset of every filled cell, protocols outermost as in the paper."""
-    wanted = [(kind, protocols.name, need.pooling) for protocols in need.protocols for kind in api.kinds(protocols)]
+    wanted = [(kind, protocols.name, need.pooling) for protocols in need.protocols for kind in protocols.kinds]
     return [
         measure(one.runs, (one.cell.data, one.cell.row.key), how, one.ratio, one.note)
         for how in wanted
@@ -205,8 +204,8 @@ def _unscored(runs: Sequence[Run], need: Need) -> list[str]:
     for protocols in need.protocols:
         open_ = {run: epochs for run in runs if (epochs := need.missing(run).get(protocols))}
         kinds = dict.fromkeys(kind for run in open_ for kind in lacking_kinds(run, protocols, open_[run]))
-        suites = [suite for run in open_ for suite in run.results.get("evaluation", {}).values()]
-        others = ", ".join(sorted({str(suite["preset"]) for suite in suites} - {protocols.name})) or "none"
+        presets = {evaluation.preset for run in open_ for evaluation in run.evaluations}
+        others = ", ".join(sorted(presets - {protocols.name})) or "none"
         counted = f"{len(open_)} of {len(runs)} runs have no {', '.join(kinds)} under the preset {protocols.name}"
         said += [f"{counted}; other presets they have: {others}"] if open_ else []
     return said
