@@ -26,8 +26,8 @@ def paper() -> Config:
 
     pmae pretrain --recipe paper --data cifar10 --out runs/paper
     Cost: 40 million images, eight minutes on the GPU or 200 hours on the cores.
-    Expect: linear 58.9, MLP 64.0, k-NN 54.6, fine-tuned 85.9 (preset paper; published 59.0, 64.1, 55.3, 84.8). With one mask
-    an image (`masking` with this decoder, patch size and length) linear 61.1, MLP 66.7, k-NN 55.1.
+    Expect: linear 58.9, MLP 64.0, k-NN 54.6, fine-tuned 85.9 (preset paper; published 59.0, 64.1, 55.3, 84.8). With one
+    mask an image (`masking` with this decoder, patch size and length) linear 61.1, MLP 66.7, k-NN 55.1.
     """
     return Config(
         space=SpaceConfig("pca"),
@@ -47,7 +47,7 @@ def released() -> Config:
     over the batch's hidden coefficients as loss; a prefix one component short of the closest.
     pmae pretrain --recipe released --data cifar10 --out runs/released
     Cost: 40 million images, eight minutes on the GPU or 200 hours on the cores.
-    Expect: not run for 800 epochs; its loss and prefix gave us linear 48.4 after 40, `masking` with its decoder 51.9 after 800.
+    Expect: not run for 800 epochs; its loss and prefix gave linear 48.4 after 40, its decoder 51.9 with `masking`.
     """
     return replace(
         paper(),
@@ -106,7 +106,7 @@ def kmae() -> Config:
     spoken of either: the run says how much. `--space.keep-rest` keeps it visible.
     pmae pretrain --recipe kmae --data cifar10 --out runs/kmae
     Cost: 40 million images, as `paper`: kernels of 2,048 landmarks take the work of 3,072 components (not timed).
-    Expect: published after 800 epochs are linear 64.1, MLP 68.6; never run by us (results/spaces.md has another kernel).
+    Expect: published after 800 epochs are linear 64.1, MLP 68.6; never run by us (results/spaces.md: another kernel).
     """
     return replace(
         paper(),
@@ -141,8 +141,8 @@ def mae_masking() -> Config:
 def ours() -> Config:
     """What we recommend: `masking` and, from 4,096 images on, a contrastive loss (NT-Xent); sizes follow from the data.
 
-    It is SimCLR (Chen et al. 2020) with crops, flips and component masks as augmentation, beside reconstruction; a small
-    decoder and four times the rate go with it (results/frontier.md). With fewer images it is `masking`.
+    It is SimCLR (Chen et al. 2020) with crops, flips and component masks as augmentation, beside reconstruction; a
+    small decoder and four times the rate go with it (results/frontier.md). With fewer images it is `masking`.
     pmae pretrain --data cifar10 --out runs/ours   (it is the default)
     Cost: 7.5 million images of two views and 65 tokens each; not timed alone (12,400 images/s on a shared GPU).
     Expect: linear 79.8, MLP 82.0, k-NN 73.7, fine-tuned 93.1 (mean-pooled, preset strong); with --patch-size 8 --epochs
