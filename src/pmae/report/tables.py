@@ -45,7 +45,7 @@ def runs_table(runs: Sequence[Contents]) -> Table:
         state = "finished" if run.finished else f"stopped at epoch {run.epoch:.4g}"
         rows.append([run.name, str(data.get("name", "")), counts, shape, run.method, hidden(run), encoder])
         rows[-1] += [config.train.epochs, config.train.batch_size, state]
-    header = ("run", "data", "images", "shape", "method", "hidden", "encoder", "epochs", "batch", "state")
+    header = ("run", "data", "images", "shape", "method", "hidden (achieved)", "encoder", "epochs", "batch", "state")
     return Table("runs", "What was run", header, rows)
 
 
@@ -57,7 +57,7 @@ def hidden(run: Contents) -> str:
     if masking.ratio_schedule == "uniform":
         asked = " to ".join(f"{end:.0%}" for end in masking.ratio_range)
     shares = [line["masked_share"] for line in run.training if line.get("masked_share") is not None]
-    achieved = f" (achieved: {statistics.fmean(shares):.1%})" if shares else ""
+    achieved = f" ({statistics.fmean(shares):.1%})" if shares else ""
     return f"{asked} of {what}{achieved}"
 
 
