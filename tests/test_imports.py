@@ -15,12 +15,12 @@ ALLOWED = {
     "config": {"errors"},
     "config_file": {"errors", "config"},
     "derive": LEAVES,
-    "masking": LEAVES | {"fast"},
+    "masking": LEAVES,
     "objectives": LEAVES,
-    "contrastive": LEAVES | {"models"},
+    "contrastive": LEAVES,
     "spaces": LEAVES,
-    "models": LEAVES | {"fast", "contrastive", "runs", "train.checkpoint"},
-    "fast": LEAVES | {"models"},
+    "models": LEAVES | {"runs", "train.checkpoint"},
+    "fast": LEAVES | {"masking", "models"},
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
@@ -34,8 +34,10 @@ ALLOWED = {
     "export": LEAVES | {"models", "data", "runs", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.
-    "app": LEAVES | {"derive", "masking", "spaces", "data", "method", "runs", "train.checkpoint", "evaluate", "report"},
-    "views": LEAVES | {"masking", "spaces", "data", "runs", "train"},
+    "app": LEAVES
+    | {"derive", "masking", "spaces", "data", "method", "runs", "evaluate", "report"}
+    | {"train.checkpoint", "train.monitor"},
+    "component_mask": LEAVES | {"masking", "spaces", "data", "runs", "train"},
 }
 
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pmae.errors import UserError, require
 
+Kernels = Literal["all", "attention", "none"]
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -244,6 +246,9 @@ class TrainConfig:
     """Arithmetic of the networks; auto is bfloat16 on CUDA and on CPUs with AMX, float32 elsewhere."""
     engine: Literal["auto", "plain", "graph"] = "auto"
     """plain: eager, readable, the reference; graph: compiled, the whole step in one CUDA graph; auto: graph on CUDA."""
+    kernels: Kernels = "all"
+    """Our kernels and captured steps (`pmae.fast`): all, the attention kernels alone, or none, which leaves timm's own
+    code; the environment variable PMAE_KERNELS wins."""
     shard: bool = False
     """Divide weights, gradients and moments among the processes of torchrun (FSDP2), for encoders that outgrow a card;
     the plain engine alone."""
@@ -265,6 +270,12 @@ class TrainConfig:
         for key in ("shard", "deterministic"):
             rule = f"plain or auto where train.{key} is on"
             require(not getattr(self, key) or self.engine != "graph", "train.engine", rule, self.engine)
+        require(
+            self.kernels == "all" or self.engine != "graph",
+            "train.engine",
+            "plain or auto where train.kernels is not all",
+            self.engine,
+        )
 
 
 @dataclass(frozen=True)

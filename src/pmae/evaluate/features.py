@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pmae.config import AugmentConfig
 from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
@@ -16,6 +16,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.splits import BOXES, duplicates, generator, hold_out
+from pmae.fast import accelerate
 
 CHUNK = {"cuda": 4096, "cpu": 256}
 VALUES = 2**26
@@ -75,6 +76,8 @@ class Extractor:
         part: Part = ALL,
     ) -> None:
         self.represent, self.part = represent, part
+        if isinstance(represent, nn.Module):
+            accelerate(represent)
         self.standardize = standardize
         self.device = device
         self.compiled = device.type == "cuda" if compile is None else compile

@@ -24,6 +24,7 @@ from pmae.evaluate.features import Extractor, evaluating
 from pmae.evaluate.finetune_step import Average, Lesson, QuickLesson, can_be_quick, draw_noise, stochastic_depth
 from pmae.evaluate.protocols import FinetuneConfig
 from pmae.evaluate.splits import HEADS, NOISE, batch_of, generator, mixed, order
+from pmae.fast import accelerate
 from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
@@ -131,6 +132,7 @@ def _lesson(
 ) -> Lesson:
     """The step that is fastest here; the eager one if `quick` is False."""
     device = standardize.mean.device
+    accelerate(classifier)
     if quick is not False and can_be_quick(classifier, device):
         return QuickLesson(classifier, optimizer, standardize, config)
     compiled = device.type == "cuda" if quick is None else quick

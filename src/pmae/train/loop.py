@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pmae import masking
+from pmae import fast, masking
 from pmae.config import Config
 from pmae.data.augment import Standardize, draw_crops
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
-from pmae.method import MaskedAutoencoder, build_method, draw_mask
+from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Start
 from pmae.runs import Run, write_whole
@@ -26,7 +26,7 @@ from pmae.train import checkpoint, sharding
 from pmae.train.distributed import ALONE, World, gathering, joined, placed, require_divisible, restarted
 from pmae.train.environment import memory_errors, pick_device, pick_engine, pick_precision, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker
-from pmae.train.monitor import hidden_r2, save_samples
+from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
 from pmae.train.schedule import rate
 from pmae.train.setup import fitted, foretell_fit, given_weights, opened, seeded_model
 from pmae.train.step import Graph, Inputs, Plain, build_optimizer
@@ -100,8 +100,9 @@ class Trainer:
         # A model to be divided waits on the host: whole, it may not fit on the device.
         self.model = seeded_model(config, self.shape, space, start).to("cpu" if train.shard else device)
         self.model.precision = pick_precision(train.precision, device)
-        if world.size > 1:
-            self.model.gather = gathering(world)
+        fast.accelerate(self.model, train.kernels)
+        if world.size > 1 and self.model.contrastive:
+            self.model.contrastive.gather = gathering(world)
         graph = pick_engine(train, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
@@ -185,14 +186,15 @@ class Trainer:
         """
         number = stream(self.config.train.seed, epoch, position)
         generator = torch.Generator(self.device).manual_seed(number)
-        count = self.batch_size * self.model.views
+        views = 2 if self.model.contrastive else 1
+        count = self.batch_size * views
         crops = draw_crops(count, generator, self.device)
         ratio = masking.draw_ratio(self.config.masking, random.Random(number))
-        draw = draw_mask(self.model, count, ratio, generator)
+        draw = self.model.draw(count, ratio, generator)
         rows = slice(None) if whole else self.world.rows(self.batch_size)
 
         def mine(drawn: Tensor) -> Tensor:
-            return drawn.unflatten(0, (self.model.views, -1))[:, rows].flatten(0, 1)
+            return drawn.unflatten(0, (views, -1))[:, rows].flatten(0, 1)
 
         draw = draw if len(draw.noise) == 1 else draw._replace(noise=mine(draw.noise))
         return Inputs(images, mine(crops), draw, lr)
@@ -262,7 +264,7 @@ class Trainer:
         images = self.standardize(inputs.images)
         finite = images.flatten(1).isfinite().all(1)
         tensors = {"images": inputs.images, "index": index, "noise": inputs.draw.noise, "ratio": inputs.draw.ratio}
-        tensors |= {"hidden": self.model.hidden(inputs.draw), "finite_images": finite}
+        tensors |= {"hidden": hidden_parts(self.model, inputs.draw), "finite_images": finite}
         path = self.run.path / f"failure_step_{step:08d}.safetensors"
         if self.world.main:
             kept = {name: value.contiguous().cpu() for name, value in tensors.items()}

@@ -74,7 +74,16 @@ def _clock(device: torch.device) -> float:
 
 # The run folder of a training: new, or the old one whose settings and data are the same.
 
-FREE = ("train.log_every", "train.keep", "train.track", "train.device", "train.shard", "data.root", "data.threads")
+FREE = (
+    "train.log_every",
+    "train.keep",
+    "train.track",
+    "train.device",
+    "train.kernels",
+    "train.shard",
+    "data.root",
+    "data.threads",
+)
 """Settings that a resumed run may change."""
 
 

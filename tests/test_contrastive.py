@@ -1,21 +1,25 @@
-"""The second task: two crops of an image, each with its own hidden part, find each other among the rest of a batch."""
+"""The contrastive loss: two crops of an image, each with its own hidden part, find each other in a batch."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from pmae import contrastive
 from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, OptimConfig, TrainConfig, replace
+from pmae.contrastive import nt_xent
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
-from pmae.method import build_method, draw_mask
-from pmae.objectives import contrast
-from pmae.train.checkpoint import read_tensors
+from pmae.method import build_method
+from pmae.runs import Run
+from pmae.train.checkpoint import read_fitted, read_tensors
 from pmae.train.loop import Trainer, pretrain
 
 SHAPE = (1, 8, 8)
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def toy(space: str = "pca", weight: float = 1.0) -> tuple[Config, Splits]:
@@ -41,25 +45,25 @@ def test_the_loss_is_the_cross_entropy_of_finding_the_partner() -> None:
         near = np.exp(points[others] @ points[i] / 0.3)
         partner = np.exp(points[(i + 5) % 10] @ points[i] / 0.3)
         expected -= np.log(partner / near.sum()) / 10
-    assert contrast(torch.from_numpy(points), 0.3).item() == pytest.approx(expected, rel=1e-12)
+    assert nt_xent(torch.from_numpy(points), 0.3).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_points_that_cannot_be_told_apart_score_at_chance() -> None:
-    assert contrast(torch.ones(16, 4) / 2, 0.2).item() == pytest.approx(np.log(15), rel=1e-6)
+    assert nt_xent(torch.ones(16, 4) / 2, 0.2).item() == pytest.approx(np.log(15), rel=1e-6)
 
 
 @pytest.mark.parametrize("space", ["pca", "pixels"])
-def test_the_task_is_added_while_training_alone(space: str) -> None:
+def test_the_loss_is_added_while_training_alone(space: str) -> None:
     config, splits = toy(space)
     torch.manual_seed(0)
     model = build_method(config, SHAPE)
     if space == "pca":
         model.space.fit([torch.from_numpy(np.array(splits.train.images[:]))])
     x = torch.randn(8, *SHAPE)
-    draw = draw_mask(model, 8, 0.75 if space == "pixels" else 0.2, torch.Generator().manual_seed(0))
+    draw = model.draw(8, 0.75 if space == "pixels" else 0.2, torch.Generator().manual_seed(0))
     alone = model.eval()(x, draw).loss
     assert model.train()(x, draw).loss > alone
-    model.views = 1
+    model.contrastive = None
     torch.testing.assert_close(model(x, draw).loss, alone)
 
 
@@ -103,6 +107,27 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
         assert one.keys() == two.keys()
         assert all(torch.equal(one[key], two[key]) for key in one)
     assert any(key.startswith("projector.") for key in read_tensors(again.checkpoint() / "decoder.safetensors"))
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by the version before with a head of 8 and 4 numbers, and stopped after the first of two epochs."""
+    monkeypatch.setattr(contrastive, "HIDDEN", 8)
+    monkeypatch.setattr(contrastive, "OUT", 4)
+    shutil.copytree(FIXTURES / "contrastive_run", tmp_path / "run")
+    run = Run(tmp_path / "run")
+    model = read_fitted(run).model
+    assert model.contrastive is not None
+    stored = read_tensors(run.checkpoint() / "decoder.safetensors")
+    assert torch.equal(model.contrastive.head.first.weight, stored["projector.first.weight"])
+    images = np.random.default_rng(0).normal(size=(48, 1, 4, 4)).astype(np.float32).cumsum(3)
+    splits = Splits("toy", ImageSet(images[:32]), None, ImageSet(images[32:]))
+    pretrain(run.config, splits, run.path, resume=True, quiet=True)
+    for name in ("encoder", "decoder"):
+        expected = read_tensors(FIXTURES / "contrastive_run_finished" / f"{name}.safetensors")
+        found = read_tensors(run.checkpoint() / f"{name}.safetensors")
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "value"), [("contrast", -1.0), ("temperature", 0.0)])

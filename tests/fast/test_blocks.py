@@ -4,22 +4,19 @@ Run as a script this file is the process in which Triton interprets: it prints e
 """
 
 import copy
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tests.fast.interpreter import repair_interpreter, run_python
 from timm.layers.drop import DropPath
+from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from pmae.fast import attention as short_attention
+from pmae.fast import attention
 from pmae.fast import blocks as stack
+from pmae.models.encoder import embed_patches
 
 CASES = {"17 tokens": (17, 48, 3), "40 tokens": (40, 32, 2), "odd width": (5, 24, 1), "odd bytes": (5, 20, 1)}
 BOUND = {"float32": 2e-5, "bfloat16": 0.03}
@@ -49,7 +46,6 @@ def blocks_of(width: int, heads: int) -> tuple[nn.Sequential, nn.LayerNorm]:
             layer.eps = 1e-6
     for p in [*blocks.parameters(), *norm.parameters()]:
         nn.init.normal_(p, 0.5 if p.ndim == 1 else 0.0, 0.3)
-    short_attention.install(blocks)
     return blocks, norm
 
 
@@ -79,11 +75,11 @@ def errors(tokens: int, width: int, heads: int, last: int | None, dtype: str, de
     blocks, norm = blocks_of(width, heads)
     blocks, x = blocks[:depth], torch.randn(2, tokens, width)
     expected = run(copy.deepcopy(blocks).double(), copy.deepcopy(norm).double(), x.double(), False, last)
-    return distance(run(halved(blocks, dtype), norm, x, True, last), expected)
+    return distance(run(in_dtype(blocks, dtype), norm, x, True, last), expected)
 
 
-def halved(blocks: nn.Sequential, dtype: str) -> nn.Sequential:
-    """The blocks with their products in this dtype; norms keep float32, as they do under the step."""
+def in_dtype(blocks: nn.Sequential, dtype: str) -> nn.Sequential:
+    """The blocks with their GEMMs in this dtype; norms keep float32, as they do under the step."""
     for layer in blocks.modules():
         if isinstance(layer, nn.Linear):
             layer.to(getattr(torch, dtype))
@@ -114,7 +110,7 @@ def drop_errors(tokens: int, width: int, heads: int, dtype: str, last: int | Non
     reference = with_places(blocks, [Times(row) for row in factors]).double()
     expected = run(reference, copy.deepcopy(norm).double(), x.double(), False, last)
     torch.manual_seed(4)
-    return distance(run(halved(with_places(blocks, some_rates()), dtype), norm, x, True, last), expected)
+    return distance(run(in_dtype(with_places(blocks, some_rates()), dtype), norm, x, True, last), expected)
 
 
 def idle_difference(training: bool, rate: float) -> float:
@@ -128,24 +124,16 @@ def idle_difference(training: bool, rate: float) -> float:
 
 def interpret() -> dict[str, float]:
     """Every case's error; only in a process where Triton interprets."""
-    spec = importlib.util.spec_from_file_location("attention_test", Path(__file__).with_name("test_short_attention.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    attention: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(attention)
-    attention.repair_interpreter()
-    from pmae.fast import attention_kernels as short_attention_kernels
-    from pmae.fast import gelu_kernels
+    from pmae.fast import attention_kernels
 
-    short_attention_kernels.wrap_triton = lambda kernel: kernel
+    repair_interpreter()
+    attention_kernels.wrap_triton = lambda kernel: kernel
     answer = {f"{name} {dtype}": errors(*case, None, dtype) for dtype in BOUND for name, case in CASES.items()}
     answer |= {f"{name} {dtype}": errors(*case, dtype) for dtype in BOUND for name, case in LAST.items()}
     answer |= {
         "one block": errors(5, 24, 1, 3, "float32", depth=1),
         "last and drop": drop_errors(9, 32, 2, "float32", 4),
     }
-    gelu_kernels.NARROW = 0  # from here on GELU and its product are two kernels
-    answer |= {f"apart {dtype}": errors(*CASES["17 tokens"], None, dtype) for dtype in BOUND}
     answer |= {f"{name} {dtype} drop": drop_errors(*case, dtype) for dtype in BOUND for name, case in DROPPED.items()}
     return answer | {"eval": idle_difference(False, 0.5), "rate 0": idle_difference(True, 0.0)}
 
@@ -153,14 +141,11 @@ def interpret() -> dict[str, float]:
 @pytest.fixture(scope="module")
 def found() -> dict[str, float]:
     pytest.importorskip("triton")
-    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, __file__], env=settings, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, float] = json.loads(done.stdout)
+    answer: dict[str, float] = json.loads(run_python(__file__, TRITON_INTERPRET="1"))
     return answer
 
 
-@pytest.mark.parametrize("case", [*CASES, "apart"])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", BOUND)
 def test_the_fused_stack_is_timms_blocks(found: dict[str, float], case: str, dtype: str) -> None:
     assert found[f"{case} {dtype}"] < BOUND[dtype]
@@ -216,7 +201,7 @@ def test_a_place_that_drops_all_has_factors_of_zero() -> None:
 
 def test_stochastic_depth_is_fused_and_a_foreign_module_in_its_place_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(stack, "available", lambda device, tokens, head_dim: True)
+    monkeypatch.setattr(attention, "available", lambda device, tokens, head_dim: True)
     x = torch.zeros(1, 17, 48)
     blocks, norm = blocks_of(48, 3)
     blocks.bfloat16()
@@ -227,16 +212,15 @@ def test_stochastic_depth_is_fused_and_a_foreign_module_in_its_place_is_not(monk
     assert not stack._fusable(blocks, norm, x)
 
 
-def test_only_plain_blocks_with_half_weights_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_plain_blocks_with_bf16_weights_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(stack, "available", lambda device, tokens, head_dim: True)
+    monkeypatch.setattr(attention, "available", lambda device, tokens, head_dim: True)
     x = torch.zeros(1, 17, 48)
     blocks, norm = blocks_of(48, 3)
     assert not stack._fusable(blocks, norm, x)
     blocks.bfloat16()
     assert stack._fusable(blocks, norm, x)
     other = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, init_values=1e-5)
-    short_attention.install(other)
     assert not stack._fusable(other.blocks.bfloat16(), other.norm, x)
     blocks[0].mlp.act = nn.ReLU()
     assert not stack._fusable(blocks, norm, x)
@@ -271,6 +255,15 @@ def test_tokens_that_nobody_reads_do_not_pass_the_last_mlp() -> None:
         block.mlp.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
     assert stack.run_blocks(blocks, norm, torch.randn(2, 5, 24), 3).shape == (2, 3, 24)
     assert seen == [5, 3]
+
+
+def test_the_patch_embedding_as_a_gemm_is_the_convolution() -> None:
+    layer, x = PatchEmbed((8, 16), (4, 8), 3, 16), torch.randn(2, 3, 8, 16)
+    expected = embed_patches(layer, x)
+    assert torch.equal(stack.embed_patches(layer, x), expected)
+    half = stack.embed_patches(layer.bfloat16(), x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.05)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,18 @@ Run as a script this file is that process: it prints the largest relative error 
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from tests.fast.interpreter import distance, repair_interpreter, run_python
 from timm.layers import RmsNorm
 from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pmae.fast import attention as layers
+from pmae.models.encoder import run_blocks as plain_blocks
 
 SHAPES = [(n, h, d) for n in (2, 17, 32, 65) for h in (1, 3) for d in (16, 32, 64)]
 SHAPES += [(2, 12, 16), (5, 12, 16), (26, 6, 16), (32, 2, 8), (40, 3, 24), (66, 2, 32), (64, 2, 16), (128, 1, 32)]
@@ -38,12 +37,6 @@ def reference(qkv: Tensor, heads: int, scale: float) -> Tensor:
     """Attention by torch, in the precision of qkv."""
     q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return functional.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
-
-
-def distance(got: Tensor, expected: Tensor) -> float:
-    """The largest error in units of the largest element; infinite where anything is not a number."""
-    error = ((got.double() - expected).abs().max() / expected.abs().max()).item()
-    return error if error == error else float("inf")
 
 
 def errors(qkv: Tensor, heads: int, scale: float) -> list[float]:
@@ -73,7 +66,7 @@ def sum_errors(dtype: str, tokens: int, heads: int, width: int) -> list[float]:
     return [distance(found, expected), distance(sums, expected.sum(1))]
 
 
-def lone_errors(tokens: int, share: str) -> list[float]:
+def last_token_errors(tokens: int, share: str) -> list[float]:
     """Errors where every query gives the last key all its weight, or none."""
     qkv = torch.randn(1, tokens, 96)
     qkv[:, :, :32] += 4.0
@@ -84,12 +77,14 @@ def lone_errors(tokens: int, share: str) -> list[float]:
 def layer_errors() -> list[float]:
     """Errors of a whole layer that takes the kernel, output and qkv weight's gradient, against timm's in float64."""
     plain = Attention(48, num_heads=3, qkv_bias=True)
-    fast, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
-    layers.install(fast)
+    exact = copy.deepcopy(plain).double()
     x = torch.randn(2, 17, 48)
-    fast(x).square().sum().backward()
+    layers.attend(plain, x).square().sum().backward()
     exact(x.double()).square().sum().backward()
-    return [distance(fast(x), exact(x.double())), distance(fast.qkv.weight.grad, exact.qkv.weight.grad)]
+    return [
+        distance(layers.attend(plain, x), exact(x.double())),
+        distance(plain.qkv.weight.grad, exact.qkv.weight.grad),
+    ]
 
 
 def interpret() -> dict[str, list[float]]:
@@ -106,7 +101,7 @@ def interpret() -> dict[str, list[float]]:
         found[case_key((name, tokens, heads, width))] = errors(qkv, heads, width**-0.5)
     found |= {f"sums {case_key(case)}": sum_errors(*case) for case in SUMS}
     for tokens in (17, 33, 65):
-        found |= {f"last token gets {share} of {tokens}": lone_errors(tokens, share) for share in ("all", "none")}
+        found |= {f"last token gets {share} of {tokens}": last_token_errors(tokens, share) for share in ("all", "none")}
     found |= {f"sharp {tokens}": errors(torch.randn(1, tokens, 96) * 30, 2, 1.0) for tokens in (17, 20, 33, 65)}
     found["strided"] = errors(torch.randn(1, 96, 17).transpose(1, 2), 2, 0.3)
     found["layer"] = layer_errors()
@@ -116,39 +111,9 @@ def interpret() -> dict[str, list[float]]:
     return found
 
 
-def repair_interpreter() -> None:
-    """The interpreter multiplies bfloat16 numbers by their bits and truncates to them; a GPU multiplies and rounds."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    product, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
-
-    def widened(handle: Any) -> Any:
-        if handle.dtype != tl.bfloat16:
-            return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def rounded(data: Any, old: Any, new: Any, mode: Any) -> Any:
-        if (old, new) != (tl.float32, tl.bfloat16):
-            return convert(data, old, new, mode)
-        return torch.from_numpy(data.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
-
-    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: product(self, widened(a), widened(b), *rest)
-    interpreter._convert_float = rounded
-
-
 def case_key(case: tuple[str, int, int, int]) -> str:
     """A case as text, for JSON and for the test's name."""
     return "-".join(map(str, case))
-
-
-def run_python(*arguments: str, **environment: str) -> str:
-    """The output of a fresh interpreter that imports what this one does."""
-    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    done = subprocess.run([sys.executable, *arguments], env=settings, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -168,50 +133,30 @@ def test_special_cases_match_float64(found: dict[str, list[float]], kind: str) -
     assert max(cases.values()) < SPECIAL[kind], cases
 
 
-def test_the_lone_kernel_takes_a_power_of_two_and_one() -> None:
-    fits = pytest.importorskip("pmae.fast.lone_attention_kernels").fits
-    assert [tokens for tokens in range(1, layers.LIMIT + 1) if fits(tokens, 16)] == [17, 33, 65]
-    assert not fits(65, 64)
-
-
 def small_vit(**options: Any) -> VisionTransformer:
     return VisionTransformer(img_size=16, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=0, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"qk_norm": True, "norm_layer": RmsNorm}, {"attn_drop_rate": 0.5}], ids=str)
-def test_install_keeps_weights_and_outputs(options: dict[str, Any]) -> None:
-    plain = small_vit(**options)
-    fast = copy.deepcopy(plain)
-    assert layers.install(fast) == 3
-    fast.load_state_dict(plain.state_dict())
-    assert list(fast.state_dict()) == list(plain.state_dict())
-    x = torch.randn(2, 3, 16, 16)
-    for net in (plain, fast):
+@pytest.mark.parametrize("last", [None, 2])
+def test_where_nothing_is_faster_blocks_are_timms(options: dict[str, Any], last: int | None) -> None:
+    net, x, found = small_vit(**options), torch.randn(2, 5, 48), []
+    for run in (plain_blocks, layers.run_blocks):
         torch.manual_seed(1)  # dropout must draw the same
-        net.output = net(x)
-    torch.testing.assert_close(fast.output, plain.output)
-
-
-def test_masks_reach_timm() -> None:
-    plain = Attention(32, num_heads=2)
-    fast = copy.deepcopy(plain)
-    layers.install(fast)
-    x, mask = torch.randn(2, 6, 32), torch.ones(6, 6, dtype=torch.bool).tril()
-    torch.testing.assert_close(fast(x, attn_mask=mask), plain(x, attn_mask=mask))
-    assert not torch.allclose(fast(x, attn_mask=mask), fast(x))
+        found.append(run(net.blocks, net.norm, x, last))
+    torch.testing.assert_close(*found)
 
 
 def test_only_plain_layers_do_without_timm() -> None:
-    """What must stay with timm: normalized queries, dropped weights while training, masks; and not: their absence."""
+    """What must stay with timm: normalized queries, dropped weights while training, classes of another name."""
     normed, dropping = Attention(32, 2, qk_norm=True, norm_layer=nn.LayerNorm), Attention(32, 2, attn_drop=0.1)
-    module = nn.ModuleList([Attention(32, 2), normed, dropping])
-    assert layers.install(module) == 3
-    assert [layer._altered() for layer in module] == [False, True, True]
-    assert [layer._altered() for layer in module.eval()] == [False, True, False]
+    module = nn.ModuleList([Attention(32, 2), normed, dropping, type("Other", (Attention,), {})(32, 2)])
+    assert [layers.is_plain(layer) for layer in module] == [True, False, False, False]
+    assert [layers.is_plain(layer) for layer in module.eval()] == [True, False, True, False]
 
 
 def test_each_call_decides_by_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One layer, as on a GPU: the kernel up to 32 tokens, timm's own forward above."""
+    """One layer, as on a GPU: the kernel up to 128 tokens, timm's own forward above."""
     seen = []
 
     def kernel(qkv: Tensor, heads: int, scale: float) -> Tensor:
@@ -220,12 +165,10 @@ def test_each_call_decides_by_its_own_tokens(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(layers, "short_attention", kernel)
     monkeypatch.setattr(layers, "on_recent_gpu", lambda device: True)
-    plain = Attention(32, num_heads=2)
-    fast = copy.deepcopy(plain)
-    layers.install(fast)
+    layer = Attention(32, num_heads=2)
     for tokens in (2, 17, 32, 33, 128, 129):
         x = torch.randn(2, tokens, 32)
-        torch.testing.assert_close(fast(x), plain(x))
+        torch.testing.assert_close(layers.attend(layer, x), layer(x))
     assert seen == [2, 17, 32, 33, 128]
 
 
@@ -239,10 +182,9 @@ def test_plan_divides_the_heads(heads: int, head_dim: int) -> None:
 
 
 def test_compiles_in_one_graph() -> None:
-    layer = Attention(32, num_heads=2)
-    expected = layer(x := torch.randn(2, 5, 32))
-    layers.install(layer)
-    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), expected)
+    net, x = small_vit(), torch.randn(2, 5, 48)
+    run = torch.compile(layers.run_blocks, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(net.blocks, net.norm, x), net.norm(net.blocks(x)))
 
 
 def test_works_without_triton() -> None:
@@ -251,26 +193,25 @@ import sys
 sys.modules["triton"] = None
 import torch
 from timm.models.vision_transformer import Attention
-from pmae.fast.attention import available, install
-layer = Attention(32, num_heads=2)
-x = torch.randn(1, 5, 32)
-before = layer(x)
-print(available(torch.device("cuda"), 5, 16), install(layer), torch.equal(layer(x), before))
+from pmae import fast
+from pmae.fast.attention import attend, available
+layer, x = Attention(32, num_heads=2), torch.randn(1, 5, 32)
+print(available(torch.device("cuda"), 5, 16), fast.can_capture(torch.device("cuda")))
+print(torch.equal(attend(layer, x), layer(x)))
 """
-    assert run_python("-c", script).split() == ["False", "1", "True"]
+    assert run_python("-c", script).split() == ["False", "False", "True"]
 
 
-def test_cpu_in_bfloat16_is_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_in_bfloat16_is_plain_gemms(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = Attention(48, num_heads=3, qkv_bias=True), torch.randn(4, 17, 48, requires_grad=True)
     exact = copy.deepcopy(layer).double()(x.detach().double())
-    layers.install(nn.Sequential(layer))
-    plain, used = layers.ShortAttention._products, []
-    monkeypatch.setattr(layers.ShortAttention, "_products", lambda self, qkv: used.append(1) or plain(self, qkv))
-    torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
+    by_gemms, used = layers._by_gemms, []
+    monkeypatch.setattr(layers, "_by_gemms", lambda *inputs: used.append(1) or by_gemms(*inputs))
+    torch.testing.assert_close(layers.attend(layer, x).double(), exact, rtol=1e-5, atol=1e-6)
     assert not used
     with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x)
+        out = layers.attend(layer, x)
     assert len(used) == 1
     assert distance(out, exact) < 2**-6
     out.float().square().sum().backward()
@@ -287,12 +228,11 @@ def test_cpu_has_no_kernel() -> None:
 def test_gpu_layer_under_autocast(compiled: bool) -> None:
     exact = Attention(192, num_heads=12, qkv_bias=True).cuda()
     fast = copy.deepcopy(exact)
-    layers.install(fast)
     x = torch.randn(8, 17, 192, device="cuda")
-    call = torch.compile(fast, fullgraph=True) if compiled else fast
+    call = torch.compile(layers.attend, fullgraph=True) if compiled else layers.attend
     with torch.autocast("cuda", torch.bfloat16):
-        call(x).float().square().sum().backward()
-        assert distance(call(x).detach(), exact.double()(x.double()).detach()) < 2**-5
+        call(fast, x).float().square().sum().backward()
+        assert distance(call(fast, x).detach(), exact.double()(x.double()).detach()) < 2**-5
     exact(x.double()).square().sum().backward()
     assert distance(fast.qkv.weight.grad, exact.qkv.weight.grad) < 2**-5
 

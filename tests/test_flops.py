@@ -7,12 +7,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peers
+from pmae import fast
 from pmae.config import Config, DecoderConfig, EncoderConfig, MaskingConfig, ObjectiveConfig, SpaceConfig
-from pmae.contrastive import POINTS
+from pmae.contrastive import OUT
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.flops import flops_per_image
-from pmae.method import build_method, draw_mask
+from pmae.method import build_method
 
 BATCH = 2
 SMALL = {
@@ -39,17 +40,18 @@ def counted(step) -> int:
 def test_closed_form_is_what_torch_counts(name: str, shape: tuple[int, int, int]) -> None:
     config, _ = resolve(CONFIGS[name], 64, shape)
     model = build_method(config, shape)
+    fast.accelerate(model, "attention")
     ratio = config.masking.masked_patches or config.masking.masked_variance
-    draw = draw_mask(model, BATCH, ratio, torch.Generator().manual_seed(0))
+    draw = model.draw(BATCH, ratio, torch.Generator().manual_seed(0))
     x = torch.randn(BATCH, *shape, generator=torch.Generator().manual_seed(1))
     assert counted(lambda: model(x, draw).loss) == BATCH * flops_per_image(config, shape)
 
 
-def test_a_second_task_counts_both_views() -> None:
+def test_a_contrastive_loss_counts_both_views() -> None:
     config, _ = resolve(Config(**SMALL, objective=ObjectiveConfig(contrast=1.0)), 64, (3, 16, 16))
     model, views = build_method(config, (3, 16, 16)), 2 * BATCH
-    draw = draw_mask(model, views, 0.2, torch.Generator().manual_seed(0))
-    similarities = 3 * 2 * views**2 * POINTS
+    draw = model.draw(views, 0.2, torch.Generator().manual_seed(0))
+    similarities = 3 * 2 * views**2 * OUT
     work = BATCH * flops_per_image(config, (3, 16, 16)) + similarities
     assert counted(lambda: model(torch.randn(views, 3, 16, 16), draw).loss) == work
 

@@ -12,6 +12,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import pmae
+from pmae.component_mask import ComponentMask
 from pmae.config import Config, SpaceConfig, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
@@ -19,7 +20,6 @@ from pmae.errors import UserError
 from pmae.spaces import PCA
 from pmae.train.checkpoint import load_space
 from pmae.train.loop import pretrain
-from pmae.views import ComponentMask
 
 SHAPE = (3, 8, 12)
 
