@@ -51,7 +51,7 @@ class Contrastive:
     """
 
     def __init__(self, config: ObjectiveConfig, width: int) -> None:
-        self.weight, self.temperature = config.contrast or 0.0, config.temperature
+        self.weight, self.temperature = config.contrastive_weight or 0.0, config.temperature
         self.head = ProjectionHead(width)
         self.gather: Callable[[Tensor], Tensor] | None = None
         """From the features of this process to those of all, where there are several."""

@@ -45,7 +45,7 @@ class PatchMask(NamedTuple):
 
 def nominal_ratio(config: MaskingConfig) -> float:
     """The ratio a run aims at: the fixed one, or the middle of the range."""
-    if config.ratio == "uniform":
+    if config.ratio_schedule == "uniform":
         return sum(config.ratio_range) / 2
     fixed = config.masked_patches if config.masked_patches is not None else config.masked_variance
     return 0.2 if fixed is None else fixed
@@ -53,15 +53,15 @@ def nominal_ratio(config: MaskingConfig) -> float:
 
 def draw_ratio(config: MaskingConfig, stream: random.Random) -> float:
     """This batch's ratio. It is drawn on the host: the number of visible patches must be known there."""
-    return stream.uniform(*config.ratio_range) if config.ratio == "uniform" else nominal_ratio(config)
+    return stream.uniform(*config.ratio_range) if config.ratio_schedule == "uniform" else nominal_ratio(config)
 
 
 def draw_mask(
-    config: MaskingConfig, batch: int, units: int, patches: int, ratio: float, generator: torch.Generator
+    config: MaskingConfig, batch: int, groups: int, patches: int, ratio: float, generator: torch.Generator
 ) -> Draw:
     """Noise for one batch on the generator's device, one row an image or one for all."""
     rows = batch if config.per == "image" else 1
-    noise = torch.rand(rows, units, generator=generator, device=generator.device)
+    noise = torch.rand(rows, groups, generator=generator, device=generator.device)
     return Draw(noise, torch.full((), ratio, device=generator.device), visible_patches(patches, ratio))
 
 

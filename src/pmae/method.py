@@ -15,7 +15,6 @@ from pmae.config import Config
 from pmae.contrastive import Contrastive
 from pmae.masking import Draw, PatchMask
 from pmae.models import Decoder, Encoder, build_encoder, patchify, require_vit, unpatchify
-from pmae.objectives import Comparison
 from pmae.spaces import Space, build_space
 
 
@@ -40,18 +39,18 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = Decoder(config.decoder, encoder, config.encoder.patch_size)
         self.patch, self.patches = self.decoder.patch, math.prod(self.decoder.grid)
         self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
-        self.contrastive = Contrastive(config.objective, encoder.width) if config.objective.contrast else None
+        self.contrastive = Contrastive(config.objective, encoder.width) if config.objective.contrastive_weight else None
         if self.contrastive:
             self.decoder.projector = self.contrastive.head  # saved with the decoder, and thrown away with it
 
     @property
-    def units(self) -> int:
-        """How many things can be hidden: components, or groups of them, or patches."""
-        return self.space.units
+    def mask_group_count(self) -> int:
+        """How many things a mask can hide: components, or groups of them, or patches."""
+        return self.space.mask_group_count
 
     def draw(self, batch: int, ratio: float, generator: Generator) -> Draw:
         """The randomness of one batch's masks."""
-        return masking.draw_mask(self.config.masking, batch, self.units, self.patches, ratio, generator)
+        return masking.draw_mask(self.config.masking, batch, self.mask_group_count, self.patches, ratio, generator)
 
     def predict(self, x: Tensor, mask: PatchMask | None = None) -> tuple[Tensor, Tensor]:
         """Patches (B, N, P), or the hidden ones in a mask's order, and the mean patch token (B, width)."""
@@ -60,7 +59,7 @@ class MaskedAutoencoder(nn.Module):
             patches = self.decoder(prefix, tokens, None if mask is None else mask.order)
         return patches.float(), tokens.mean(1)
 
-    def compare(self, found: Comparison, energy: Tensor | float, features: Tensor, masked_share: Tensor) -> Outcome:
+    def compare(self, found: objectives.Comparison, energy: Tensor | float, features: Tensor, share: Tensor) -> Outcome:
         """The scaled squared error and, in training, the contrastive loss between two views of every image."""
         scale = "hidden" if self.space.learns else self.config.objective.scale
         loss = objectives.scaled(found, scale, self.ratio * energy)
@@ -68,7 +67,7 @@ class MaskedAutoencoder(nn.Module):
             with self._autocast(features):
                 z = self.contrastive.project(features)
             loss = loss + self.contrastive.loss(z)
-        return Outcome(loss, found.error, found.energy, masked_share)
+        return Outcome(loss, found.error, found.energy, share)
 
     def _autocast(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)
@@ -83,27 +82,27 @@ class PrincipalMAE(MaskedAutoencoder):
         if self.on_pixels and not space.keeps_rest:
             objectives.require_inverse(config.space.name, space.measured().get("preimage_error"))
 
-    def hidden_units(self, draw: Draw) -> Tensor:
-        """Booleans (B, units): which components, or groups of them, a draw hides."""
-        return self.hide_components(draw.noise, self.space.unit_share, draw.ratio, self.config.masking.prefix)
+    def hidden_groups(self, draw: Draw) -> Tensor:
+        """Booleans (B, G): which components, or groups of them, a draw hides."""
+        return self.hide_components(draw.noise, self.space.mask_group_share, draw.ratio, self.config.masking.prefix)
 
     def hide(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients (B, K), which of them are hidden (B, K), and the image of the visible ones."""
-        z, hidden = self.space.project(x), self.space.spread(self.hidden_units(draw))
-        visible = self.space.rough_reconstruct(z.masked_fill(hidden, 0.0))
+        z, hidden = self.space.project(x), self.space.expand_mask(self.hidden_groups(draw))
+        visible = self.space.reconstruct_bf16(z.masked_fill(hidden, 0.0))
         return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
         z, hidden, visible = self.hide(x, draw)
         patches, features = self.predict(visible)
         y = unpatchify(patches, self.patch, self.encoder.shape)
-        masked_share = (self.space.share * hidden).sum(1).expand(len(x))
+        share = (self.space.variance_share * hidden).sum(1).expand(len(x))
         if not self.on_pixels:
-            found = objectives.on_components(self.space.rough_project(y), z, hidden)
-            return self.compare(found, self.space.variance.sum(), features, masked_share)
+            found = objectives.on_components(self.space.project_bf16(y), z, hidden)
+            return self.compare(found, self.space.variance.sum(), features, share)
         # Standardized pixels have a variance of 1 each, which coefficients without an inverse do not add up to.
         energy = float(x[0].numel()) if math.isinf(self.space.tolerance) else self.space.variance.sum()
-        return self.compare(objectives.on_pixels(y, x - visible), energy, features, masked_share)
+        return self.compare(objectives.on_pixels(y, x - visible), energy, features, share)
 
 
 class MAE(MaskedAutoencoder):
@@ -114,7 +113,7 @@ class MAE(MaskedAutoencoder):
         require_vit(encoder, config.encoder.name)
 
     @property
-    def units(self) -> int:
+    def mask_group_count(self) -> int:
         return self.patches
 
     def forward(self, x: Tensor, draw: Draw) -> Outcome:

@@ -55,5 +55,5 @@ def test_hidden_parts_hold_the_share_that_forward_reports(tiny: Config, x: torch
     model = method(tiny, space__name=space)
     draw = model.draw(len(x), 0.5, torch.Generator().manual_seed(1))
     hidden = hidden_parts(model, draw)
-    weight = model.space.share if isinstance(model, PrincipalMAE) else torch.full((16,), 1 / 16)
+    weight = model.space.variance_share if isinstance(model, PrincipalMAE) else torch.full((16,), 1 / 16)
     torch.testing.assert_close((hidden * weight).sum(1), model(x, draw).masked_share)

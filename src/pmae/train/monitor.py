@@ -67,17 +67,17 @@ def _visualize_patches(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> Visua
 def hidden_parts(model: MaskedAutoencoder, draw: Draw) -> Tensor:
     """Booleans (B, K) of components or (B, N) of patches: what a draw hides."""
     if isinstance(model, PrincipalMAE):
-        return model.space.spread(model.hidden_units(draw))
+        return model.space.expand_mask(model.hidden_groups(draw))
     return masking.hide_patches(draw.noise, draw.visible).hidden
 
 
 def component_errors(model: PrincipalMAE, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-    """(units,) squared error and energy of each mask group, summed over the images in which it was hidden."""
+    """(G,) squared error and energy of each mask group, summed over the images in which it was hidden."""
     z, hidden, visible = model.hide(x, draw)
     y = unpatchify(model.predict(visible)[0], model.patch, model.encoder.shape)
     predicted = model.space.project(y + visible if model.on_pixels else y)
     error, energy = ((predicted - z).square() * hidden).sum(0), (z.square() * hidden).sum(0)
-    return model.space.by_unit(error), model.space.by_unit(energy)
+    return model.space.sum_by_mask_group(error), model.space.sum_by_mask_group(energy)
 
 
 @torch.no_grad()
@@ -94,7 +94,7 @@ def hidden_r2(
     ratio = masking.nominal_ratio(model.config.masking)
     count = min(len(batches), MOST_IMAGES)
     error, energy = torch.zeros((), device=device), torch.zeros((), device=device)
-    by_component = torch.zeros(2, model.units, device=device)
+    by_component = torch.zeros(2, model.mask_group_count, device=device)
     for start in range(0, count, 256):
         x = standardize(batches.take(torch.arange(start, min(start + 256, count), device=device)))
         draw = model.draw(len(x), ratio, generator)
@@ -103,7 +103,7 @@ def hidden_r2(
         if isinstance(model, PrincipalMAE):
             by_component += torch.stack(component_errors(model, x, draw))
     values = {name: float(1 - error / energy)}
-    return values if isinstance(model, MAE) else values | _bands(model.space.before, *by_component)
+    return values if isinstance(model, MAE) else values | _bands(model.space.share_before, *by_component)
 
 
 def _bands(before: Tensor, error: Tensor, energy: Tensor) -> dict[str, float]:
@@ -139,18 +139,18 @@ def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, b
 
 
 def _spectrum(model: PrincipalMAE, draw: Draw, count: int) -> dict[str, Tensor]:
-    """The variance of the mask groups, largest first, and in the same order what each mask hides (B, units)."""
-    variance, hidden = model.space.by_unit(model.space.variance), model.hidden_units(draw)
+    """The variance of the mask groups, largest first, and in the same order what each mask hides (B, G)."""
+    variance, hidden = model.space.sum_by_mask_group(model.space.variance), model.hidden_groups(draw)
     order = variance.argsort(descending=True, stable=True)
     return {"variance": variance[order], "hidden": hidden[:, order].expand(count, -1)}
 
 
 def _parts_of_spectrum(model: PrincipalMAE, x: Tensor) -> dict[str, Tensor]:
     """The images that the components between two shares of cumulated variance make on their own."""
-    z, before = model.space.project(x), model.space.before
+    z, before = model.space.project(x), model.space.share_before
     nothing = model.space.reconstruct(torch.zeros_like(z))
     parts = {}
     for name, (low, high) in THIRDS.items():
         inside = (before >= low) & (before < high)
-        parts[name] = model.space.reconstruct(z * model.space.spread(inside[None])) - nothing
+        parts[name] = model.space.reconstruct(z * model.space.expand_mask(inside[None])) - nothing
     return parts

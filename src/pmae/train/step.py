@@ -14,7 +14,7 @@ from pmae.data.augment import Standardize, boxes_of, crop
 from pmae.fast.graph import CapturedStep, compiled
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder
-from pmae.train.distributed import ALONE, World
+from pmae.train.distributed import ONE_PROCESS, World
 
 
 class Inputs(NamedTuple):
@@ -41,14 +41,14 @@ class Tally:
         self.sums.add_(values)
         self.steps.add_(1)
 
-    def read(self, world: World = ALONE) -> tuple[dict[str, float], int]:
+    def read(self, world: World = ONE_PROCESS) -> tuple[dict[str, float], int]:
         """Means since the last reading, and the first bad step (counted from the last reading; -1 if none). Waits.
 
         Both are of all processes: a step is bad if one of them found it so.
         """
-        world.add_up(self.sums).div_(world.size)
+        world.all_reduce(self.sums).div_(world.size)
         loss, error, energy, share, steps, bad = self._all.tolist()
-        bad = min((step for step in world.gather(int(bad)) if step >= 0), default=-1)
+        bad = min((step for step in world.all_gather(int(bad)) if step >= 0), default=-1)
         self._all.zero_(), self.bad_step.fill_(-1)
         r2 = 1 - error / energy if energy > 0 else float("nan")
         return {"loss": loss / steps, "r2": r2, "masked_share": share / steps}, bad
@@ -63,7 +63,7 @@ class Plain:
         standardize: Standardize,
         config: Config,
         optimizer: torch.optim.Optimizer,
-        world: World = ALONE,
+        world: World = ONE_PROCESS,
     ) -> None:
         self.world = world
         self.model, self.standardize, self.config, self.optimizer = model, standardize, config, optimizer
@@ -117,7 +117,7 @@ class Graph(Plain):
         standardize: Standardize,
         config: Config,
         optimizer: torch.optim.Optimizer,
-        world: World = ALONE,
+        world: World = ONE_PROCESS,
     ) -> None:
         super().__init__(model, standardize, config, optimizer, world)
         # Crops and projections stay in float32 but may multiply in TF32: 1e-3 of an image, far below R2's resolution,
@@ -125,8 +125,8 @@ class Graph(Plain):
         torch.set_float32_matmul_precision("high")
         in_bf16 = model.precision == torch.bfloat16
         if in_bf16:
-            model.space.allow_rounding()
-        many = config.masking.ratio == "uniform" and config.space.name == "pixels"
+            model.space.allow_bf16()
+        many = config.masking.ratio_schedule == "uniform" and config.space.name == "pixels"
         measure = self.measure if many else compiled(self.measure)
         # A dozen kernels for a few numbers, or one.
         self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]
