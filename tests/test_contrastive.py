@@ -16,7 +16,7 @@ from pmae.errors import Interrupted, UserError
 from pmae.method import build_method
 from pmae.runs import Run
 from pmae.tensor_files import read_tensors
-from pmae.train.checkpoint import read_fitted
+from pmae.train.checkpoint import load_trained
 from pmae.train.loop import Pretraining, pretrain
 
 SHAPE = (1, 8, 8)
@@ -116,7 +116,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(contrastive, "OUT", 4)
     shutil.copytree(FIXTURES / "contrastive_run", tmp_path / "run")
     run = Run(tmp_path / "run")
-    model = read_fitted(run).model
+    model = load_trained(run).model
     assert model.contrastive is not None
     stored = read_tensors(run.checkpoint() / "decoder.safetensors")
     assert torch.equal(model.contrastive.head.first.weight, stored["projector.first.weight"])
