@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pmae.errors import UserError
 from pmae.evaluate.online import logistic_regression, quick_scores
-from pmae.evaluate.probes import Heads, Source, Task, choose, train_probes, train_together
+from pmae.evaluate.probes import Heads, ProbeTask, Source, choose, train_probes, train_together
 from pmae.evaluate.protocols import PRESETS, ProbeConfig, only, paper, preset, released, strong
 from pmae.evaluate.splits import batch_of, hold_out, order
 from pmae.train.schedule import rate
@@ -39,8 +39,8 @@ def always(x: Tensor) -> Source:
     return lambda epoch: x
 
 
-def task(labels: Tensor, classes: int = 4) -> Task:
-    return Task(labels, classes, ("cls", "mean"), hidden=10)
+def task(labels: Tensor, classes: int = 4) -> ProbeTask:
+    return ProbeTask(labels, classes, ("cls", "mean"), hidden=10)
 
 
 def every(config: ProbeConfig) -> dict[tuple[str, str], tuple[tuple[float, float], ...]]:
@@ -55,7 +55,7 @@ def test_each_head_of_a_stack_is_what_it_would_be_alone() -> None:
         for p, pooling in enumerate(("cls", "mean")):
             for r, setting in enumerate(config.grid):
                 lone = dataclasses.replace(config, kinds=(kind,))
-                alone_task = Task(labels, 4, (pooling,), 10)
+                alone_task = ProbeTask(labels, 4, (pooling,), 10)
                 alone = train_probes(always(x[p : p + 1]), alone_task, lone, {(kind, pooling): (setting,)}, 3)
                 assert torch.allclose(
                     alone.scores(x[p : p + 1])[kind, pooling][0], together[kind, pooling][r], atol=1e-4
@@ -105,7 +105,7 @@ def test_training_equals_torch_layers_with_torch_sgd(kind: Literal["linear", "ml
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-    probes = train_probes(always(x[:1]), Task(labels, 4, ("cls",), 10), config, {(kind, "cls"): config.grid}, 5)
+    probes = train_probes(always(x[:1]), ProbeTask(labels, 4, ("cls",), 10), config, {(kind, "cls"): config.grid}, 5)
     with torch.no_grad():
         expected = model(x[0]).softmax(1)
     # torch's momentum folds the rate in at the update, as ours does, so the schedules agree step by step.
@@ -141,7 +141,7 @@ def test_an_mlp_learns_what_a_linear_head_cannot() -> None:
     both = torch.from_numpy(x)[None]
     config = ProbeConfig(epochs=60, warmup_epochs=5, batch_size=60, base_lrs=(0.5,), augment=None)
     grid = {("linear", "cls"): config.grid, ("mlp", "cls"): config.grid}
-    probes = train_probes(always(both), Task(labels, 2, ("cls",), 32), config, grid, 0)
+    probes = train_probes(always(both), ProbeTask(labels, 2, ("cls",), 32), config, grid, 0)
     right = {kind: float((s[0].argmax(1) == labels).float().mean()) for (kind, _), s in probes.scores(both).items()}
     assert right["linear"] < 0.7
     assert right["mlp"] > 0.95

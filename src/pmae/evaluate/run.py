@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from safetensors.torch import save_file
 
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
@@ -17,7 +16,8 @@ from pmae.evaluate.features import Processes, Representation, extract
 from pmae.evaluate.protocols import Protocols, only
 from pmae.models import build_encoder
 from pmae.results import Score, scores_of
-from pmae.runs import Run, write_whole
+from pmae.runs import Run
+from pmae.tensor_files import write_tensors
 
 MAPPED = 2000
 """Test images whose features are kept for the map in the report."""
@@ -97,8 +97,8 @@ class RunEvaluation:
             return
         part = test.take(torch.linspace(0, len(test) - 1, min(MAPPED, len(test))).long().numpy())
         features = extract(encoder, Batches(part.images, self.device), self.standardize, compile=False)["mean"].cpu()
-        tensors = {"features": features.contiguous(), "labels": torch.as_tensor(part.labels)}
-        write_whole(self.run.path / "features.safetensors", lambda temporary: save_file(tensors, temporary))
+        tensors = {"features": features, "labels": torch.as_tensor(part.labels)}
+        write_tensors(self.run.path / "features.safetensors", tensors)
 
 
 def score_table(run: Run) -> str:

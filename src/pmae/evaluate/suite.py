@@ -15,7 +15,7 @@ from pmae.errors import require
 from pmae.evaluate.features import Bench, Processes, Representation, describe, set_up, shape_of, stacked
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.knn import nearest, votes
-from pmae.evaluate.probes import Task, choose, train_together
+from pmae.evaluate.probes import ProbeTask, choose, train_together
 from pmae.evaluate.protocols import FinetuneConfig, KnnConfig, ProbeConfig, Protocols
 from pmae.evaluate.results import Predictions, SeedPredictions, score_of
 from pmae.evaluate.splits import complete
@@ -83,7 +83,7 @@ def _probes(bench: Bench, config: ProbeConfig, seeds: Sequence[int]) -> list[Pre
     """Linear and MLP heads for every seed, each with the settings that were best on the validation part."""
     with bench.timed("probes"):
         poolings = _poolings(bench, config.poolings)
-        task = Task(bench.target(), len(bench.classes), poolings, bench.represent.width)
+        task = ProbeTask(bench.target(), len(bench.classes), poolings, bench.represent.width)
         plain = {name: stacked(found, poolings) for name, found in bench.features.items()}
         found: dict[tuple[str, str, str], list[SeedPredictions]] = {}
 
