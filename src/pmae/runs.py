@@ -30,6 +30,10 @@ REASONS = {
 """Why a file cannot be written, in words."""
 
 
+LONGEST, LONGEST_PATH = 255, 3900
+"""Bytes of a file's name, and of a folder's path so that its files' paths still fit."""
+
+
 class Run:
     """A run folder that exists."""
 
@@ -108,6 +112,20 @@ def _step(state: Path) -> int | None:
     except UserError:
         return None
     return step if type(step) is int and step >= 0 else None
+
+
+def folder_path(given: Path | str, parameter: str = "out") -> Path:
+    """A path that a person wrote, with `~` expanded; refused where no file system could take it."""
+    require(str(given) != "", parameter, "a path", given)
+    path = Path(given).expanduser()
+    longest = max(len(os.fsencode(part)) for part in path.parts) if path.parts else 0
+    require(longest <= LONGEST, parameter, f"a path of names of at most {LONGEST} bytes", f"one of {longest}")
+    whole = len(os.fsencode(path))
+    require(whole <= LONGEST_PATH, parameter, f"a path of at most {LONGEST_PATH:,} bytes", f"one of {whole:,}")
+    for each in (path, *path.parents):
+        dangling = each.is_symlink() and not each.exists()
+        require(not dangling, parameter, "a path whose links lead somewhere", str(each))
+    return path
 
 
 def require_vacant(path: Path) -> None:

@@ -16,7 +16,7 @@ from pmae.runs import Run
 from pmae.spaces import SPACES
 from pmae.sweep.space_figures import figures_page
 from pmae.sweep.spaces import CHOSEN, Grid, grid_jobs, space_label, space_settings
-from pmae.train.loop import Trainer
+from pmae.train.loop import Pretraining
 
 from .conftest import SMALL, shaded
 
@@ -103,17 +103,17 @@ def test_a_killed_table_goes_on_where_it_was(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["table", "--data", files, "--spaces", "pca", "cosine", "--ratios", 0.2, "--epochs", 2, *SMALL]
-    before, steps = Trainer.inputs, []
+    before, steps = Pretraining.inputs, []
 
-    def die(self: Trainer, *arguments: object, **named: object) -> object:
+    def die(self: Pretraining, *arguments: object, **named: object) -> object:
         steps.append(self.step)
         if len(steps) == 7:  # of 2 steps an epoch and 4 a run: in the second run, after its first epoch
             raise KeyboardInterrupt
         return before(self, *arguments, **named)
 
-    monkeypatch.setattr(Trainer, "inputs", die)
+    monkeypatch.setattr(Pretraining, "inputs", die)
     assert spaces(*common, "--out", tmp_path) == 130
-    monkeypatch.setattr(Trainer, "inputs", before)
+    monkeypatch.setattr(Pretraining, "inputs", before)
     capsys.readouterr()
     assert spaces(*common, "--out", tmp_path) == 0
     printed = capsys.readouterr().out
