@@ -13,7 +13,7 @@ import pytest
 from pmae import api
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
-from pmae.evaluate.protocols import KnnConfig, Protocols
+from pmae.evaluate.protocols import KnnProtocol, Protocols
 from pmae.report.contents import load
 from pmae.results import Evaluation, scores_of
 from pmae.results_file import read_evaluations
@@ -58,7 +58,7 @@ def test_a_run_of_the_version_before_is_evaluated_further_and_nothing_of_it_is_l
     before, rng = old.results["evaluation"], np.random.default_rng(0)
     images = rng.integers(0, 255, (24, 1, 8, 8), dtype=np.uint8)
     part = ImageSet(images, np.arange(24) % 2, ("dark", "light"))
-    protocols = Protocols("quick", None, KnnConfig((1,)), None, resamples=5)
+    protocols = Protocols("quick", None, KnnProtocol((1,)), None, resamples=5)
     api.evaluate(old.path, protocols, Splits("stripes", part, test=part), baselines=False, device="cpu", figures=False)
     assert old.results["evaluation"] == before
     assert [(e.method, e.epoch) for e in old.evaluations[len(before) :]] == [("pmae", 1)]

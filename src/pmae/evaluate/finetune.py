@@ -19,7 +19,7 @@ from pmae.data.batches import Batches
 from pmae.errors import UserError, unknown_name
 from pmae.evaluate.features import Extractor, evaluating
 from pmae.evaluate.finetune_step import Average, Lesson, QuickLesson, can_be_quick, draw_noise, stochastic_depth
-from pmae.evaluate.protocols import FinetuneConfig
+from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.evaluate.splits import HEADS, NOISE, batch_of, generator, mixed, order
 from pmae.runs import read_object, write_json
 from pmae.tensor_files import read_tensors, write_tensors
@@ -71,7 +71,7 @@ def finetune(
     labels: Tensor,
     classes: int,
     standardize: Standardize,
-    config: FinetuneConfig,
+    config: FinetuneProtocol,
     seed: int = 0,
     folder: Path | None = None,
     compile: bool | None = None,
@@ -125,7 +125,7 @@ def _lesson(
     classifier: Classifier,
     optimizer: torch.optim.Optimizer,
     standardize: Standardize,
-    config: FinetuneConfig,
+    config: FinetuneProtocol,
     quick: bool | None,
 ) -> Lesson:
     """The step that is fastest here; the eager one if `quick` is False."""
@@ -157,7 +157,7 @@ def _digest(encoder: nn.Module, labels: Tensor) -> str:
     return state.hexdigest()
 
 
-def _optimizer(classifier: Classifier, config: FinetuneConfig, batch: int, device: torch.device) -> torch.optim.AdamW:
+def _optimizer(classifier: Classifier, config: FinetuneProtocol, batch: int, device: torch.device) -> torch.optim.AdamW:
     """AdamW with one group per (depth, decayed or not), each with its own peak rate."""
     peak = config.base_lr * batch / 256
     named = [(name, p) for name, p in classifier.named_parameters() if p.requires_grad]
@@ -217,8 +217,8 @@ def restore(
         return []
     state = read_object(folder / STATE)
     name, losses = state.get("tensors"), state.get("losses")
-    named = isinstance(name, str) and Path(name).name == name
-    if not named or not isinstance(losses, list) or not all(isinstance(loss, int | float) for loss in losses):
+    numbers = isinstance(losses, list) and all(isinstance(loss, int | float) for loss in losses)
+    if not isinstance(name, str) or Path(name).name != name or not numbers:
         raise UserError(f"folder must hold a readable fine-tuning state, got {str(folder)!r}")
     if state.get("identity") != json.loads(json.dumps(identity)):
         raise UserError(f"folder must hold fine-tuning with the same settings, data and seed, got another in {folder}")
@@ -230,7 +230,7 @@ def restore(
         _restore_moments(model, optimizer, tensors)
     except (RuntimeError, KeyError) as error:
         raise UserError(f"folder must hold the tensors of this fine-tuning, got others in {str(folder)!r}") from error
-    return [float(loss) for loss in losses]
+    return list(losses or ())
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

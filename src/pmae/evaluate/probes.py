@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pmae.evaluate.protocols import ProbeConfig
+from pmae.evaluate.protocols import ProbeProtocol
 from pmae.evaluate.splits import HEADS, batch_of, generator, order
 from pmae.fast.graph import Replay
 from pmae.train.schedule import rate
@@ -161,13 +161,13 @@ class Probes:
         return found
 
 
-def train_probes(source: Source, task: ProbeTask, config: ProbeConfig, grid: Grid, seed: int) -> Probes:
+def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: Grid, seed: int) -> Probes:
     """Train all the heads of a grid for `config.epochs`."""
     return train_together(source, task, config, {seed: grid})[seed]
 
 
 def train_together(
-    source: Source, task: ProbeTask, config: ProbeConfig, grids: Mapping[int, Grid]
+    source: Source, task: ProbeTask, config: ProbeProtocol, grids: Mapping[int, Grid]
 ) -> dict[int, Probes]:
     """The same for several seeds on the same passes of features: they differ in first weights and in order.
 
@@ -193,7 +193,7 @@ def train_together(
 
 
 def choose(
-    source: Source, plain: Tensor, task: ProbeTask, parts: tuple[Tensor, Tensor], config: ProbeConfig, seed: int
+    source: Source, plain: Tensor, task: ProbeTask, parts: tuple[Tensor, Tensor], config: ProbeProtocol, seed: int
 ) -> Grid:
     """For each (kind, pooling) the setting with the best accuracy on the held-out part, trained on the other part.
 
@@ -214,7 +214,7 @@ def choose(
     return best
 
 
-def _stacks(task: ProbeTask, config: ProbeConfig, grid: Grid, seed: int, features: Tensor) -> tuple[Heads, ...]:
+def _stacks(task: ProbeTask, config: ProbeProtocol, grid: Grid, seed: int, features: Tensor) -> tuple[Heads, ...]:
     """Untrained heads of every kind on the features' device."""
     width, scale = features.shape[2], config.batch_size / 256
     return tuple(_stack(kind, width, task, grid, scale, seed).to(features.device) for kind in config.kinds)

@@ -15,7 +15,7 @@ from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import Processes, Representation, extract
 from pmae.evaluate.protocols import Protocols, only
 from pmae.models import build_encoder
-from pmae.results import Score, scores_of
+from pmae.results import PRIMARY, Score, scores_of
 from pmae.runs import Run
 from pmae.tensor_files import write_tensors
 
@@ -91,12 +91,12 @@ class RunEvaluation:
                 self.run.add_evaluation(found)
 
     def save_features(self, encoder: Representation) -> None:
-        """Mean features and labels of some test images, for the map in the report."""
+        """Features and labels of some test images, for the map in the report."""
         test = self.splits.test
         if test is None or test.labels is None:
             return
         part = test.take(torch.linspace(0, len(test) - 1, min(MAPPED, len(test))).long().numpy())
-        features = extract(encoder, Batches(part.images, self.device), self.standardize, compile=False)["mean"].cpu()
+        features = extract(encoder, Batches(part.images, self.device), self.standardize, compile=False)[PRIMARY].cpu()
         tensors = {"features": features, "labels": torch.as_tensor(part.labels)}
         write_tensors(self.run.path / "features.safetensors", tensors)
 
