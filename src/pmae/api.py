@@ -15,7 +15,7 @@ from pmae.evaluate.online import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.run import RunEvaluation
 from pmae.evaluate.splits import complete
-from pmae.report.charts import save_figures
+from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder

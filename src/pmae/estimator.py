@@ -22,7 +22,7 @@ from pmae.derive import describe, resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name
 from pmae.evaluate.online import online_probe
-from pmae.report.charts import save_figures
+from pmae.report.page import save_figures
 from pmae.rows import as_fitted, as_images, as_table, is_flat
 from pmae.runs import Run
 from pmae.train import loop
