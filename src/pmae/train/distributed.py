@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import Config
-from pmae.data.batches import Share
+from pmae.data.batches import Rank
 from pmae.errors import UserError, require
 from pmae.method import PMAE, MaskedAutoencoder
 
@@ -35,7 +35,7 @@ class World:
         self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
         self.main, self.share = rank == 0, (rank, size)
 
-    share: Share
+    share: Rank
     """Which part of the images is this process's, and of how many."""
 
     def rows(self, count: int) -> slice:
