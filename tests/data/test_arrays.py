@@ -215,7 +215,7 @@ def test_chunks_are_what_the_whole_file_holds(
         np.testing.assert_array_equal(np.concatenate([part.images for part in mine]), expected.images)
         assert all(part.vectors == expected.vectors for part in mine)
     assert np.concatenate([part.labels for _, part in parts]).tolist() == [-1] * 11 + [1, 0, 1, 0]
-    second = [part.images for _, part in read_chunks(config, 3, "train", rank=(1, 2)).chunks]
+    second = [part.images for _, part in read_chunks(config, 3, "train", part=(1, 2)).chunks]
     np.testing.assert_array_equal(np.concatenate(second), whole.train.images[6:])
 
 
@@ -261,7 +261,7 @@ def test_tiny_imagenet_streams_file_by_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.concatenate([part.images for part in mine]), expected.images)
         assert [name for part in mine for name in part.names] == list(expected.names)
         assert [label for part in mine for label in part.labels] == expected.labels.tolist()
-    by_path = read_chunks(DataConfig(str(tree)), 100, "test", rank=(0, 2))
+    by_path = read_chunks(DataConfig(str(tree)), 100, "test", part=(0, 2))
     assert sum(len(part) for _, part in by_path.chunks) == 4
 
 

@@ -20,8 +20,8 @@ AHEAD = 2
 """How many batches are read before they are asked for."""
 SMALLEST_STD = 1e-30
 """Below it, float32 has too few digits left for a variation."""
-Rank = tuple[int, int]
-"""A process's number and how many there are: each has its own run of the images, one after the other."""
+Part = tuple[int, int]
+"""Which part of the images, and of how many: each process has its own, one run of neighbours."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -77,11 +77,11 @@ class Batches:
     def _moved(self, rows: Tensor) -> Tensor:
         return rows if self.device.type == "cpu" else rows.pin_memory().to(self.device, non_blocking=True)
 
-    def passes(self, size: int = 1024, rank: Rank = (0, 1)) -> Iterator[Tensor]:
-        """All images of a process once, in order, at most `size` at a time and fewer where they are large."""
+    def passes(self, size: int = 1024, part: Part = (0, 1)) -> Iterator[Tensor]:
+        """All images of a part once, in order, at most `size` at a time and fewer where they are large."""
         size = max(1, min(size, NUMBERS // math.prod(self._array.shape[1:])))
-        number, processes = rank
-        first, last = len(self) * number // processes, len(self) * (number + 1) // processes
+        number, parts = part
+        first, last = len(self) * number // parts, len(self) * (number + 1) // parts
         starts = range(first, last, size)
         yield from self.each(torch.arange(start, min(start + size, last), device=self._at) for start in starts)
 
@@ -89,11 +89,11 @@ class Batches:
 class Standardized:
     """Standardized batches of all images in order, a new pass at every iteration: what a space is fitted on."""
 
-    def __init__(self, batches: Batches, standardize: Standardize, rank: Rank = (0, 1)) -> None:
-        self.batches, self.standardize, self.rank = batches, standardize, rank
+    def __init__(self, batches: Batches, standardize: Standardize, part: Part = (0, 1)) -> None:
+        self.batches, self.standardize, self.part = batches, standardize, part
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self.standardize(batch) for batch in self.batches.passes(2048, self.rank))
+        return (self.standardize(batch) for batch in self.batches.passes(2048, self.part))
 
 
 def read_ahead(read: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
@@ -136,7 +136,7 @@ def _whole(images: np.ndarray | OnDemand, device: torch.device) -> Tensor:
 def fit_standardize(
     batches: Batches,
     per: Literal["channel", "pixel"],
-    rank: Rank = (0, 1),
+    part: Part = (0, 1),
     add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Standardize:
     """Mean and standard deviation of the training images, in float64 in one pass; `add_up` adds those of all processes.
@@ -145,7 +145,7 @@ def fit_standardize(
     """
     count, total, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     shift: Tensor | None = None
-    for batch in batches.passes(rank=rank):
+    for batch in batches.passes(part=part):
         x = batch.to(torch.float64)
         # Sums about the first batch's mean, so that 16-bit data with a large offset loses no digits.
         shift = _mean_of_first(x.mean(0), add_up) if shift is None else shift

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmae.config import DataConfig
-from pmae.data.batches import Rank, read_ahead
+from pmae.data.batches import Part, read_ahead
 from pmae.data.fetch import (
     CIFAR10_FOLDERS,
     MEDMNIST_28_MD5,
@@ -48,7 +48,7 @@ class Chunks(NamedTuple):
     chunks: Iterator[tuple[str, ImageSet]]
 
 
-def read_chunks(config: DataConfig, size: int, split: str = "all", rank: Rank = (0, 1)) -> Chunks:
+def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = (0, 1)) -> Chunks:
     """The images that `load` would give, in order, at most `size` at a time; of several processes, those of one.
 
     Image files, shards, .npy and .npz files and MedMNIST may be more than memory holds. The other named sets, of which
@@ -58,14 +58,14 @@ def read_chunks(config: DataConfig, size: int, split: str = "all", rank: Rank = 
     found = _samples(config)
     if found is None:
         whole = _load_arrays(config, on_demand=True)
-        there = {name: part for name in SPLITS if (part := getattr(whole, name)) is not None}
-        chosen = _chosen(list(there), split)
-        return Chunks(chosen, _chunks({name: there[name] for name in chosen}, size, rank))
+        sets = {name: images for name in SPLITS if (images := getattr(whole, name)) is not None}
+        chosen = _chosen(list(sets), split)
+        return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part))
     left_out = [words for own in found.samples.values() for words in own.without_image]
     unreadable = Unreadable(config, left_out, warn_at_once=False)
     chosen = _chosen([name for name, own in found.samples.items() if len(own)], split)
     sets = open_images(found.samples, _converted(config), unreadable, chosen)
-    return Chunks(chosen, _chunks(sets, size, rank, unreadable))
+    return Chunks(chosen, _chunks(sets, size, part, unreadable))
 
 
 def _chosen(there: list[str], split: str) -> list[str]:
@@ -75,20 +75,20 @@ def _chosen(there: list[str], split: str) -> list[str]:
 
 
 def _chunks(
-    sets: dict[str, ImageSet], size: int, rank: Rank, unreadable: Unreadable | None = None
+    sets: dict[str, ImageSet], size: int, part: Part, unreadable: Unreadable | None = None
 ) -> Iterator[tuple[str, ImageSet]]:
     """The next chunk is read while one is used; where some splits have labels, the others get `NO_LABEL`."""
-    classes = next((part.classes for part in sets.values() if part.labels is not None), None)
-    starts = [(name, start) for name, part in sets.items() for start in range(0, len(part), size)]
-    number, processes = rank
-    mine = starts[-(-len(starts) * number // processes) : -(-len(starts) * (number + 1) // processes)]
+    classes = next((images.classes for images in sets.values() if images.labels is not None), None)
+    starts = [(name, start) for name, images in sets.items() for start in range(0, len(images), size)]
+    number, parts = part
+    mine = starts[-(-len(starts) * number // parts) : -(-len(starts) * (number + 1) // parts)]
 
     def read(place: tuple[str, int]) -> tuple[str, ImageSet]:
         name, start = place
-        part = sets[name].take(np.arange(start, min(start + size, len(sets[name])))).loaded()
-        if classes is not None and part.labels is None:
-            part = replace(part, labels=np.full(len(part), NO_LABEL, np.int64), classes=classes)
-        return name, part
+        chunk = sets[name].take(np.arange(start, min(start + size, len(sets[name])))).loaded()
+        if classes is not None and chunk.labels is None:
+            chunk = replace(chunk, labels=np.full(len(chunk), NO_LABEL, np.int64), classes=classes)
+        return name, chunk
 
     yield from (chunk for chunk in read_ahead(read, mine, 1) if len(chunk[1]))
     if unreadable is not None:
