@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
+from tests.data.test_scientific import write_dicom
 
 from pmae.config import Config, DataConfig
 from pmae.config_file import from_dict, to_dict
@@ -32,7 +33,6 @@ from pmae.runs import Run, read_json
 from pmae.tensor_files import read_tensors
 from pmae.train.checkpoint import load_into, load_standardize
 from pmae.train.manifest import damage
-from tests.data.test_scientific import write_dicom
 
 settings.register_profile("fast", max_examples=200)
 settings.register_profile("slow", max_examples=11_200)
