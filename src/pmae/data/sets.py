@@ -16,7 +16,7 @@ from pmae.data.fetch import (
     MEDMNIST_64,
     MEDMNIST_CLASSES,
     TINYIMAGENET_FOLDER,
-    file_md5,
+    checksum,
 )
 from pmae.data.images import ImageSet, Splits
 from pmae.data.photos import load_photos
@@ -194,7 +194,7 @@ def _medmnist(config: DataConfig, on_demand: bool = False) -> Splits:
         raise _missing(config, list(official))
     splits = read_npz(root / file, "NHWC", on_demand)
     notes = [f"read from {file}" + ("" if "_64" in file else f"; {name}_64.npz is not there")]
-    if file_md5(root / file) != official[file]:
+    if checksum(root / file, "md5") != official[file]:
         notes.append(f"{file} is not the file that MedMNIST published: report results on it as rebuilt")
     return _renamed(splits, name, tuple(notes))
 

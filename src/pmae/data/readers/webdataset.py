@@ -20,6 +20,7 @@ from pmae.errors import UserError, require
 
 IMAGES = (*(suffix[1:] for suffix in SUFFIXES), "npy")
 DIGITS = 18
+UNLABELLED = -(10**DIGITS)
 LONGEST_JSON = 2**24
 # What may come before the content: the header, and a pax or a long-name header with its body.
 HEADERS = 8192
@@ -121,7 +122,7 @@ class Index(NamedTuple):
 
     start: np.ndarray
     length: np.ndarray
-    labels: np.ndarray | None
+    labels: np.ndarray
     without_image: list[str]
 
 
@@ -139,7 +140,7 @@ class TarSamples:
         self._start, self._length = (
             np.concatenate([getattr(one, key) for one in found]) for key in ("start", "length")
         )
-        self.labels = _joined_labels(paths, found)
+        self.labels = _all_or_none(paths, found)
         self.without_image: Sequence[str] = [name for one in found for name in one.without_image]
 
     def __len__(self) -> int:
@@ -186,7 +187,7 @@ def index_shard(path: Path) -> Index:
         raise UserError(f"data.source: {path} cannot be read: {error.strerror}") from error
     if not starts and not without:
         raise UserError(f"data.source: the shard {path} holds no samples")
-    return Index(np.array(starts, np.int64), np.array(lengths, np.int64), _all_or_none(labels, path), without)
+    return Index(*(np.array(numbers, np.int64) for numbers in (starts, lengths, labels)), without)
 
 
 def _samples(read: Read, path: Path, size: int) -> Iterator[tuple[str, dict[str, Member]]]:
@@ -213,7 +214,7 @@ def _whole(member: Member, path: Path, size: int) -> Member:
     return member
 
 
-def _label(sample: dict[str, Member], read: Callable[[Member], bytes], what: str) -> int | None:
+def _label(sample: dict[str, Member], read: Callable[[Member], bytes], what: str) -> int:
     """The whole number in .cls, or under "label" in .json."""
     if "cls" in sample:
         text = read(sample["cls"]).strip() if sample["cls"].size <= BLOCK else b"a long text"
@@ -221,28 +222,24 @@ def _label(sample: dict[str, Member], read: Callable[[Member], bytes], what: str
             raise UserError(f"data.source: the .cls of {what} must be a whole number, got {text[:20]!r}")
         return int(text)
     if "json" not in sample:
-        return None
+        return UNLABELLED
     try:
         require(sample["json"].size <= LONGEST_JSON, "its size", f"at most {LONGEST_JSON:,}", sample["json"].size)
         fields = json.loads(read(sample["json"]))
     except (ValueError, RecursionError) as error:
         raise UserError(f"data.source: the .json of {what} is not JSON: {error}") from error
     label = fields.get("label") if isinstance(fields, dict) else None
-    return label if type(label) is int and abs(label) < 10**DIGITS else None
+    return label if type(label) is int and abs(label) < 10**DIGITS else UNLABELLED
 
 
-def _all_or_none(labels: list[int | None], path: Path) -> np.ndarray | None:
-    missing = labels.count(None)
-    if missing == len(labels):
+def _all_or_none(paths: Sequence[Path], found: Sequence[Index]) -> np.ndarray | None:
+    """The class numbers of all shards, if they have any."""
+    missing = [int((one.labels == UNLABELLED).sum()) for one in found]
+    if sum(missing) == sum(len(one.labels) for one in found):
         return None
-    if missing:
-        raise UserError(f"data.source: {path} must have a class for all of its samples or for none, {missing} lack one")
-    return np.array(labels, np.int64)
-
-
-def _joined_labels(paths: Sequence[Path], found: Sequence[Index]) -> np.ndarray | None:
-    labelled = [one.labels for one in found if one.labels is not None]
-    bare = next((path for path, one in zip(paths, found, strict=True) if one.labels is None and len(one.start)), None)
-    if labelled and bare:
-        raise UserError(f"data.source: all shards of a split must have labels or none, and {bare} has none")
-    return np.concatenate(labelled) if labelled else None
+    for path, lacking in zip(paths, missing, strict=True):
+        if lacking:
+            raise UserError(
+                f"data.source: samples must all have a class or none must, and {lacking} of {path} lack one"
+            )
+    return np.concatenate([one.labels for one in found])
