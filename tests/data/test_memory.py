@@ -25,6 +25,7 @@ def read(folder: Path) -> np.ndarray:
 
 def test_threads_wait_for_each_other_and_a_large_one_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "BUDGET_BYTES", 1000)
+    monkeypatch.setattr(memory, "SMALL_BYTES", 0)
     lock, inside, seen = threading.Lock(), [0], []
 
     def unpack(values: int) -> None:

@@ -12,6 +12,8 @@ from pmae.errors import UserError
 
 BUDGET_BYTES = 2**30
 """What all images that are being unpacked may take together; a larger one waits until it is alone."""
+SMALL_BYTES = 2**20
+"""What is not counted: as many of these as there are threads are nothing."""
 
 
 def available_bytes() -> int:
@@ -51,6 +53,9 @@ def unpacking(values: int, bytes_each: int) -> Iterator[None]:
     limit, need = Image.MAX_IMAGE_PIXELS, values * bytes_each
     if limit is not None and values > limit:
         raise ValueError(f"{values:,} values, more than {limit:,}; it may be a decompression bomb")
+    if need <= SMALL_BYTES:
+        yield
+        return
     with _freed:
         _freed.wait_for(lambda: _taken == 0 or _taken + need <= BUDGET_BYTES)
         _taken += need

@@ -19,7 +19,7 @@ DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 # Modes that are a way of writing another one.
 _PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
 # What turns an image upright, by the orientation in its EXIF data.
-ORIENTATION = 0x0112
+ORIENTATION, EXIF = 0x0112, {"exif", "Raw profile type exif"}
 _UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -74,6 +74,8 @@ def _decode_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
 
 def _upright(image: Image.Image) -> Image.Image:
     """The image as the camera was held; Pillow itself does so for TIFF alone."""
+    if not EXIF & image.info.keys():
+        return image
     try:
         orientation = image.getexif().get(ORIENTATION, 1)
     # Damaged EXIF data say nothing, and the pixels beside them are whole.
