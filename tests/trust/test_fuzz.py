@@ -31,8 +31,7 @@ from pmae.data.sets import load
 from pmae.errors import UserError
 from pmae.runs import Run, read_json
 from pmae.tensor_files import read_tensors
-from pmae.train.checkpoint import load_into, load_standardize
-from pmae.train.manifest import damage
+from pmae.train.checkpoint import damage, load_into, load_standardize
 
 settings.register_profile("fast", max_examples=200)
 settings.register_profile("slow", max_examples=11_200)
