@@ -187,7 +187,8 @@ def index_shard(path: Path) -> Index:
         raise UserError(f"data.source: {path} cannot be read: {error.strerror}") from error
     if not starts and not without:
         raise UserError(f"data.source: the shard {path} holds no samples")
-    return Index(*(np.array(numbers, np.int64) for numbers in (starts, lengths, labels)), without)
+    start, length, label = (np.array(numbers, np.int64) for numbers in (starts, lengths, labels))
+    return Index(start, length, label, without)
 
 
 def _samples(read: Read, path: Path, size: int) -> Iterator[tuple[str, dict[str, Member]]]:
