@@ -13,10 +13,9 @@ from pmae.validation import Count, NonNegative, Positive, Rule, Settings, Share,
 Width = Annotated[int, Rule("from 1 to 65,536", lambda n: 1 <= n <= 65_536)]
 Depth = Annotated[int, Rule("from 1 to 1,024", lambda n: 1 <= n <= 1_024)]
 CropScale = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1]", lambda s: 0 < s[0] <= s[1] <= 1)]
-RatioRange = Annotated[
-    tuple[float, float], Rule("two increasing shares between 0 and 1", lambda s: 0 < s[0] < s[1] < 1)
-]
+RatioRange = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1)", lambda s: 0 < s[0] < s[1] < 1)]
 Betas = Annotated[tuple[float, float], Rule("two numbers in [0, 1)", lambda b: all(0 <= x < 1 for x in b))]
+Kernels = Literal["all", "attention", "none"]
 
 
 @dataclass(frozen=True)
@@ -219,6 +218,9 @@ class TrainConfig(Settings):
     """Arithmetic of the networks; auto is bfloat16 on CUDA and on CPUs with AMX, float32 elsewhere."""
     engine: Literal["auto", "plain", "graph"] = "auto"
     """plain: eager, readable, the reference; graph: compiled, the whole step in one CUDA graph; auto: graph on CUDA."""
+    kernels: Kernels = "all"
+    """Our kernels and captured steps (`pmae.fast`): all, the attention kernels alone, or none, which leaves timm's own
+    code; the environment variable PMAE_KERNELS wins."""
     shard: bool = False
     """Divide weights, gradients and moments among the processes of torchrun (FSDP2), for encoders that outgrow a card;
     the plain engine alone."""
@@ -235,9 +237,10 @@ class TrainConfig(Settings):
 
     def check(self) -> None:
         """Refuse the graph engine where a setting needs the plain one."""
-        for key in ("shard", "deterministic"):
-            rule = f"plain or auto where train.{key} is on"
-            require(not getattr(self, key) or self.engine != "graph", "train.engine", rule, self.engine)
+        plain = {"train.shard is on": self.shard, "train.deterministic is on": self.deterministic}
+        plain["train.kernels is not all"] = self.kernels != "all"
+        for why, needed in plain.items():
+            require(not needed or self.engine != "graph", "train.engine", f"plain or auto where {why}", self.engine)
 
 
 @dataclass(frozen=True)
@@ -282,10 +285,8 @@ class Config(Settings):
 def require_config(config: object) -> None:
     """Refuse what is no `Config`, such as a dictionary."""
     if not isinstance(config, Config):
-        raise UserTypeError(
-            f"config must be a pmae.Config, got a {type(config).__name__}; "
-            "pmae.config_file.from_dict makes one of a dictionary"
-        )
+        hint = "; pmae.config_file.from_dict makes one of a dictionary"
+        raise UserTypeError(f"config must be a pmae.Config, got a {type(config).__name__}{hint}")
 
 
 def replace(config: Config, **dotted: Any) -> Config:

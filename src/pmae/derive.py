@@ -157,8 +157,8 @@ def resolve(
         if (value := rule.value(case) if callable(rule.value) else rule.value) != now:
             reasons[rule.setting] = rule.reason.format(c=case)
             case = dataclasses.replace(case, config=replace(case.config, **{f"{section}__{key}": value}))
-    rule, warmup = f"at most the number of training images ({count})", case.config.optim.warmup_epochs or 0
-    require(case.batch <= count, "train.batch_size", rule, case.batch)
+    warmup, images = case.config.optim.warmup_epochs or 0, f"at most the number of training images ({count})"
+    require(case.batch <= count, "train.batch_size", images, case.batch)
     require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)
     return case.config, reasons
 
