@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pmae.config import Config
-from pmae.config_file import from_dict, to_dict
+from pmae.config_file import from_dict, of_older_versions, to_dict
 from pmae.errors import UserError
 
 REASONS = {
@@ -126,11 +126,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_config(path: Path) -> Config:
-    """The settings in a file; what was written before the second task existed does not get it now."""
-    values = read_json(path)
-    if isinstance(values, dict) and isinstance(values.get("objective"), dict):
-        values["objective"].setdefault("contrast", 0.0)
-    config: Config = from_dict(values)
+    """The settings in a file, of this version or an older one."""
+    config: Config = from_dict(of_older_versions(read_json(path)))
     return config
 
 

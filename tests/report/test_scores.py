@@ -36,7 +36,7 @@ def test_the_latest_epoch_and_the_mean_of_the_patches_stand_for_an_encoder(suite
     ("data", "label", "key", "settings", "value"),
     [
         ("cifar10", "pmae epoch 800", LINEAR, {}, 59.0),
-        ("CIFAR-10", "pmae epoch 800", "knn/cls/test", {"masking__ratio": "uniform"}, 41.8),
+        ("CIFAR-10", "pmae epoch 800", "knn/cls/test", {"masking__ratio_schedule": "uniform"}, 41.8),
         ("bloodmnist_64", "pmae epoch 1", "mlp/cls/test", {"objective__target": "pixels"}, 91.0),
         ("dermamnist", "mae epoch 1", "finetune/cls/test", {"space__name": "pixels"}, 80.4),
         ("dermamnist", "mae epoch 1", LINEAR, {"space__name": "pixels", "masking__masked_patches": 0.5}, 73.7),

@@ -68,8 +68,11 @@ def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
 
 def _unknown(argument: str, flags: list[str]) -> UserError:
     """There are a hundred flags: only the nearest are named."""
+    from pmae.config import check_not_renamed
+
     if not argument.startswith("-"):
         return UserError(f"arguments must be options and their values, got {argument!r}")
+    check_not_renamed(argument.partition("=")[0].removeprefix("--").replace("-", "_"))
     near = difflib.get_close_matches(argument, flags, n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; see pmae pretrain --help"
     return UserError(f"options must be among those of pmae pretrain, got {argument!r}{hint}")

@@ -145,7 +145,7 @@ def spec_of(item: Item, row: Row, data: str, ratio: float | None, seed: int, cho
     epochs = chosen.epochs or item.epochs
     changes: dict[str, Any] = {"data__source": data, "data__root": chosen.root, "train__device": chosen.device}
     changes |= {"masking__masked_patches" if row.method == "mae" else "masking__masked_variance": ratio}
-    changes |= {"masking__ratio": "uniform" if ratio is None else "fixed", "train__seed": seed}
+    changes |= {"masking__ratio_schedule": "uniform" if ratio is None else "fixed", "train__seed": seed}
     changes |= {"train__epochs": epochs} if epochs else {}
     changes |= {"objective__target": "pixels"} if row.target == "pixels" else {}
     config: Config = replace(recipe(PAIRS[chosen.recipe][row.method == "mae"]), **changes)

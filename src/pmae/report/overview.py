@@ -119,7 +119,7 @@ def _what_was_run(run: Contents) -> list[Cell]:
 def hidden(run: Contents) -> str:
     """How much is hidden, in words."""
     masking, what = run.config.masking, "patches" if run.method == "MAE" else "variance"
-    if masking.ratio == "uniform":
+    if masking.ratio_schedule == "uniform":
         low, high = masking.ratio_range
         return f"{low:.0%} to {high:.0%} of {what}"
     ratio = masking.masked_patches if run.method == "MAE" else masking.masked_variance

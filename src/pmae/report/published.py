@@ -55,7 +55,7 @@ def for_score(score: Score, config: Config) -> tuple[float, str] | None:
 def _method(score: Score, config: Config) -> str:
     """Which published row is the nearest: the method from the label, the kind of ratio and loss from the settings."""
     is_mae = score.label.startswith("mae")
-    if config.masking.ratio == "uniform":
+    if config.masking.ratio_schedule == "uniform":
         kind = "random"
     else:
         kind = "std" if is_mae and config.masking.masked_patches in (None, 0.75) else "oracle"

@@ -20,7 +20,7 @@ from pmae.models import Encoder
 from pmae.models.weights import Start, load_start
 from pmae.runs import Run, create_run, discard, require_vacant, write_json
 from pmae.spaces import Space, build_space
-from pmae.spaces.base import Together
+from pmae.spaces.moments import DistributedFit
 from pmae.train import checkpoint
 from pmae.train.distributed import World
 from pmae.train.environment import describe_environment, locked
@@ -41,12 +41,12 @@ def fitted(
     if path.exists():
         checkpoint.load_into(space, path, prefix="space.")
         return checkpoint.load_standardize(run).to(device), space
-    standardize = fit_standardize(batches, config.data.standardize, world.share, world.add_up).to(device)
-    mine = Standardized(batches, standardize, world.share)
+    standardize = fit_standardize(batches, config.data.standardize, world.part, world.all_reduce).to(device)
+    mine = Standardized(batches, standardize, world.part)
     began = _clock(device)
-    space.fit_together(Standardized(batches, standardize), Together(lambda whole: mine, world.add_up))
+    space.fit_distributed(Standardized(batches, standardize), DistributedFit(lambda whole: mine, world.all_reduce))
     seconds = round(_clock(device) - began, 6)
-    with world.agreed():
+    with world.all_agree():
         if world.main:
             # With the machine, which it says something about: what goes into the results is the same on all.
             write_json(run.path / "environment.json", {**run.environment, "fit_seconds": seconds})
@@ -84,7 +84,7 @@ def opened(
 ) -> Iterator[Run]:
     """The folder, which the main process holds for as long as this lasts; taken back if nothing was trained."""
     with contextlib.ExitStack() as held:
-        with world.agreed():
+        with world.all_agree():
             if world.main:
                 if not resume:
                     require_vacant(out)
