@@ -1,4 +1,4 @@
-"""The paper's numbers beside ours as tables: its own layout, every cell, ratios, epochs, spread over ratios and time."""
+"""The paper's numbers beside ours as tables: its layout, every cell, ratios, epochs, spread over ratios and time."""
 
 import statistics
 from collections.abc import Sequence

@@ -56,7 +56,10 @@ class Cost:
         return Cost(self.runs + other.runs, self.images + other.images, self.work + other.work)
 
 
-def cost_of(item: Item, chosen: Pretraining, scoring: Scoring, gpu: bool = True) -> Cost:
+PAPER = Scoring()
+
+
+def cost_of(item: Item, chosen: Pretraining, scoring: Scoring = PAPER, gpu: bool = True) -> Cost:
     """The cost of an item from nothing, with what is derived on a GPU or without; shared runs are counted in each."""
     passes = sum(map(_passes, scoring.chosen(item.kept(scoring.protocols), item.with_plain)))
     passes *= CHECKPOINTS if item.every_epoch else 1
@@ -86,10 +89,10 @@ def cost_lines(chosen: Pretraining, scoring: Scoring, speed: float | None, items
         lines.append(f"{'':<16}{item.labels}")
     stated = ", ".join(f"{value:,.0f} images/s ({machine})" for machine, value in speeds.items())
     lines.append(
-        f"\nrecipe {chosen.recipe}, {len(chosen.seeds)} seed{'s' * (len(chosen.seeds) > 1)}; hours at {stated} for images "
-        f"of {TOKENS} tokens (32x32 in patches of 8), in proportion to the tokens of larger ones and to the operations of\n"
-        "networks of another size, evaluation included. Each item is counted from nothing, but runs are shared: main, "
-        "knn, ratio, spread and epochs use the same ones."
+        f"\nrecipe {chosen.recipe}, {len(chosen.seeds)} seed{'s' * (len(chosen.seeds) > 1)}; hours at {stated} for "
+        f"images of {TOKENS} tokens (32x32 in patches of 8), in proportion to the tokens of larger ones and to the "
+        "operations of networks of another size than the recipe's, evaluation included.\n"
+        "Each item is counted from nothing, but runs are shared: main, knn, ratio, spread and epochs use the same ones."
     )
     return lines
 
@@ -127,7 +130,7 @@ def _tokens(config: Config) -> int:
 
 
 def _networks(config: Config, chosen: Pretraining) -> float:
-    """Operations of a run's networks relative to those of its recipe, of which speeds were measured; 1 of others' models."""
+    """Operations of a run's networks relative to its recipe's own; other models of timm are taken as equal."""
     if config.encoder.name != "vit_tiny":
         return 1.0
     side, usual = DATA[config.data.source].side, recipe(PAIRS[chosen.recipe][0])

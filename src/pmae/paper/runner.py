@@ -228,8 +228,8 @@ def status(chosen: Pretraining, scoring: Scoring) -> Table:
             rows.append([PROTOCOLS[protocol], method_title(row.key), *(text or None for text in said)])
     found, long = (sum(any(e >= least for e in epochs) for epochs in lengths.values()) for least in (0, EPOCHS))
     note = (
-        f"{found} of {len(lengths)} found, {long} at {EPOCHS} epochs: runs of recipe {chosen.recipe}, of any length and "
-        f"seed, scored under the preset {' or '.join(scoring.presets)}; runs at epochs."
+        f"{found} of {len(lengths)} found, {long} at {EPOCHS} epochs. Runs at epochs: of recipe {chosen.recipe}, any "
+        f"seed, scored under the preset {' or '.join(scoring.presets)}."
     )
     return Table(
         "status", f"{item.heading}: what was run", ["protocol", "method", *map(data_title, datasets)], rows, note

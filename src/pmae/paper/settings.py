@@ -33,8 +33,8 @@ def settings_table(chosen: Pretraining, scoring: Scoring) -> Table:
             rows.append([part, name, there, here, "yes" if there == here else "no"])
     normalized = mae.objective.normalize_patches
     note = (
-        f"Ours: recipe {chosen.recipe}, preset {protocols.name}. The paper counts warm-up in steps; its evaluation's are "
-        "epochs in the code it adapts. "
+        f"Ours: recipe {chosen.recipe}, preset {protocols.name}. "
+        "The paper counts warm-up in steps; its evaluation's are epochs in the code it adapts. "
         f"Normalized targets: there for MAE, not for PMAE; here {'the same' if normalized else 'for neither'}."
     )
     header = ["part", "setting", "published", "ours", "same"]

@@ -60,7 +60,7 @@ class RunIndex:
         self.folders = [Path(folder) for folder in folders]
 
     def find(self, wanted: Config, any_length: bool = False) -> list[Run]:
-        """Runs of these settings, perhaps of any length and seed: finished ones first, and longer ones before others."""
+        """Runs of these settings, perhaps of any length and seed: finished ones first, then the longer ones."""
         found = [Run(path.parent) for path, other in self._compared(wanted, any_length) if not other]
         return sorted(found, key=lambda run: (finished(run), run.config.train.epochs or 0), reverse=True)
 

@@ -114,8 +114,9 @@ class Requirements:
         for protocols, epochs in self.missing(run).items():
             lacking = unscored(run, protocols, epochs)
             print(f"  {run.path.name}: {', '.join(lacking)} [{protocols.name}]", flush=True)
-            options = {"baselines": False, "seeds": seeds, "device": self.device, "figures": False}
-            api.evaluate(run.path, only(protocols, lacking), splits(data), epochs, **options)
+            api.evaluate(
+                run.path, only(protocols, lacking), splits(data), epochs, False, seeds, self.device, figures=False
+            )
 
     def _epochs(self, run: Run) -> list[int]:
         last = run.config.train.epochs or 0

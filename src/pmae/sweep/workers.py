@@ -88,7 +88,7 @@ def has_run(path: Path) -> bool:
 class Here:
     """This process, one run after another."""
 
-    lost = ()
+    lost: tuple[type[Exception], ...] = ()
 
     def room(self) -> int:
         """One."""
@@ -104,7 +104,7 @@ class Here:
 class LocalWorkers:
     """Processes of this machine; each stays, so that a compiled step serves the next run of the same shapes."""
 
-    lost = (BrokenProcessPool,)
+    lost: tuple[type[Exception], ...] = (BrokenProcessPool,)
 
     def __init__(self, count: int) -> None:
         threads = max(1, (os.cpu_count() or 1) // count)
@@ -162,7 +162,7 @@ class RayWorkers:
         self._gpus, self._cpus = float(has_gpus) if gpus is None else gpus, cpus
         self._tasks: list[Any] = []
         kinds = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "LocalRayletDiedError", "ObjectLostError")
-        self.lost = tuple(getattr(ray.exceptions, kind) for kind in kinds)
+        self.lost: tuple[type[Exception], ...] = tuple(getattr(ray.exceptions, kind) for kind in kinds)
         options = {"num_gpus": self._gpus, "num_cpus": cpus, "max_retries": RETRIES, "retry_exceptions": [Interrupted]}
         self._train = ray.remote(**options)(_train_in)
         self.room()
