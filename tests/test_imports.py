@@ -27,9 +27,11 @@ ALLOWED = {
     "runs": LEAVES,
     "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs"},
     "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "train.schedule"},
-    # The paper and sweeps run whole jobs through the front door and show them, so they stand above both.
-    "paper": LEAVES | {"derive", "data", "evaluate.protocols", "report", "runs", "train.environment", "api", "sweep"},
-    "sweep": LEAVES | {"derive", "masking", "spaces", "data", "evaluate", "report", "runs", "train", "api", "paper"},
+    # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
+    "sweep": LEAVES
+    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "train.environment", "api"}
+    | {"paper.recipes"},
+    "paper": LEAVES | {"derive", "evaluate.protocols", "flops", "report", "runs", "api", "sweep"},
     "report": LEAVES | {"runs"},
     "export": LEAVES | {"models", "data", "runs", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},

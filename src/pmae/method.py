@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from pmae import masking, objectives
 from pmae.config import Config
+from pmae.contrastive import Projector
 from pmae.errors import UserError
-from pmae.models import Decoder, Encoder, Projector, build_encoder, patchify, unpatchify
+from pmae.models import Decoder, Encoder, build_encoder, patchify, unpatchify
 from pmae.spaces import Space, build_space
 
 

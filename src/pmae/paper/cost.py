@@ -1,6 +1,7 @@
 """What a table or figure costs: runs, images seen, and hours at a stated speed."""
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,8 @@ def cost_of(item: Item, chosen: Pretraining, scoring: Scoring = PAPER, gpu: bool
         again = sum(row.ratio == "oracle" for row in rows) * (len(chosen.seeds) - 1)
         scored = sum(1 if row.ratio == "oracle" else len(ratios_of(row, chosen)) for row in rows) * len(chosen.seeds)
         images = DATA[data].images * ((len(made) + again) * _views(made[0], gpu) + scored * passes)
-        work = images * _tokens(made[0]) / TOKENS * _networks(made[0], chosen)
+        networks = statistics.fmean(_networks(config, chosen) for config in made)
+        work = images * _tokens(made[0]) / TOKENS * networks
         total = total.plus(Cost(len(made) + again, images, work))
     return total
 
