@@ -40,10 +40,11 @@ def paper() -> Config:
 
 
 def released() -> Config:
-    """PMAE as the authors' released code trains it, quirks included.
+    """PMAE as the authors' released code trains it, with most of its quirks.
 
     They are: a decoder 512 wide and 8 deep; statistics per pixel; a warm-up of 40 epochs at 10^-(40 - epoch); the mean
-    over the batch's hidden coefficients as loss; a prefix one component short of the closest.
+    over the batch's hidden coefficients as loss; a prefix one component short of the closest. Not taken over: weight
+    decay on all parameters, a cosine whose period of 800 epochs begins after the warm-up, weights from N(0, 0.02).
     pmae pretrain --recipe released --data cifar10 --out runs/released
     Cost: 40 million images, eight minutes on the GPU or 200 hours on the cores.
     Expect: the published numbers are those of `paper`; its loss and prefix gave us linear 48.4 after 40 epochs.
@@ -137,10 +138,10 @@ def mae_masking() -> Config:
 
 
 def ours() -> Config:
-    """What we recommend: `masking` and, from 4,096 images on, a second task; sizes follow from the data.
+    """What we recommend: `masking` and, from 4,096 images on, a contrastive loss; sizes follow from the data.
 
-    Two crops of an image, each hiding its own components, find each other in the batch; a small decoder and four times
-    the rate go with it (results/frontier.md). With fewer images it is `masking`.
+    Two crops of an image, each with components of its own hidden, are a positive pair (NT-Xent; SimCLR, Chen et al.
+    2020); a small decoder and four times the rate go with it (results/frontier.md). With fewer images it is `masking`.
     pmae pretrain --data cifar10 --out runs/ours   (it is the default)
     Cost: 7.5 million images of two views and 65 tokens each; not timed alone (12,400 images/s on a shared GPU).
     Expect: linear 79.8, MLP 82.0, k-NN 73.7, fine-tuned 93.1 (mean-pooled, preset strong); with --patch-size 8 --epochs
@@ -150,7 +151,7 @@ def ours() -> Config:
 
 
 def mae_ours() -> Config:
-    """MAE under the same settings as ours, the second task too: 75% of the patches hidden in each view.
+    """MAE under the same settings as ours, the contrastive loss too: 75% of the patches hidden in each view.
 
     pmae pretrain --recipe mae_ours --data cifar10 --out runs/mae_ours
     Cost: 7.5 million images of two views; not timed alone (17,600 images/s beside eight other runs on a GPU).
