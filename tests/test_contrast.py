@@ -12,8 +12,8 @@ from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.method import build_method, draw_mask
 from pmae.objectives import contrast
-from pmae.train.checkpoint import read_tensors
-from pmae.train.loop import Trainer, pretrain
+from pmae.tensor_files import read_tensors
+from pmae.train.loop import Pretraining, pretrain
 
 SHAPE = (1, 8, 8)
 
@@ -76,7 +76,7 @@ def test_two_different_crops_and_masks_are_drawn_for_every_image(tmp_path: Path)
     config, splits = toy()
     config = replace(config, train__epochs=1)
     run = pretrain(config, splits, tmp_path / "run", quiet=True)
-    trainer = Trainer(config, splits, run, torch.device("cpu"))
+    trainer = Pretraining(config, splits, run, torch.device("cpu"))
     drawn = trainer.inputs(0, 0, torch.zeros(32, *SHAPE))
     assert len(drawn.images) == 32
     for each in (drawn.crops[:, 0], drawn.draw.noise[:, 0]):
@@ -87,14 +87,14 @@ def test_two_different_crops_and_masks_are_drawn_for_every_image(tmp_path: Path)
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, splits = toy()
     whole = pretrain(config, splits, tmp_path / "whole", quiet=True)
-    save = Trainer._save
+    save = Pretraining._save
 
-    def stop_after(self: Trainer) -> None:
+    def stop_after(self: Pretraining) -> None:
         save(self)
         raise Interrupted(self.run.path, 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save", stop_after)
+        patch.setattr(Pretraining, "_save", stop_after)
         with pytest.raises(Interrupted):
             pretrain(config, splits, tmp_path / "stopped", quiet=True)
     again = pretrain(config, splits, tmp_path / "stopped", resume=True, quiet=True)

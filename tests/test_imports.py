@@ -19,21 +19,24 @@ ALLOWED = {
     "objectives": LEAVES,
     "contrastive": LEAVES | {"models"},
     "spaces": LEAVES,
-    "models": LEAVES | {"fast", "contrastive", "runs", "train.checkpoint"},
+    "models": LEAVES | {"fast", "contrastive", "runs", "tensor_files"},
     "fast": LEAVES | {"models"},
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
-    "runs": LEAVES,
-    "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs"},
-    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "train.schedule"},
+    "results": {"errors"},
+    "results_file": {"errors", "results"},
+    "runs": LEAVES | {"results", "results_file"},
+    "tensor_files": LEAVES | {"runs"},
+    "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs", "tensor_files"},
+    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "results", "train.schedule"},
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
-    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "train.environment", "api"}
-    | {"paper.recipes"},
-    "paper": LEAVES | {"derive", "evaluate.protocols", "flops", "report", "runs", "api", "sweep"},
-    "report": LEAVES | {"runs"},
-    "export": LEAVES | {"models", "data", "runs", "train", "report"},
+    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "results", "train.environment"}
+    | {"api", "paper.recipes"},
+    "paper": LEAVES | {"derive", "evaluate.protocols", "flops", "report", "runs", "results", "api", "sweep"},
+    "report": LEAVES | {"runs", "results"},
+    "export": LEAVES | {"models", "data", "runs", "results", "tensor_files", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.
     "app": LEAVES | {"derive", "masking", "spaces", "data", "method", "runs", "train.checkpoint", "evaluate", "report"},

@@ -132,7 +132,7 @@ def test_an_evaluation_of_another_shape_is_named(make_run: MakeRun, tmp_path: Pa
         [make_run(evaluation={"pmae epoch 3": found}, pictures=False).path],
         tmp_path / "r.html",
     )
-    assert "the evaluation in results.json could not be read" in Page(tmp_path / "r.html").text
+    assert "results.json could not be read" in Page(tmp_path / "r.html").text
 
 
 def test_duplicates_are_counted_and_named(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:

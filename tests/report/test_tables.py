@@ -3,8 +3,8 @@
 import csv
 import io
 
-from pmae.report.scores import Interval
 from pmae.report.tables import Table, shown, to_csv, to_html, to_markdown
+from pmae.results import Interval
 
 TABLE = Table(
     "results",

@@ -28,7 +28,7 @@ from pmae.sweep import workers
 from pmae.sweep.execute import InOrder, run_all
 from pmae.sweep.find import RunIndex, RunSpec
 from pmae.sweep.workers import Here, local_workers
-from pmae.train.loop import Trainer
+from pmae.train.loop import Pretraining
 from pmae.train.step import Plain, build_optimizer
 
 from .conftest import shaded
@@ -57,9 +57,9 @@ def test_six_runs_leave_no_trainer_and_no_tensor(tmp_path: Path, monkeypatch: py
     np.save(tmp_path / "images.npy", shaded(40, 16, 2, 0)[0])
     kept: list[weakref.ref[object]] = []
     alive: list[int] = []
-    whole, train = Trainer.__init__, workers.train
+    whole, train = Pretraining.__init__, workers.train
 
-    def begin(self: Trainer, *arguments: object, **named: object) -> None:
+    def begin(self: Pretraining, *arguments: object, **named: object) -> None:
         whole(self, *arguments, **named)
         self.stepper.__dict__["measure"] = self.stepper.measure
         kept.extend(weakref.ref(part) for part in (self, self.model, self.stepper, self.optimizer))
@@ -74,7 +74,7 @@ def test_six_runs_leave_no_trainer_and_no_tensor(tmp_path: Path, monkeypatch: py
         alive.append(bytes_alive())
         return stopped
 
-    monkeypatch.setattr(Trainer, "__init__", begin)
+    monkeypatch.setattr(Pretraining, "__init__", begin)
     monkeypatch.setattr(workers, "train", measured_train)
     base = replace(TINY, data__source=str(tmp_path / "images.npy"))
     cells = [(space, ratio) for space in ("pca", "cosine", "wavelet") for ratio in (0.2, 0.4)]

@@ -22,10 +22,10 @@ def run(arguments: list[str]) -> None:
     from pathlib import Path
 
     from pmae.config_file import settings_given
-    from pmae.paper.tables import RATIOS, Pretraining, items
+    from pmae.paper.tables import RATIOS, RunChoices, items
     from pmae.sweep.scored import Scoring
 
-    chosen = Pretraining(
+    chosen = RunChoices(
         options.recipe,
         tuple(options.datasets),
         options.epochs,

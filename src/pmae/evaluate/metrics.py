@@ -4,24 +4,27 @@ Every number is computed from how often each held-out image counts: once for the
 drawn for a bootstrap resample. All metrics of all resamples so come from the same few products.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pmae.errors import UserError, require
+from pmae.results import METRICS, ClassScore, Interval
 
-METRICS = ("accuracy", "balanced_accuracy", "macro_auc", "macro_f1")
 CELLS = 2**20
 
 
-def evaluate_scores(scores: np.ndarray, labels: np.ndarray, resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
+def evaluate_scores(
+    scores: np.ndarray, labels: np.ndarray, resamples: int = 1000, seed: int = 0
+) -> dict[str, Interval]:
     """Each metric's value and 95% interval from class scores (N, C); undefined ones are None."""
     scores, labels = _checked(scores, labels)
     rankings = [_ranking(scores[:, c], labels == c) for c in range(scores.shape[1])]
     point = weighted_metrics(scores.argmax(1), labels, rankings, np.ones((len(labels), 1), np.int32))
     drawn = _bootstrap(scores.argmax(1), labels, rankings, resamples, seed)
-    return {name: _summary(point[name][0], drawn[name]) for name in METRICS}
+    return {name: _interval(point[name][0], drawn[name]) for name in METRICS}
 
 
 class Ranking(NamedTuple):
@@ -57,14 +60,13 @@ def confusion(predicted: np.ndarray, labels: np.ndarray, count: int) -> np.ndarr
     return np.bincount(labels * count + predicted, minlength=count * count).reshape(count, count)
 
 
-def per_class(table: np.ndarray) -> list[dict[str, Any]]:
+def per_class(table: np.ndarray, names: Sequence[str]) -> tuple[ClassScore, ...]:
     """Precision, recall and support of each class of a confusion matrix; None where there is nothing to divide by."""
     hits, support, chosen = np.diag(table), table.sum(1), table.sum(0)
     precision, recall = _ratio(hits, chosen), _ratio(hits, support)
-    return [
-        {"precision": _or_none(precision[c]), "recall": _or_none(recall[c]), "support": int(support[c])}
-        for c in range(len(table))
-    ]
+    return tuple(
+        ClassScore(name, _or_none(precision[c]), _or_none(recall[c]), int(support[c])) for c, name in enumerate(names)
+    )
 
 
 def _checked(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,10 +135,10 @@ def _mean_defined(values: np.ndarray) -> np.ndarray:
     return _ratio(np.where(defined, values, 0.0).sum(0), defined.sum(0))
 
 
-def _summary(value: float, drawn: np.ndarray) -> dict[str, float | None]:
+def _interval(value: float, drawn: np.ndarray) -> Interval:
     defined = drawn[~np.isnan(drawn)]
     low, high = np.percentile(defined, [2.5, 97.5]) if len(defined) else (np.nan, np.nan)
-    return {"value": _or_none(value), "low": _or_none(low), "high": _or_none(high)}
+    return Interval(_or_none(value), _or_none(low), _or_none(high))
 
 
 def _or_none(value: float) -> float | None:

@@ -7,8 +7,7 @@ from typing import Literal
 
 from pmae.config import AugmentConfig
 from pmae.errors import require, unknown_name
-
-PROTOCOLS = ("linear", "mlp", "knn", "finetune")
+from pmae.results import PROTOCOLS
 
 
 def _training(room: str, epochs: int, batch_size: int, warmup_epochs: float) -> None:
@@ -150,6 +149,12 @@ class Protocols:
         share = self.validation_share
         require(0 < share < 1, "protocols.validation_share", "between 0 and 1, both excluded", share)
         require(self.resamples >= 1, "protocols.resamples", "at least 1", self.resamples)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of the protocols that are on."""
+        on = {"knn": self.knn, "finetune": self.finetune} | dict.fromkeys(self.probe.kinds if self.probe else (), True)
+        return tuple(name for name in PROTOCOLS if on.get(name))
 
 
 def paper() -> Protocols:

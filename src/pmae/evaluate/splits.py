@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
+from pmae.results import DuplicatePair, Duplicates
 
 LISTED = 20
 
@@ -50,14 +50,13 @@ def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
     return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
 
 
-def duplicates(train: ImageSet, held_out: ImageSet) -> dict[str, Any]:
+def duplicates(train: ImageSet, held_out: ImageSet) -> Duplicates:
     """How many held-out images are byte-identical to a training image, with the first of them by name."""
     seen: dict[bytes, int] = {}
     for position, digest in enumerate(_digests(train)):
         seen.setdefault(digest, position)
     pairs = [(seen[digest], position) for position, digest in enumerate(_digests(held_out)) if digest in seen]
-    listed = [{"train": _name(train, a), "held_out": _name(held_out, b)} for a, b in pairs[:LISTED]]
-    return {"count": len(pairs), "pairs": listed}
+    return Duplicates(len(pairs), tuple(DuplicatePair(_name(train, a), _name(held_out, b)) for a, b in pairs[:LISTED]))
 
 
 def _digests(images: ImageSet) -> list[bytes]:

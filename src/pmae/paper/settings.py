@@ -9,7 +9,7 @@ from pmae.derive import resolve
 from pmae.evaluate.protocols import FinetuneConfig, ProbeConfig, preset
 from pmae.paper.cost import DATA
 from pmae.paper.recipes import recipe
-from pmae.paper.tables import PAIRS, Pretraining
+from pmae.paper.tables import PAIRS, RunChoices
 from pmae.report import published
 from pmae.report.tables import Cell, Table
 from pmae.sweep.scored import Scoring, shortened
@@ -17,7 +17,7 @@ from pmae.sweep.scored import Scoring, shortened
 Values = dict[str, object]
 
 
-def settings_table(chosen: Pretraining, scoring: Scoring) -> Table:
+def settings_table(chosen: RunChoices, scoring: Scoring) -> Table:
     """A row a setting: the published value and ours on CIFAR-10."""
     pmae, mae = map(recipe, PAIRS[chosen.recipe])
     config = with_settings(replace(pmae, train__epochs=chosen.epochs or pmae.train.epochs), dict(chosen.settings))

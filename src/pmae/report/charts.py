@@ -10,8 +10,8 @@ from pmae.errors import unknown_name
 from pmae.report import comparisons, galleries, traces
 from pmae.report.contents import BROKEN, Contents, load
 from pmae.report.lineup import has_epochs, splits_of
-from pmae.report.scores import Score, pretrained, primary
 from pmae.report.style import INK, PALETTE, Drawing, as_bytes, color, dash, panels, short, styled
+from pmae.results import Score, pretrained, primary
 from pmae.runs import Run, disk_errors, write_whole
 
 if TYPE_CHECKING:

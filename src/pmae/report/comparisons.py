@@ -8,8 +8,8 @@ import numpy as np
 from pmae.report.contents import Contents
 from pmae.report.lineup import Entrant, epochs_of, lineup
 from pmae.report.published import for_score
-from pmae.report.scores import PROTOCOLS, Score
 from pmae.report.style import INK, NEUTRAL, PALETTE, WIDTH, Drawing, color, panels, short, styled
+from pmae.results import PROTOCOLS, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -144,7 +144,7 @@ def _curve(axes: "Axes", scores: Sequence[Score], **look: Any) -> None:
 
 def _bar(axes: "Axes", position: int, entrant: Entrant) -> None:
     score, accuracy = entrant.score, entrant.score.accuracy
-    own = PALETTE[1] if score.label.startswith("mae") else PALETTE[0]
+    own = PALETTE[1] if score.method == "mae" else PALETTE[0]
     axes.text(0, position - 0.27, short(entrant.name, 48), va="bottom", fontsize=8)
     if accuracy.value is None:
         axes.text(1, position, "no number: training diverged", va="center", fontsize=8)

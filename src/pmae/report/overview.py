@@ -9,8 +9,8 @@ from pmae.report.charts import headline
 from pmae.report.contents import Contents
 from pmae.report.lineup import lineup
 from pmae.report.published import for_score, source
-from pmae.report.scores import METRICS, POOLINGS, PROTOCOLS, Score
 from pmae.report.tables import Cell, Table
+from pmae.results import METRICS, PROTOCOLS, Score
 
 
 def data_and_method(runs: Sequence[Contents]) -> Table:
@@ -59,8 +59,8 @@ def all_metrics(runs: Sequence[Contents], split: str) -> Table:
     rows = []
     for run, score in found:
         paper = papers[id(score)]
-        row: list[Cell] = [score.label, POOLINGS.get(score.pooling, score.pooling), _protocol(score)]
-        row += [score.metrics[name] for name in METRICS] + [score.seeds, score.spread]
+        row: list[Cell] = [score.label, score.pooling_name, _protocol(score)]
+        row += [score.percent(name) for name in METRICS] + [score.seeds, score.accuracy.std]
         row += ([run.name] if len(runs) > 1 else []) + ([score.preset] if several else [])
         rows.append(row + ([paper[0] if paper else None, paper[1] if paper else None] if with_paper else []))
     header = ["representation", "pooling", "protocol", *METRICS.values(), "seeds", "± between seeds"]
@@ -73,8 +73,7 @@ def per_class(run: Contents) -> Table | None:
     """Precision and recall of each class for the run's main score."""
     for score in headline(run):
         rows: list[list[Cell]] = [
-            [str(row["class"]), _percent(row["precision"]), _percent(row["recall"]), int(row["support"])]
-            for row in score.per_class
+            [row.name, _percent(row.precision), _percent(row.recall), row.support] for row in score.per_class
         ]
         note = f"From {PROTOCOLS[score.protocol]} on {score.representation}, {score.split}."
         return Table("classes", "Per class", ("class", "precision %", "recall %", "images"), rows, note)
@@ -147,7 +146,7 @@ def _protocol(score: Score) -> str:
 def _cost(run: Contents) -> list[Cell]:
     steps = int(run.training[-1]["step"]) if run.training else 0
     speed = statistics.median(line["images_per_second"] for line in run.training) if run.training else None
-    spent = sum(sum(suite.get("seconds", {}).values()) for suite in run.evaluation.values() if isinstance(suite, dict))
+    spent = sum(sum(evaluation.seconds.values()) for evaluation in run.evaluations)
     seen = steps * (run.config.train.batch_size or 0)
     device = str(run.environment.get("device", ""))
     return [

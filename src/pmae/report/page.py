@@ -13,6 +13,7 @@ from pmae.report.contents import Contents, file_name, load_all
 from pmae.report.lineup import splits_of
 from pmae.report.style import Drawing, as_inline_svg
 from pmae.report.tables import Table, to_csv, to_html, to_markdown
+from pmae.results import Duplicates
 from pmae.runs import disk_errors, write_whole
 
 
@@ -98,11 +99,10 @@ def _plate(drawing: Drawing, name: str) -> Plate:
 def _notes(run: Contents) -> list[str]:
     """What a reader of the results must know: about the data, the evaluation and duplicates, each said once."""
     said = [str(note) for note in run.data.get("notes", [])]
-    for suite in run.evaluation.values():
-        data = suite.get("data", {})
-        said += [*data.get("notes", []), *suite.get("notes", [])]
-        said += [note for entry in suite.get("results", []) for note in entry.get("notes", [])]
-        said += [_duplicates(split, found) for split, found in data.get("duplicates", {}).items() if found["count"]]
+    for evaluation in run.evaluations:
+        said += [*evaluation.data.notes, *evaluation.notes]
+        said += [note for score in evaluation.scores for note in score.notes]
+        said += [_duplicates(split, found) for split, found in evaluation.data.duplicates.items() if found.count]
     return list(dict.fromkeys(said))
 
 
@@ -116,11 +116,10 @@ def _remarks(chapters: Sequence[Chapter]) -> list[tuple[str, list[str], bool]]:
     ]
 
 
-def _duplicates(split: str, found: dict[str, object]) -> str:
-    pairs = found.get("pairs")
-    named = [f"{pair['held_out']} = {pair['train']}" for pair in pairs[:3]] if isinstance(pairs, list) else []
+def _duplicates(split: str, found: Duplicates) -> str:
+    named = [f"{pair.held_out} = {pair.train}" for pair in found.pairs[:3]]
     example = f", for example {', '.join(named)}" if named else ""
-    images = "1 image" if found["count"] == 1 else f"{found['count']} images"
+    images = "1 image" if found.count == 1 else f"{found.count} images"
     return f"{images} of {split} can be found byte for byte in the training part as well{example}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pmae.report.contents import Contents
-from pmae.report.scores import Score, pretrained, primary
+from pmae.results import Score, pretrained, primary
 
 FROZEN = ("linear", "knn", "mlp")
 ARTICLES = {"linear": "a linear probe", "mlp": "an MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
@@ -75,7 +75,8 @@ def main_score(run: Contents) -> Score | None:
     """The score that stands for the run: its own method first, then test, the linear probe, and frozen encoders."""
     order, own = [*FROZEN, "finetune"], run.method.lower()
     found = [s for s in primary(pretrained(run.scores)) if s.protocol in order and s.accuracy.value is not None]
-    found.sort(key=lambda s: (not s.label.startswith(own), s.split != "test", order.index(s.protocol)))
+    trained_on = run.data.get("name")
+    found.sort(key=lambda s: (s.method != own, s.data != trained_on, s.split != "test", order.index(s.protocol)))
     return found[0] if found else None
 
 
@@ -159,7 +160,7 @@ def _finetuning(run: Contents) -> list[str]:
     tuned = [
         s
         for s in pretrained(scores)
-        if s.label.startswith(run.method.lower()) and s.protocol == "finetune" and s.accuracy.value is not None
+        if s.method == run.method.lower() and s.protocol == "finetune" and s.accuracy.value is not None
     ]
     for score in sorted(tuned, key=lambda s: s.split != "test")[:1]:
         rivals = [s for s in scores if s.label == "from scratch" and _comparable(score, s)]

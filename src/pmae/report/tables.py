@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from pmae.report.scores import Interval
+from pmae.results import Interval
 
 Cell = str | int | float | Interval | None
 NOTHING = "–"
