@@ -165,7 +165,7 @@ def test_figures_have_a_row_a_space_and_a_column_a_picture(tmp_path: Path) -> No
     assert "Not shown: learned" in table.note
 
 
-def test_portraits_show_the_basis_and_hide_what_adds_up(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitted_spaces_show_their_basis_and_hide_what_adds_up(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Basis images are scikit-learn's axes, and visible and hidden parts make the image, in every space."""
     seen: list = []
     monkeypatch.setattr("pmae.sweep.space_figures.spectra_figure", lambda made, said: seen.extend(made))

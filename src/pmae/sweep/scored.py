@@ -1,6 +1,7 @@
 """Runs with the scores that a table needs: which of them results.json has, and training and evaluating the rest."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,9 +134,17 @@ def unscored(run: Run, protocols: Protocols, epochs: Sequence[int]) -> list[str]
 
 def own_scores(run: Run, protocol: str, preset: str, split: str = "test", pooling: str = "cls") -> list[Score]:
     """The scores of a run's encoder on its own data, one an epoch; of another pooling where it has not this one."""
+    file = run.path / "results.json"
+    found = _own_scores(run.path, pooling, file.stat().st_mtime_ns) if file.exists() else []
+    return [s for s in found if (s.protocol, s.preset, s.split) == (protocol, preset, split)]
+
+
+@functools.lru_cache(maxsize=1000)
+def _own_scores(path: Path, pooling: str, changed: int) -> list[Score]:
+    """Read again when results.json has changed: a table asks for every cell by itself."""
+    run = Run(path)
     name = run.environment["data"]["name"]
-    found = [s for s in scores_of(run.evaluations) if not s.is_baseline and s.data == name]
-    return [s for s in primary(found, pooling) if (s.protocol, s.preset, s.split) == (protocol, preset, split)]
+    return primary([s for s in scores_of(run.evaluations) if not s.is_baseline and s.data == name], pooling)
 
 
 GetRuns = Callable[[Sequence[RunSpec], Requirements | None], list[Run | None]]
