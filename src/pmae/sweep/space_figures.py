@@ -162,7 +162,7 @@ def _without_patches(x: Tensor, ratio: float, patch: int) -> Tensor:
 
 
 def _basis(space: Space) -> Tensor:
-    """(`EACH` for each of `PARTS`, C, H, W) what mask groups in each part of the spectrum add to an image; NaN for none."""
+    """(`EACH` for each of `PARTS`, C, H, W) what mask groups of each part add to an image; NaN for none."""
     share, generator = space.mask_group_share, torch.Generator().manual_seed(SEED)
     order = share.argsort(descending=True, stable=True)
     before = space.share_before[order]
@@ -172,16 +172,16 @@ def _basis(space: Space) -> Tensor:
         # The first ones of the top, which hold the most; of the other parts, some spread evenly.
         places = torch.arange(EACH) if low == 0 else (torch.arange(1, EACH + 1) * len(inside)) // (EACH + 1)
         chosen = places[places < len(inside)].unique()
-        images += [_unit_image(space, int(inside[place]), generator) for place in chosen]
+        images += [_group_image(space, int(inside[place]), generator) for place in chosen]
         images += [torch.full_like(space.reconstruct(_nothing(space)), torch.nan)] * (EACH - len(chosen))
     return torch.cat(images)
 
 
-def _unit_image(space: Space, unit: int, generator: torch.Generator) -> Tensor:
+def _group_image(space: Space, group: int, generator: torch.Generator) -> Tensor:
     """(1, C, H, W) what one coefficient adds, or a random draw of those in a mask group."""
     z = _nothing(space)
     groups = space.mask_groups
-    inside = torch.tensor([unit], device=z.device) if groups is None else (groups == unit).nonzero()[:, 0]
+    inside = torch.tensor([group], device=z.device) if groups is None else (groups == group).nonzero()[:, 0]
     # Alone a coefficient is 1, as one that never varies has an image too.
     drawn = torch.randn(len(inside), generator=generator).to(z) * space.variance[inside].sqrt()
     z[0, inside] = drawn if len(inside) > 1 else 1.0
