@@ -22,7 +22,7 @@ from pmae.config import Config, EncoderConfig, replace
 from pmae.data.augment import Standardize, draw_crops
 from pmae.errors import UserError
 from pmae.fast.graph import compiled
-from pmae.method import build_method, draw_mask
+from pmae.method import build_method
 from pmae.runs import Run
 from pmae.sweep import workers
 from pmae.sweep.execute import InOrder, run_all
@@ -92,7 +92,7 @@ def measured(config: Config) -> None:
     step = Plain(model, standardize, config, build_optimizer(model, config.optim, on_graph=False))
     images = torch.zeros(batch, 3, 16, 16, dtype=torch.uint8)
     crops = draw_crops(batch, generator, torch.device("cpu"))
-    compiled(step.measure)(images, crops, draw_mask(model, batch, 0.5, generator))
+    compiled(step.measure)(images, crops, model.draw(batch, 0.5, generator))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pmae.paper.cells import CellRuns, data_title, fill_cells, measure, measured
 from pmae.paper.comparisons import EPOCHS
 from pmae.paper.settings import settings_table
 from pmae.paper.tables import ITEMS, Item, Row, RunChoices, ratios_of, spec_of, specs_of
-from pmae.report import charts, galleries, published
+from pmae.report import published, samples
 from pmae.report.contents import Contents, load
 from pmae.report.style import Drawing
 from pmae.report.sweeps import Page, write_page
@@ -106,13 +106,13 @@ def _masks(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page
     for data in dict.fromkeys(one.data for one in filled):
         shown = {_design(one): run for one, run in _pictured(filled) if one.data == data}
         drawn = [figures.mask_designs(shown)] if shown else []
-        drawn += [galleries.masks(shown["PMAE 20%"])] if "PMAE 20%" in shown else []
+        drawn += [samples.masks(shown["PMAE 20%"])] if "PMAE 20%" in shown else []
         drawings += [_named(drawing, data) for drawing in drawn]
     return Page([], drawings)
 
 
 def _spectrum(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    draws = (galleries.spectrum_parts, charts.spectrum)
+    draws = (samples.spectrum_parts, samples.spectrum)
     return Page([], [_named(draw(run), one.data) for one, run in _pictured(filled) for draw in draws])
 
 
@@ -123,7 +123,7 @@ def _examples(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> P
 
 def _reconstructions(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
     pictured = _pictured(filled)
-    return Page([], [_named(galleries.reconstructions(r), f"{one.data}-{one.row.method}") for one, r in pictured])
+    return Page([], [_named(samples.reconstructions(r), f"{one.data}-{one.row.method}") for one, r in pictured])
 
 
 PAGES: dict[str, Callable[[Item, Sequence[CellRuns], Requirements], Page]] = {

@@ -15,10 +15,9 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import as_tensor, with_held_out
 from pmae.errors import require
-from pmae.report.charts import plain_log_ticks
-from pmae.report.galleries import gallery, hidden_pixels
-from pmae.report.pictures import Array, View, view_of
-from pmae.report.style import Drawing, color, dash, panels, styled
+from pmae.report.pictures import Array, View, gallery, view_of
+from pmae.report.samples import hidden_pixels
+from pmae.report.style import Drawing, color, dash, panels, plain_log_ticks, styled
 from pmae.report.sweeps import Page
 from pmae.report.tables import Cell, Table
 from pmae.spaces import Space, build_space
