@@ -9,7 +9,7 @@ from pmae.config import DecoderConfig
 from pmae.errors import require
 from pmae.fast.attention import install
 from pmae.fast.blocks import run_blocks
-from pmae.models.encoder import Encoder, patch_sides, sine_cosine, xavier
+from pmae.models.encoder import INITIALIZERS, Encoder, patch_sides, sine_cosine
 
 SIZES = {
     "released": {"width": 512, "depth": 8, "heads": 16},
@@ -36,7 +36,7 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, rows * columns * channels)
         self.register_buffer("positions", sine_cosine(dim, *self.grid, prefix=0), persistent=False)
-        self.apply(xavier)
+        self.apply(INITIALIZERS[config.init])
         install(self)
         nn.init.normal_(self.mask_token, std=0.02)
 
