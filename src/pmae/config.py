@@ -39,6 +39,9 @@ def check_not_renamed(name: str) -> None:
         raise UserError(f"setting {name} is now called {RENAMED[name]}")
 
 
+Kernels = Literal["all", "attention", "none"]
+
+
 @dataclass(frozen=True)
 class DataConfig(Settings):
     """Where the images come from and how they are laid out."""
@@ -283,6 +286,9 @@ class TrainConfig(Settings):
     """Arithmetic of the networks; auto is bfloat16 on CUDA and on CPUs with AMX, float32 elsewhere."""
     engine: Literal["auto", "plain", "graph"] = "auto"
     """plain: eager, readable, the reference; graph: compiled, the whole step in one CUDA graph; auto: graph on CUDA."""
+    kernels: Kernels = "all"
+    """Our kernels and captured steps (`pmae.fast`): all, the attention kernels alone, or none, which leaves timm's own
+    code; the environment variable PMAE_KERNELS wins."""
     shard: bool = False
     """Divide weights, gradients and moments among the processes of torchrun (FSDP2), for encoders that outgrow a card;
     the plain engine alone."""
@@ -305,6 +311,12 @@ class TrainConfig(Settings):
         for key in ("shard", "deterministic"):
             rule = f"plain or auto where train.{key} is on"
             require(not getattr(self, key) or self.engine != "graph", "train.engine", rule, self.engine)
+        require(
+            self.kernels == "all" or self.engine != "graph",
+            "train.engine",
+            "plain or auto where train.kernels is not all",
+            self.engine,
+        )
 
 
 @dataclass(frozen=True)

@@ -7,50 +7,45 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from pmae.config import EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.evaluate import finetune_step as lesson
 from pmae.evaluate.finetune import Classifier, _optimizer
 from pmae.evaluate.finetune_step import Lesson, QuickLesson, draw_noise, stochastic_depth
-from pmae.evaluate.protocols import FinetuneConfig, preset
+from pmae.evaluate.protocols import FinetuneProtocol, preset
+from pmae.fast import graph
 from pmae.models.encoder import build_encoder
 
 STRONG = preset("strong").finetune
 assert STRONG
 CONFIGS = {
-    "paper": FinetuneConfig(),
+    "paper": FinetuneProtocol(),
     "strong": STRONG,
-    "mixed alone": FinetuneConfig(augment=None, mixup=0.5, layer_decay=0.5),
+    "mixed alone": FinetuneProtocol(augment=None, mixup=0.5, layer_decay=0.5),
 }
 STEPS = 8
 
 
-class Direct:
+def direct(step: Callable[..., None], captured: object, pool: object) -> Callable[..., None]:
     """Calls the step as it is."""
-
-    def __init__(self, step: Callable[..., None], captured: Callable[[], None]) -> None:
-        self.step = step
-
-    def __call__(self, *inputs: Tensor) -> None:
-        self.step(*inputs)
+    return step
 
 
 class Whole:
-    """No weight is rounded."""
+    """No weight has a bf16 copy."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.of: dict[Any, Any] = {}
 
-    def lent(self) -> Any:
+    def in_use(self) -> Any:
         return torch.enable_grad()
 
 
 class Taken:
     """torch's own update."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, halves: dict[Any, Any]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, copies: dict[Any, Any]) -> None:
         self.optimizer = optimizer
 
     def fill(self) -> None: ...
@@ -62,7 +57,7 @@ class Taken:
 
 
 def taught(
-    kind: type[Lesson], config: FinetuneConfig, device: torch.device, depth: float = 0.0
+    kind: type[Lesson], config: FinetuneProtocol, device: torch.device, depth: float = 0.0
 ) -> tuple[Any, list[float]]:
     """The weights after a few steps, and the loss of each."""
     torch.manual_seed(0)
@@ -84,8 +79,9 @@ def taught(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_the_eager_step_but_for_how_it_is_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part, stand_in in (("Replay", Direct), ("Halves", Whole), ("Update", Taken)):
-        monkeypatch.setattr(lesson, part, stand_in)
+    for part, stand_in in (("Replay", direct), ("WeightCopies", Whole), ("FusedAdamW", Taken)):
+        monkeypatch.setattr(graph, part, stand_in)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     config = dataclasses.replace(CONFIGS[name], base_lr=0.01)
     (plain, losses), (quick, same) = (taught(kind, config, torch.device("cpu")) for kind in (Lesson, QuickLesson))
@@ -107,6 +103,6 @@ def test_on_a_gpu_its_losses_are_those_of_the_eager_step(name: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_branches_are_dropped_anew_at_every_replay() -> None:
-    config = dataclasses.replace(FinetuneConfig(augment=None), base_lr=1e-12)
+    config = dataclasses.replace(FinetuneProtocol(augment=None), base_lr=1e-12)
     _, losses = taught(QuickLesson, config, torch.device("cuda"), depth=0.5)
     assert len({round(loss, 6) for loss in losses[4:]}) > 1

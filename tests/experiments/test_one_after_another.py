@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 from pmae.config import Config, EncoderConfig, replace
 from pmae.data.augment import Standardize, draw_crops
 from pmae.fast.graph import compiled
-from pmae.method import build_method, draw_mask
+from pmae.method import build_method
 from pmae.sweep.jobs import Here, InTurn, Job, Library, carry_out
 from pmae.train.loop import Pretraining
 from pmae.train.step import Plain, build_optimizer
@@ -80,7 +80,7 @@ def measured(config: Config) -> None:
     step = Plain(model, standardize, config, build_optimizer(model, config.optim, on_graph=False))
     images = torch.zeros(batch, 3, 16, 16, dtype=torch.uint8)
     crops = draw_crops(batch, generator, torch.device("cpu"))
-    compiled(step.measure)(images, crops, draw_mask(model, batch, 0.5, generator))
+    compiled(step.measure)(images, crops, model.draw(batch, 0.5, generator))
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ import pytest
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
 
 from pmae.config import DecoderConfig, EncoderConfig
 from pmae.errors import UserError
 from pmae.models import Decoder, Encoder, build_encoder
-from pmae.models.encoder import PatchProduct, sine_cosine
+from pmae.models.encoder import sine_cosine
 
 
 def vit(shape: tuple[int, int, int] = (3, 32, 32), patch: int = 8, **settings: int) -> Encoder:
@@ -118,14 +117,3 @@ def test_positions_tell_rows_and_columns_apart() -> None:
     # A step to the right changes one half, a step down the other.
     assert bool((grid[0] != grid[1]).nonzero().max() < 16)
     assert bool((grid[0] != grid[7]).nonzero().min() >= 16)
-
-
-def test_the_patch_product_is_the_convolution() -> None:
-    convolution = nn.Conv2d(3, 16, (4, 8), (4, 8))
-    x = torch.randn(2, 3, 8, 16)
-    expected = convolution(x)
-    convolution.__class__ = PatchProduct
-    assert torch.equal(convolution(x), expected)
-    half = convolution.bfloat16()(x.bfloat16())
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.05)

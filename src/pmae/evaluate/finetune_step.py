@@ -24,14 +24,10 @@ from pmae.evaluate.augment import (
     move,
     shade,
 )
-from pmae.evaluate.protocols import FinetuneConfig
+from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.evaluate.splits import AMOUNTS, BLANKS, BOXES, MIXES, generator, on_host
-from pmae.fast.graph import Halves, Replay, compiled
-
-try:
-    from pmae.fast.adamw import Update
-except ImportError:  # no Triton: a machine without a GPU, or not Linux, where no step is captured
-    Update = None  # type: ignore[assignment, misc]
+from pmae.fast import can_capture
+from pmae.fast.graph import CapturedStep, compiled
 
 
 class Noise(NamedTuple):
@@ -43,7 +39,7 @@ class Noise(NamedTuple):
     mix: Tensor | None
 
 
-def draw_noise(images: Tensor, config: FinetuneConfig, key: tuple[int, int, int]) -> Noise:
+def draw_noise(images: Tensor, config: FinetuneProtocol, key: tuple[int, int, int]) -> Noise:
     """All of it a function of the key (seed, epoch, step)."""
     (count, _, height, width), device = images.shape, images.device
     crops = distortions = blanks = mix = None
@@ -60,7 +56,7 @@ def draw_noise(images: Tensor, config: FinetuneConfig, key: tuple[int, int, int]
     return Noise(crops, distortions, blanks, mix)
 
 
-def distorted(images: Tensor, noise: Noise, standardize: Standardize, config: FinetuneConfig) -> Tensor:
+def distorted(images: Tensor, noise: Noise, standardize: Standardize, config: FinetuneProtocol) -> Tensor:
     """Images as training sees them, standardized."""
     if config.augment is not None and noise.crops is not None:
         height, width = images.shape[-2:]
@@ -79,7 +75,7 @@ class Lesson:
     """Eager forward, backward, clip and update; `total` adds up the loss."""
 
     def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneConfig
+        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
     ) -> None:
         self.model, self.optimizer, self.standardize, self.config = model, optimizer, standardize, config
         self.total = torch.zeros((), device=standardize.mean.device)
@@ -111,41 +107,32 @@ class Lesson:
 
 
 class QuickLesson(Lesson):
-    """The same step with weights rounded once, compiled, and captured in a CUDA graph."""
+    """The same step with bf16 copies of the weights, compiled, captured in a CUDA graph and replayed."""
 
     def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneConfig
+        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
     ) -> None:
         super().__init__(model, optimizer, standardize, config)
         groups, device = optimizer.param_groups, standardize.mean.device
-        self._halves, self._compiled = Halves(model), compiled(self.measure)
-        self._leaves = [self._halves.of.get(p, p) for p in self._leaves]
         self._peaks = torch.tensor([group["peak"] for group in groups], device=device)
         self._rates = torch.zeros_like(self._peaks)
         for group, rate in zip(groups, self._rates.unbind(0), strict=True):
             group["lr"] = rate
-        self._taken = Update(optimizer, self._halves.of)
-        self._replay = Replay(self._step, self._taken.fill)
+        self._captured = CapturedStep(model, optimizer, compiled(self._measure), self._update, bf16=True)
+        self._leaves = self._captured.leaves(self._leaves)
 
     def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:
         torch.mul(self._peaks, rate, out=self._rates)
-        self._replay(images, labels, *(tensor for tensor in noise if tensor is not None))
+        self._captured(images, labels, noise)
 
-    def _step(self, images: Tensor, labels: Tensor, *drawn: Tensor) -> None:
-        rest, config = iter(drawn), self.config
-        asked = (config.augment is not None, config.distort, config.blank, config.mixup or config.cutmix)
-        noise = Noise(*(next(rest) if wanted else None for wanted in asked))
-        self.optimizer.zero_grad(set_to_none=True)
-        with self._halves.lent():
-            loss = self._compiled(images, labels, noise)
-            loss.backward()
-        self._taken.note()
-        self._update(loss, self._taken)
+    def _measure(self, images: Tensor, labels: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        loss = self.measure(images, labels, noise)
+        return loss, loss.detach()
 
 
 def can_be_quick(model: Any, device: torch.device) -> bool:
     """Whether this model's step can be captured: a ViT on a GPU, with the kernels for it."""
-    return device.type == "cuda" and Update is not None and getattr(model.encoder, "is_vit", False)
+    return can_capture(device) and getattr(model.encoder, "is_vit", False)
 
 
 # The exponential moving average of a model's weights, as a model of its own.

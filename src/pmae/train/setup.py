@@ -14,7 +14,7 @@ from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import Splits
-from pmae.data.readers.decode import available_bytes
+from pmae.data.memory import available_bytes
 from pmae.errors import UserError
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
@@ -26,7 +26,10 @@ from pmae.train import checkpoint
 from pmae.train.distributed import World
 from pmae.train.environment import describe_environment, locked
 
-FREE = ("train.log_every", "train.keep", "train.track", "train.device", "train.shard", "data.root", "data.threads")
+FREE = (
+    *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
+    *("data.root", "data.threads"),
+)
 """Settings that a resumed run may change."""
 SIDE = 1024
 """Of the matrices whose multiplication tells the speed of a device."""
