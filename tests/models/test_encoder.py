@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from pmae.config import DecoderConfig, EncoderConfig
 from pmae.errors import UserError
