@@ -10,11 +10,16 @@ from typing import Annotated, Any, Literal
 from pmae.errors import UserTypeError, require
 from pmae.validation import Count, NonNegative, Positive, Rule, Settings, Share, WholeNumber, check_names
 
+Name = Annotated[str, Rule("a name or a path", bool)]
 Width = Annotated[int, Rule("from 1 to 65,536", lambda n: 1 <= n <= 65_536)]
 Depth = Annotated[int, Rule("from 1 to 1,024", lambda n: 1 <= n <= 1_024)]
 CropScale = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1]", lambda s: 0 < s[0] <= s[1] <= 1)]
 RatioRange = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1)", lambda s: 0 < s[0] < s[1] < 1)]
 Betas = Annotated[tuple[float, float], Rule("two numbers in [0, 1)", lambda b: all(0 <= x < 1 for x in b))]
+KERNEL_SPACES = ["kernel_pca", "diffusion"]
+SPACES_OF = {"patch": ["patch_pca"], "levels": ["wavelet"], "gamma": KERNEL_SPACES, "landmarks": KERNEL_SPACES}
+SPACES_OF["components"] = ["pca", "ica", "learned", *KERNEL_SPACES]
+"""The spaces that a setting belongs to."""
 Kernels = Literal["all", "attention", "none"]
 
 
@@ -22,7 +27,7 @@ Kernels = Literal["all", "attention", "none"]
 class DataConfig(Settings):
     """Where the images come from and how they are laid out."""
 
-    source: Annotated[str, Rule("a name or a path", bool)] = "photos"
+    source: Name = "photos"
     """A named set, or the path of a folder, .npy or .npz file, or shards: tar, parquet or Arrow files, or a pattern."""
     root: str = "data"
     """Folder that holds the files of named sets."""
@@ -93,13 +98,9 @@ class SpaceConfig(Settings):
 
     def check(self) -> None:
         """Refuse settings of another space."""
-        kernels = ("kernel_pca", "diffusion")
-        owners = {"components": ("pca", "ica", "learned", *kernels), "patch": ("patch_pca",), "levels": ("wavelet",)}
-        owners |= {"gamma": kernels, "landmarks": kernels}
-        for key, names in owners.items():
-            value = getattr(self, key)
+        for key, names in SPACES_OF.items():
             rule = f"left unset unless space.name is {' or '.join(map(repr, names))} (it is {self.name!r})"
-            require(value is None or self.name in names, f"space.{key}", rule, value)
+            require(getattr(self, key) is None or self.name in names, f"space.{key}", rule, getattr(self, key))
 
 
 @dataclass(frozen=True)
@@ -151,14 +152,16 @@ class EncoderConfig(Settings):
     """Number of vit_tiny's blocks; 12 if not given, or 4 in the same case."""
     heads: Depth | None = None
     """Number of vit_tiny's attention heads; 12 if not given, or 6 in the same case."""
+    init: Literal["xavier", "normal"] = "xavier"
+    """Initial weights of vit_tiny: Xavier-uniform, as MAE; or N(0, 0.02), as the released code."""
     weights: str | None = None
     """Start from a run folder, or from a local safetensors file or folder that timm or Hugging Face wrote."""
 
     def check(self) -> None:
-        """Refuse a shape for a network that has its own."""
-        plain = not (self.width or self.depth or self.heads) or self.name == "vit_tiny"
-        rule = "left unset unless encoder.name is vit_tiny (a timm name fixes its own shape)"
-        require(plain, "encoder.width, depth and heads", rule, self.name)
+        """Refuse a shape and initial weights for a network that has its own."""
+        ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"
+        require(ours or not (self.width or self.depth or self.heads), "encoder.width, depth and heads", rule, self.name)
+        require(ours or self.init == "xavier", "encoder.init", rule, self.init)
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,8 @@ class DecoderConfig(Settings):
     """Overrides the named number of blocks."""
     heads: Depth | None = None
     """Overrides the named number of heads."""
+    init: Literal["xavier", "normal"] = "xavier"
+    """Initial weights: Xavier-uniform, as MAE; or N(0, 0.02), as the released code."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +191,12 @@ class OptimConfig(Settings):
     betas: Betas = (0.9, 0.95)
     """Decay rates of AdamW's two moments."""
     weight_decay: NonNegative = 0.05
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay."""
+    decay_all: bool = False
+    """Decay biases, norms and tokens too, as the released code, instead of matrices only."""
     schedule: Literal["cosine", "released", "constant"] = "cosine"
-    """Linear warm-up then cosine; the released code's 10^-(warmup - epoch) then cosine; or warm-up then constant."""
+    """Linear warm-up then cosine to 0; the released code's 10^-(warmup - epoch) then a cosine as long as training, so
+    that it ends above 0; or warm-up then constant."""
     warmup_epochs: NonNegative | None = None
     """Length of the warm-up; 5% of the epochs if not given."""
     warmup_steps: WholeNumber | None = None
@@ -285,8 +293,9 @@ class Config(Settings):
 def require_config(config: object) -> None:
     """Refuse what is no `Config`, such as a dictionary."""
     if not isinstance(config, Config):
-        hint = "; pmae.config_file.from_dict makes one of a dictionary"
-        raise UserTypeError(f"config must be a pmae.Config, got a {type(config).__name__}{hint}")
+        raise UserTypeError(
+            f"config must be a pmae.Config (see pmae.config_file.from_dict), got a {type(config).__name__}"
+        )
 
 
 def replace(config: Config, **dotted: Any) -> Config:
