@@ -12,7 +12,7 @@ from pmae import api
 from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
-from pmae.evaluate.online import watch_with
+from pmae.evaluate.online import online_probe
 from pmae.evaluate.protocols import only, preset
 from pmae.evaluate.run import score_table
 from pmae.results import scores_of
@@ -111,11 +111,11 @@ def test_watching_never_looks_at_the_test_split(tiny: Config, toy: Splits, tmp_p
     assert toy.test is not None
     nonsense = Splits("toy", toy.train, None, ImageSet(toy.test.images[::-1], toy.test.labels))
     device = torch.device("cpu")
-    scores = [watch_with(splits)(encoder, standardize, device) for splits in (toy, nonsense)]
+    scores = [online_probe(splits)(encoder, standardize, device) for splits in (toy, nonsense)]
     assert scores[0] == scores[1]
     assert {"knn", "linear", "effective_rank"} == scores[0].keys()
     unlabelled = Splits("toy", ImageSet(toy.train.images))
-    assert watch_with(unlabelled)(encoder, standardize, device).keys() == {"effective_rank"}
+    assert online_probe(unlabelled)(encoder, standardize, device).keys() == {"effective_rank"}
 
 
 def test_a_labelled_set_can_watch_over_an_unlabelled_one(tiny: Config, tmp_path: Path) -> None:

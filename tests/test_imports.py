@@ -29,7 +29,7 @@ ALLOWED = {
     "runs": LEAVES | {"results", "results_file"},
     "tensor_files": LEAVES | {"runs"},
     "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs", "tensor_files"},
-    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "results", "train.schedule"},
+    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "results", "tensor_files", "train.schedule"},
     # The paper and sweeps run whole jobs through the front door and show them, so they stand above both.
     "paper": LEAVES
     | {"derive", "data", "evaluate.protocols", "report", "runs", "results", "train.environment", "api", "sweep"},

@@ -11,11 +11,11 @@ from pmae.data.readers.arrays import from_arrays
 from pmae.data.sets import load
 from pmae.derive import describe, resolve
 from pmae.errors import UserError
-from pmae.evaluate.online import watch_with
+from pmae.evaluate.online import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.run import RunEvaluation
 from pmae.evaluate.splits import complete
-from pmae.report.charts import save_figures
+from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
@@ -46,7 +46,7 @@ def pretrain(
     quiet = quiet or not is_main()
     if not quiet:
         print("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]), flush=True)
-    run = loop.pretrain(config, splits, out, resume, quiet, watch_with(probe), until)
+    run = loop.pretrain(config, splits, out, resume, quiet, online_probe(probe), until)
     if is_main():
         if splits.val is not None and splits is not whole:
             run.add_results(held_out=list(splits.val.names))

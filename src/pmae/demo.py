@@ -34,7 +34,7 @@ def demo_config(epochs: int | None = None) -> Config:
 
 def demo_protocols() -> protocols.Protocols:
     """The strong preset's linear probe at one rate, and k-NN: seconds instead of minutes on two cores."""
-    probe = protocols.ProbeConfig(
+    probe = protocols.ProbeProtocol(
         kinds=("linear",),
         epochs=20,
         warmup_epochs=2,
@@ -43,7 +43,7 @@ def demo_protocols() -> protocols.Protocols:
         augment=None,
         standardize=True,
     )
-    return protocols.Protocols("demo", probe, protocols.KnnConfig(), None, resamples=500)
+    return protocols.Protocols("demo", probe, protocols.KnnProtocol(), None, resamples=500)
 
 
 def demo(out: Path | str, epochs: int | None = None) -> Run:

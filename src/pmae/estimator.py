@@ -21,8 +21,8 @@ from pmae.data.images import ImageSet, Splits
 from pmae.derive import describe, resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name
-from pmae.evaluate.online import watch_with
-from pmae.report.charts import save_figures
+from pmae.evaluate.online import online_probe
+from pmae.report.page import save_figures
 from pmae.rows import as_fitted, as_images, as_table, is_flat
 from pmae.runs import Run
 from pmae.train import loop
@@ -234,7 +234,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
             self._require_same(config, splits.train.shape)
             data = describe_environment(splits, pick_device(config.train.device))
             write_at_step_0(folder, self.fitted_._replace(config=config, environment=data))
-        watch = None if self.out is None else watch_with(splits)
+        watch = None if self.out is None else online_probe(splits)
         run = loop.pretrain(config, splits, folder, again, not self.verbose, watch)
         if self.out is not None:
             save_figures(run)

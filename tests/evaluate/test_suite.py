@@ -16,8 +16,8 @@ from pmae.errors import UserError
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import RawPixels, fit_pca
 from pmae.evaluate.features import shape_of
-from pmae.evaluate.protocols import FinetuneConfig, KnnConfig, ProbeConfig, Protocols, only
-from pmae.evaluate.results import Predictions, SeedPredictions, score_of
+from pmae.evaluate.metrics import Predictions, SeedPredictions, score_of
+from pmae.evaluate.protocols import FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols, only
 from pmae.models.encoder import Encoder
 from pmae.results import Evaluation, Score
 from pmae.results_file import read_evaluations
@@ -25,9 +25,9 @@ from pmae.results_file import read_evaluations
 CPU = torch.device("cpu")
 Pictures = Callable[..., ImageSet]
 
-PROBE = ProbeConfig(epochs=6, warmup_epochs=1, batch_size=32, base_lrs=(0.1, 0.5), augment=None, standardize=True)
+PROBE = ProbeProtocol(epochs=6, warmup_epochs=1, batch_size=32, base_lrs=(0.1, 0.5), augment=None, standardize=True)
 SMALL = Protocols(
-    "small", PROBE, KnnConfig((1, 3, 5)), FinetuneConfig(epochs=2, warmup_epochs=0, base_lr=0.01), resamples=50
+    "small", PROBE, KnnProtocol((1, 3, 5)), FinetuneProtocol(epochs=2, warmup_epochs=0, base_lr=0.01), resamples=50
 )
 
 

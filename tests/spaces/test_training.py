@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from pmae import api
 from pmae.config import Config, SpaceConfig, replace
 from pmae.data.images import Splits
-from pmae.report import charts, contents, galleries
+from pmae.report import contents, samples
 from pmae.runs import Run
 from pmae.train.loop import Pretraining
 
@@ -63,8 +63,8 @@ def test_a_stopped_run_resumes_bit_for_bit(
     whole = api.pretrain(config, toy, tmp_path / "whole", quiet=True)
     _check(whole)
     shown = contents.load(whole.path)
-    assert "hidden groups" in galleries.masks(shown).caption
-    assert charts.spectrum(shown).caption.startswith("The first of 63 groups holds")
+    assert "hidden groups" in samples.masks(shown).caption
+    assert samples.spectrum(shown).caption.startswith("The first of 63 groups holds")
     original = Pretraining.inputs
 
     def stop(self: Pretraining, *arguments: object) -> object:

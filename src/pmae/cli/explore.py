@@ -51,7 +51,7 @@ def _data(options: argparse.Namespace, run: "Run | None") -> "DataConfig":
     import dataclasses
 
     from pmae.config import DataConfig
-    from pmae.data.chunks import converts
+    from pmae.data.sets import converts
 
     names = {"source": "data", "root": "root", "labels": "labels", "resize": "resize", "channels": "channels"}
     given = {key: getattr(options, name) for key, name in names.items() if getattr(options, name) is not None}

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
 
-from pmae.data.readers.decode import available_bytes
+from pmae.data.memory import available_bytes
 from pmae.doctor.probes import Answer, ask
 
 PATIENCE = {"devices": 60.0, "compiled": 240.0, "all_reduce": 90.0, "data": 300.0}

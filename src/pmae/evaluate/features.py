@@ -1,4 +1,4 @@
-"""Representations of all images in one pass: no gradient, no masking, evaluation mode, bfloat16 on CUDA."""
+"""Features of all images in one pass (no gradient, no masking, bfloat16 on CUDA), and the data they are scored on."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,9 @@ from pmae.evaluate.splits import BOXES, duplicates, generator, hold_out
 from pmae.results import EvaluatedData, FeatureShape
 
 CHUNK = {"cuda": 4096, "cpu": 256}
+"""Images that are encoded at once, at most."""
 VALUES = 2**26
+"""Pixels that are encoded at once, at most."""
 
 
 class Representation(Protocol):
@@ -164,14 +166,13 @@ def effective_rank(features: Tensor) -> float:
     return float(torch.special.entr(share).sum().exp())
 
 
-# The parts of the data on the device, their features and the clock, shared by all protocols of one evaluation.
-
 WIDEST = 4096
+"""Features wider than this have no effective rank: it takes a decomposition of their products."""
 
 
 @dataclass
-class Bench:
-    """What all protocols share: the parts of the data on the device, their features, and the clock."""
+class EvaluationData:
+    """What all protocols of an evaluation share: the images on the device, their labels and features, and the clock."""
 
     represent: Any
     standardize: Standardize
@@ -222,13 +223,13 @@ def set_up(
     compile: bool | None,
     keep_on: Literal["auto", "device", "host"],
     processes: Processes | None = None,
-) -> Bench:
+) -> EvaluationData:
     """Put the parts of the data on the device and number their classes."""
     sets = {name: found for name in ("train", "val", "test") if (found := getattr(splits, name)) is not None}
     labels = {name: _labels(found, name) for name, found in sets.items()}
     count = max(len(splits.train.classes), 1 + max(int(numbers.max()) for numbers in labels.values()))
     names = splits.train.classes if len(splits.train.classes) == count else tuple(map(str, range(count)))
-    bench = Bench(
+    data = EvaluationData(
         represent,
         standardize,
         Extractor(represent, standardize, device, compile, processes),
@@ -239,11 +240,11 @@ def set_up(
     )
     present = np.unique(labels["train"])
     if len(present) == 1:
-        bench.notes.append("the training part has a single class: every answer is that class")
-    for name in bench.held_out:
+        data.notes.append("the training part has a single class: every answer is that class")
+    for name in data.held_out:
         missing = np.setdiff1d(labels[name], present)
-        bench.notes += [f"class {names[c]!r} is in {name} but not in train, and cannot be learned" for c in missing]
-    return bench
+        data.notes += [f"class {names[c]!r} is in {name} but not in train, and cannot be learned" for c in missing]
+    return data
 
 
 def _labels(part: ImageSet, name: str) -> np.ndarray:
@@ -265,15 +266,15 @@ def shape_of(features: Tensor) -> FeatureShape:
     return FeatureShape(width, effective_rank(features) if width <= WIDEST else None)
 
 
-def describe(splits: Splits, bench: Bench) -> EvaluatedData:
+def describe(splits: Splits, data: EvaluationData) -> EvaluatedData:
     """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""
-    commonest = np.bincount(bench.labels["train"]).argmax()
-    sizes = {name: len(bench.parts[name]) if name in bench.parts else None for name in ("train", "val", "test")}
+    commonest = np.bincount(data.labels["train"]).argmax()
+    sizes = {name: len(data.parts[name]) if name in data.parts else None for name in ("train", "val", "test")}
     return EvaluatedData(
         splits.name,
-        tuple(bench.classes),
+        tuple(data.classes),
         **sizes,
         notes=tuple(splits.notes),
-        duplicates={name: duplicates(splits.train, getattr(splits, name)) for name in bench.held_out},
-        majority={name: float((bench.labels[name] == commonest).mean()) for name in bench.held_out},
+        duplicates={name: duplicates(splits.train, getattr(splits, name)) for name in data.held_out},
+        majority={name: float((data.labels[name] == commonest).mean()) for name in data.held_out},
     )

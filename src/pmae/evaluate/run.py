@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from safetensors.torch import save_file
 
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
@@ -16,8 +15,9 @@ from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import Processes, Representation, extract
 from pmae.evaluate.protocols import Protocols, only
 from pmae.models import build_encoder
-from pmae.results import Score, scores_of
-from pmae.runs import Run, write_whole
+from pmae.results import PRIMARY, Score, scores_of
+from pmae.runs import Run
+from pmae.tensor_files import write_tensors
 
 MAPPED = 2000
 """Test images whose features are kept for the map in the report."""
@@ -91,14 +91,14 @@ class RunEvaluation:
                 self.run.add_evaluation(found)
 
     def save_features(self, encoder: Representation) -> None:
-        """Mean features and labels of some test images, for the map in the report."""
+        """Features and labels of some test images, for the map in the report."""
         test = self.splits.test
         if test is None or test.labels is None:
             return
         part = test.take(torch.linspace(0, len(test) - 1, min(MAPPED, len(test))).long().numpy())
-        features = extract(encoder, Batches(part.images, self.device), self.standardize, compile=False)["mean"].cpu()
-        tensors = {"features": features.contiguous(), "labels": torch.as_tensor(part.labels)}
-        write_whole(self.run.path / "features.safetensors", lambda temporary: save_file(tensors, temporary))
+        features = extract(encoder, Batches(part.images, self.device), self.standardize, compile=False)[PRIMARY].cpu()
+        tensors = {"features": features, "labels": torch.as_tensor(part.labels)}
+        write_tensors(self.run.path / "features.safetensors", tensors)
 
 
 def score_table(run: Run) -> str:

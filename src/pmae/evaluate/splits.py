@@ -1,4 +1,4 @@
-"""Which images are held out, and which of them the training set holds as well: decided by rule, never guessed."""
+"""Which images are held out, which of them the training set holds as well, and the seeding of all randomness here."""
 
 import hashlib
 from dataclasses import replace
@@ -12,6 +12,7 @@ from pmae.errors import UserError, require
 from pmae.results import DuplicatePair, Duplicates
 
 LISTED = 20
+"""Duplicates that are named."""
 
 
 def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -67,9 +68,8 @@ def _name(images: ImageSet, position: int) -> str:
     return images.names[position] if images.names else f"#{position}"
 
 
-# All randomness of this room: a generator is a function of a key such as (seed, purpose, epoch, step).
-
 ORDER, BOXES, HEADS, NOISE, AMOUNTS, BLANKS, MIXES = range(7)
+"""Purposes of random numbers. Seeding: a generator is a function of a key such as (seed, purpose, epoch, step)."""
 
 
 def mixed(*key: int) -> int:

@@ -12,10 +12,9 @@ from pmae.paper import curves as paper_ratio
 from pmae.paper.cells import Measured, epochs_scored, measure
 from pmae.paper.fill import Filled, Need, lacking_kinds
 from pmae.paper.tables import Item, Plan, jobs_of
-from pmae.report import charts, galleries, published
-from pmae.report.charts import save_drawing
+from pmae.report import published, samples
 from pmae.report.contents import Contents, load
-from pmae.report.style import Drawing
+from pmae.report.style import Drawing, save_drawing
 from pmae.report.tables import Table, to_csv, to_markdown
 from pmae.runs import Run, disk_errors, write_text
 from pmae.sweep.jobs import Library
@@ -106,7 +105,7 @@ def _masks(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     for data in dict.fromkeys(one.cell.data for one in filled):
         shown = [(one, run) for one in filled if one.cell.data == data for run in _pictured(one.runs)[:1]]
         drawn = [paper_pictures.mask_designs({_design(one): run for one, run in shown})] if shown else []
-        drawn += [galleries.masks(run) for one, run in shown if _design(one) == "PMAE 20%"]
+        drawn += [samples.masks(run) for one, run in shown if _design(one) == "PMAE 20%"]
         drawings += [_named(drawing, data) for drawing in drawn]
     return Page([], drawings)
 
@@ -115,7 +114,7 @@ def _spectrum(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     drawings = []
     for one in filled:
         for run in _pictured(one.runs)[:1]:
-            drawings += [_named(draw(run), one.cell.data) for draw in (galleries.spectrum_parts, charts.spectrum)]
+            drawings += [_named(draw(run), one.cell.data) for draw in (samples.spectrum_parts, samples.spectrum)]
     return Page([], drawings)
 
 
@@ -127,7 +126,7 @@ def _examples(item: Item, filled: Sequence[Filled], need: Need) -> Page:
 
 def _reconstructions(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     pictured = [(one, run) for one in filled for run in _pictured(one.runs)[:1]]
-    drawn = [_named(galleries.reconstructions(run), f"{one.cell.data}-{one.cell.row.method}") for one, run in pictured]
+    drawn = [_named(samples.reconstructions(run), f"{one.cell.data}-{one.cell.row.method}") for one, run in pictured]
     return Page([], drawn)
 
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pmae.report.charts import plain_log_ticks
-from pmae.report.galleries import gallery, hidden_pixels
-from pmae.report.pictures import Array, View
-from pmae.report.style import FAINT, Drawing, color, dash, panels, styled
+from pmae.report.pictures import Array, View, gallery
+from pmae.report.samples import hidden_pixels
+from pmae.report.style import FAINT, Drawing, color, dash, panels, plain_log_ticks, styled
 from pmae.report.tables import Cell, Table
 from pmae.results import scores_of
 from pmae.runs import Run

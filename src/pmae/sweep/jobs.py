@@ -20,7 +20,7 @@ from pmae import api
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import to_dict
 from pmae.data.images import Splits
-from pmae.data.sets import load, tinyimagenet_folder
+from pmae.data.sets import load, read_chunks, tinyimagenet_folder
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.runs import Run
@@ -299,7 +299,7 @@ def check_data(jobs: Sequence[Job], library: Library, loosely: bool = False) -> 
     missing = [job for job in jobs if find_run(job, library, loosely=loosely) is None]
     for data in dict.fromkeys(job.config.data for job in missing):
         if tinyimagenet_folder(data) is None:  # a hundred thousand files: that they are there is enough
-            load(data, on_demand=True)
+            read_chunks(data, size=1)
 
 
 def _begun(job: Job, folder: Path, library: Library) -> list[Run]:

@@ -12,8 +12,8 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from pmae.config import DataConfig
+from pmae.data import memory
 from pmae.data.images import Splits
-from pmae.data.readers import decode as memory
 from pmae.data.sets import load
 from pmae.errors import UserError
 
@@ -265,3 +265,26 @@ def test_odd_names_survive(tmp_path: Path) -> None:
 def test_an_empty_folder_is_refused_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} holds no images"):
         read(tmp_path)
+
+
+def test_the_figures_of_a_run_are_no_images(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", pixels(4, 4))
+    save(tmp_path / "runs" / "one" / "figures" / "loss.png", pixels(9, 9))
+    for name in ("config.json", "environment.json"):
+        (tmp_path / "runs" / "one" / name).write_text("{}")
+    save(tmp_path / "notes" / "b.png", pixels(4, 4))
+    (tmp_path / "notes" / "config.json").write_text("{}")
+    splits = read(tmp_path)
+    assert splits.train.names == ("a.png", "notes/b.png")
+    assert any("the folders of runs were passed over: one" in note for note in splits.notes)
+
+
+def test_a_path_that_is_not_utf_8_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    save(folder / "a.png", pixels(4, 4))
+    with pytest.raises(UserError, match=r"data\.source must be a path in UTF-8, got .*caf\\xe9"):
+        read(folder)
+    inner = tmp_path / "in"
+    save(inner / os.fsdecode(b"caf\xe9") / "a.png", pixels(4, 4))
+    found = read(inner, labels="folders").train
+    assert (found.names, found.classes) == (("caf\\xe9/a.png",), ("caf\\xe9",))

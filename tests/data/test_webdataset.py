@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from pmae.config import DataConfig
 from pmae.data.batches import Batches, fit_standardize
-from pmae.data.chunks import converts, stream
 from pmae.data.images import ImageSet, OnDemand
-from pmae.data.sets import load
-from pmae.data.shards import braces, shard_files
+from pmae.data.readers import files
+from pmae.data.readers.files import braces, shard_files
+from pmae.data.readers.webdataset import Member, members
+from pmae.data.sets import converts, load, read_chunks
 from pmae.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -142,7 +145,7 @@ def test_splits_by_name(tmp_path: Path) -> None:
         splits = load(DataConfig(source=str(tmp_path / folder)))
         assert [len(part) for part in (splits.train, splits.val, splits.test) if part] == [6, 3, 2]
     assert len(source(tmp_path / "flat" / "val-*.tar")) == 3
-    assert [len(part) for _, part in stream(DataConfig(source=str(tmp_path / "flat")), 4, "test").chunks] == [2]
+    assert [len(part) for _, part in read_chunks(DataConfig(source=str(tmp_path / "flat")), 4, "test").chunks] == [2]
     with pytest.raises(UserError, match="must have shards for training"):
         source(tmp_path / "flat" / "{val,test}-0.tar")
 
@@ -152,7 +155,7 @@ def test_splits_by_name(tmp_path: Path) -> None:
     [("a", ["a"]), ("{08..11}", ["08", "09", "10", "11"]), ("{a,b}-{1..2}", ["a-1", "a-2", "b-1", "b-2"])],
 )
 def test_braces_are_expanded_as_in_a_shell(pattern: str, expected: list[str]) -> None:
-    assert braces(pattern) == expected
+    assert list(braces(pattern)) == expected
 
 
 def test_other_members_arrays_and_json(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_broken_samples_are_counted_and_replaced_by_the_next_of_their_class(tmp_
     expected = PIXELS[[0, 1, 2, 3, 7, 5, 6, 7, 2]].transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(images, expected)
     with pytest.warns(UserWarning, match="unreadable"):
-        chunk = next(stream(DataConfig(source=str(path)), 9).chunks)[1]
+        ((_, chunk),) = read_chunks(DataConfig(source=str(path)), 9).chunks
     assert (len(chunk), chunk.names[4]) == (7, "5.png")
     assert chunk.labels is not None
     assert chunk.labels.tolist() == [0, 1, 2, 0, 2, 0, 1]
@@ -247,7 +250,7 @@ def test_what_is_no_shard_is_refused_by_name(tmp_path: Path, shards: Path) -> No
         source(shards / "train-{000..004}.tar")
     with pytest.raises(UserError, match=r"the \.cls of '0' of .* must be a whole number, got b'cat'"):
         source(pack(tmp_path / "words.tar", {"0.png": png(PIXELS[0]), "0.cls": b"cat"}))
-    with pytest.raises(UserError, match="for all of its samples or for none, 1 lack one"):
+    with pytest.raises(UserError, match=r"all samples must have a class or none, and 1 of .*half\.tar lack one"):
         source(pack(tmp_path / "half.tar", {"0.png": png(PIXELS[0]), "0.cls": b"1", "1.png": png(PIXELS[1])}))
     with pytest.raises(UserError, match=r"data\.labels is for folders"):
         source(shards, labels="folders")
@@ -263,3 +266,138 @@ def test_a_folder_of_pictures_with_an_archive_in_it_stays_one(tmp_path: Path) ->
     Image.fromarray(PIXELS[0]).save(tmp_path / "picture.png")
     assert shard_files(str(tmp_path)) is None
     assert source(tmp_path).names == ("picture.png",)
+
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def found(archive: bytes) -> list[Member]:
+    return list(members(lambda at, size: archive[at : at + size], "a.tar"))
+
+
+def packed(files: dict[str, bytes], kind: int, **fields: float) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            for key, value in fields.items():
+                setattr(info, key, value)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(max_examples=20, deadline=None)
+@given(files=st.dictionaries(st.from_regex(r"[a-z0-9]{1,20}(/[a-z0-9]{1,30}){0,4}\.jpg", fullmatch=True), st.binary()))
+def test_members_are_those_of_the_standard_library(kind: str, files: dict[str, bytes]) -> None:
+    archive = packed(files, FORMATS[kind], mtime=1.5)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as reference:
+        expected = [Member(info.name, info.offset, info.offset_data, info.size) for info in reference]
+    assert found(archive) == expected
+    assert [archive[member.offset : member.stop] for member in expected] == list(files.values())
+
+
+@pytest.mark.parametrize("kind", ["gnu", "pax"])
+def test_long_and_foreign_names(kind: str) -> None:
+    names = ["x" * 300 + ".png", "mäander/ü.png", "/etc/passwd.png", "../../up.png"]
+    archive = packed(dict.fromkeys(names, b"1"), FORMATS[kind])
+    assert [member.name for member in found(archive)] == names
+
+
+def test_links_and_folders_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("a")
+    os.symlink("/etc/passwd", tmp_path / "folder" / "link.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(tmp_path / "folder", "folder")
+    assert [member.name for member in found((tmp_path / "a.tar").read_bytes())] == ["folder/a.txt"]
+
+
+def test_a_size_beyond_octal_is_read() -> None:
+    info = tarfile.TarInfo("a.npy")
+    info.size = 9 * 2**30
+    for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        header = info.tobuf(kind)
+        member = next(members(lambda at, size, header=header: header[at : at + size], "a.tar"))
+        assert (member.size, member.offset) == (info.size, len(header))
+
+
+@pytest.mark.parametrize("cut", [0, 100, 512, 1100, 1536])
+def test_a_file_without_its_end_is_refused(cut: int) -> None:
+    archive = packed({"a.jpg": b"1" * 600}, tarfile.USTAR_FORMAT)[:cut]
+    with pytest.raises(UserError, match="cut short"):
+        found(archive)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=2000))
+def test_anything_else_is_refused_in_words(junk: bytes) -> None:
+    with pytest.raises(UserError, match=r"a\.tar is"):
+        found(b"x" + junk)
+
+
+def test_a_damaged_header_is_refused() -> None:
+    archive = bytearray(packed({"a.jpg": b"1", "b.jpg": b"2"}, tarfile.GNU_FORMAT))
+    archive[1024 + 3] ^= 1
+    with pytest.raises(UserError, match="no header at byte 1,024"):
+        found(bytes(archive))
+
+
+def sized(size: bytes) -> bytes:
+    """A tar file of one member whose header gives this as its size."""
+    header = bytearray(tarfile.TarInfo("a.png").tobuf(tarfile.USTAR_FORMAT))
+    header[124:136] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+@pytest.mark.parametrize("size", [b"-0000001000\0", b"+0000001000\0", b"0o000001000\0", b"0_000001000\0", b"\xff" * 12])
+def test_a_size_that_is_no_plain_number_is_refused_at_once(size: bytes) -> None:
+    with pytest.raises(UserError, match="is no number"):
+        found(sized(size))
+
+
+@pytest.mark.parametrize("size", ["\u00b2", "-512", "1" * 5000, "1e3", " 7"])
+def test_a_pax_size_that_is_no_plain_number_is_refused(size: str) -> None:
+    info = tarfile.TarInfo("a.png")
+    info.pax_headers = {"size": size}
+    with pytest.raises(UserError, match="a member's size is"):
+        found(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+
+
+def test_an_array_whose_header_claims_a_terabyte_is_counted_as_unreadable(tmp_path: Path) -> None:
+    small = npy(np.zeros((2, 8, 8), np.uint8))
+    huge = small.replace(b"(2, 8, 8), }            ", b"(20000000000, 8, 8), }  ")
+    assert len(huge) == len(small)
+    assert huge != small
+    pack(tmp_path / "a.tar", {"0.npy": small, "1.npy": huge})
+    with pytest.warns(UserWarning, match=r"'1\.npy' \(ValueError: its header claims 1,280,000,000,000 bytes"):
+        assert source(tmp_path / "a.tar", layout="NCHW").images[:].shape == (2, 2, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{0..999999999}.tar", "{a,b}{0..99999999999999999}.tar", "{0.." + "9" * 5000 + "}"]
+)
+def test_a_pattern_of_too_many_files_is_refused_at_once(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(UserError, match="there is no file"):
+        source(f"{tmp_path}/{pattern}")
+
+
+def test_a_pattern_that_names_one_file_too_often_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_SHARDS", 1000)
+    write(tmp_path / "a.tar", range(2))
+    with pytest.raises(UserError, match="at most 1,000 shards"):
+        source(f"{tmp_path}/a{'{,}' * 40}.tar")
+
+
+def test_a_shard_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tar")
+    with pytest.raises(UserError, match=r"the shard .*a\.tar must be a regular file"):
+        source(tmp_path)
+
+
+def test_a_class_of_many_bytes_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must be a whole number, got b'a long text'"):
+        source(pack(tmp_path / "a.tar", {"0.png": png(PIXELS[0]), "0.cls": b"1" * 10**6}))

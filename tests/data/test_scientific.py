@@ -23,12 +23,12 @@ def numbers(*shape: int, dtype: type = np.uint16) -> np.ndarray:
     return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape).astype(dtype)
 
 
-def write_dicom(path: Path, pixels: np.ndarray, **header: object) -> None:
+def write_dicom(path: Path, pixels: np.ndarray, syntax: str = "1.2.840.10008.1.2.1", **header: object) -> None:
     from pydicom.dataset import FileMetaDataset
-    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+    from pydicom.uid import UID, CTImageStorage, generate_uid
 
     meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, UID(syntax)
     meta.MediaStorageSOPInstanceUID = generate_uid()
     file = pydicom.FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
     bits = 8 * pixels.itemsize
