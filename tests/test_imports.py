@@ -15,12 +15,12 @@ ALLOWED = {
     "config": {"errors"},
     "config_file": {"errors", "config"},
     "derive": LEAVES,
-    "masking": LEAVES | {"fast"},
+    "masking": LEAVES,
     "objectives": LEAVES,
-    "contrastive": LEAVES | {"models"},
+    "contrastive": LEAVES,
     "spaces": LEAVES,
-    "models": LEAVES | {"fast", "contrastive", "runs", "tensor_files"},
-    "fast": LEAVES | {"models"},
+    "models": LEAVES | {"runs", "tensor_files"},
+    "fast": LEAVES | {"masking", "models"},
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
@@ -30,16 +30,19 @@ ALLOWED = {
     "tensor_files": LEAVES | {"runs"},
     "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs", "tensor_files"},
     "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "results", "tensor_files", "train.schedule"},
-    # The paper and sweeps run whole jobs through the front door and show them, so they stand above both.
-    "paper": LEAVES
-    | {"derive", "data", "evaluate.protocols", "report", "runs", "results", "train.environment", "api", "sweep"},
-    "sweep": LEAVES | {"derive", "masking", "spaces", "data", "evaluate", "report", "runs", "train", "api", "paper"},
+    # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
+    "sweep": LEAVES
+    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "results", "train.environment"}
+    | {"api", "paper.recipes"},
+    "paper": LEAVES | {"derive", "evaluate.protocols", "flops", "report", "runs", "results", "api", "sweep"},
     "report": LEAVES | {"runs", "results"},
     "export": LEAVES | {"models", "data", "runs", "results", "tensor_files", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.
-    "app": LEAVES | {"derive", "masking", "spaces", "data", "method", "runs", "train.checkpoint", "evaluate", "report"},
-    "views": LEAVES | {"masking", "spaces", "data", "runs", "train"},
+    "app": LEAVES
+    | {"derive", "masking", "spaces", "data", "method", "runs", "evaluate", "report"}
+    | {"train.checkpoint", "train.monitor"},
+    "component_mask": LEAVES | {"masking", "spaces", "data", "runs", "train"},
 }
 
 

@@ -39,6 +39,9 @@ def check_not_renamed(name: str) -> None:
         raise UserError(f"setting {name} is now called {RENAMED[name]}")
 
 
+Kernels = Literal["all", "attention", "none"]
+
+
 @dataclass(frozen=True)
 class DataConfig(Settings):
     """Where the images come from and how they are laid out."""
@@ -192,6 +195,8 @@ class EncoderConfig(Settings):
     """Number of vit_tiny's blocks; 12 if not given, or 4 in the same case."""
     heads: int | None = None
     """Number of vit_tiny's attention heads; 12 if not given, or 6 in the same case."""
+    init: Literal["xavier", "normal"] = "xavier"
+    """Initial weights of vit_tiny: Xavier-uniform, as MAE; or N(0, 0.02), as the released code."""
     weights: str | None = None
     """Start from a run folder, or from a local safetensors file or folder that timm or Hugging Face wrote."""
 
@@ -205,6 +210,9 @@ class EncoderConfig(Settings):
             "left unset unless encoder.name is vit_tiny (a timm name fixes its own shape)",
             self.name,
         )
+        own = self.init == "xavier" or self.name == "vit_tiny"
+        rule = "left unset unless encoder.name is vit_tiny (a timm name has its own)"
+        require(own, "encoder.init", rule, self.init)
 
 
 @dataclass(frozen=True)
@@ -220,6 +228,8 @@ class DecoderConfig(Settings):
     """Overrides the named number of blocks."""
     heads: int | None = None
     """Overrides the named number of heads."""
+    init: Literal["xavier", "normal"] = "xavier"
+    """Initial weights: Xavier-uniform, as MAE; or N(0, 0.02), as the released code."""
 
     def __post_init__(self) -> None:
         for key in ("width", "depth", "heads"):
@@ -236,9 +246,12 @@ class OptimConfig(Settings):
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's two moments."""
     weight_decay: float = 0.05
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay."""
+    decay_all: bool = False
+    """Decay biases, norms and tokens too, as the released code, instead of matrices only."""
     schedule: Literal["cosine", "released", "constant"] = "cosine"
-    """Linear warm-up then cosine; the released code's 10^-(warmup - epoch) then cosine; or warm-up then constant."""
+    """Linear warm-up then cosine to 0; the released code's 10^-(warmup - epoch) then a cosine as long as training, so
+    that it ends above 0; or warm-up then constant."""
     warmup_epochs: float | None = None
     """Length of the warm-up; 5% of the epochs if not given."""
     warmup_steps: int | None = None
@@ -273,6 +286,9 @@ class TrainConfig(Settings):
     """Arithmetic of the networks; auto is bfloat16 on CUDA and on CPUs with AMX, float32 elsewhere."""
     engine: Literal["auto", "plain", "graph"] = "auto"
     """plain: eager, readable, the reference; graph: compiled, the whole step in one CUDA graph; auto: graph on CUDA."""
+    kernels: Kernels = "all"
+    """Our kernels and captured steps (`pmae.fast`): all, the attention kernels alone, or none, which leaves timm's own
+    code; the environment variable PMAE_KERNELS wins."""
     shard: bool = False
     """Divide weights, gradients and moments among the processes of torchrun (FSDP2), for encoders that outgrow a card;
     the plain engine alone."""
@@ -295,6 +311,12 @@ class TrainConfig(Settings):
         for key in ("shard", "deterministic"):
             rule = f"plain or auto where train.{key} is on"
             require(not getattr(self, key) or self.engine != "graph", "train.engine", rule, self.engine)
+        require(
+            self.kernels == "all" or self.engine != "graph",
+            "train.engine",
+            "plain or auto where train.kernels is not all",
+            self.engine,
+        )
 
 
 @dataclass(frozen=True)

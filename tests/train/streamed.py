@@ -18,7 +18,7 @@ from pmae.data import batches
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
-from pmae.train import monitor as signals
+from pmae.train import monitor
 from pmae.train.loop import Pretraining, pretrain
 
 
@@ -44,8 +44,8 @@ def train(config: Config, out: Path, resume: bool = False) -> None:
 
 def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
     """Patches of pixels, whose fit needs the statistics alone: they pass over all images, and so does training."""
-    # A pass takes 2**24 numbers at a time and the signals 256 images: scaled down as the set is.
-    batches.NUMBERS, signals.MOST_IMAGES = 2**18, 16
+    # A pass takes 2**24 numbers at a time and the monitor 256 images: scaled down as the set is.
+    batches.NUMBERS, monitor.MOST_IMAGES = 2**18, 16
     config = mae_twin(config_for(shards, encoder__patch_size=64, train__batch_size=16, train__epochs=1))
     small = load(config.data).train.take(torch.arange(8).numpy()).loaded()
     pretrain(

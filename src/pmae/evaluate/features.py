@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pmae.config import AugmentConfig
 from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
@@ -16,6 +16,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.splits import BOXES, duplicates, generator, hold_out
+from pmae.fast import accelerate
 from pmae.results import EvaluatedData, FeatureShape
 
 CHUNK = {"cuda": 4096, "cpu": 256}
@@ -95,6 +96,8 @@ class Extractor:
         processes: Processes | None = None,
     ) -> None:
         self.represent, self.processes = represent, processes or OneProcess()
+        if isinstance(represent, nn.Module):
+            accelerate(represent)
         self.standardize = standardize
         self.device = device
         self.compiled = device.type == "cuda" if compile is None else compile

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from pmae import fast
 from pmae.config import TrainConfig
 from pmae.data.images import ImageSet, Splits, fingerprint
 from pmae.errors import UserError, require
@@ -51,11 +52,15 @@ def _has_bf16_units() -> bool:
 
 
 def pick_engine(config: TrainConfig, device: torch.device) -> str:
-    """The graph engine on CUDA unless told otherwise, or where a setting needs the plain one; it needs CUDA."""
+    """The graph engine on CUDA unless told otherwise, or where a setting needs the plain one; it needs our kernels."""
     if config.engine == "graph" and device.type != "cuda":
         raise UserError(f"train.engine 'graph' must run on CUDA, got {device.type!r}; choices here: auto, plain")
+    captures = fast.can_capture(device, config.kernels)
+    if config.engine == "graph" and not captures:
+        rule = f"plain or auto without Triton, or where {fast.VARIABLE} turns kernels off"
+        raise UserError(f"train.engine must be {rule}, got 'graph'")
     if config.engine == "auto":
-        return "plain" if device.type != "cuda" or config.shard or config.deterministic else "graph"
+        return "graph" if captures and not (config.shard or config.deterministic) else "plain"
     return config.engine
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pmae import masking
+from pmae import fast, masking
 from pmae.config import Config
 from pmae.data.augment import Standardize, draw_crops
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
-from pmae.method import MaskedAutoencoder, build_method, draw_mask
+from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained
 from pmae.runs import Run, folder_path
@@ -24,7 +24,7 @@ from pmae.train import checkpoint, distributed, environment, setup, sharding
 from pmae.train.distributed import ONE_PROCESS, World
 from pmae.train.environment import StopSignal, pick_engine, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker, say
-from pmae.train.monitor import hidden_r2, save_samples
+from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
 from pmae.train.schedule import learning_rate, step_seed
 from pmae.train.step import Graph, Inputs, Plain, build_optimizer
 
@@ -103,8 +103,9 @@ class Pretraining:
         # A model to be divided waits on the host: whole, it may not fit on the device.
         self.model = setup.initial_model(config, self.shape, space, pretrained).to("cpu" if train.shard else device)
         self.model.precision = environment.pick_precision(train.precision, device)
-        if world.size > 1:
-            self.model.gather = distributed.feature_gatherer(world)
+        fast.accelerate(self.model, train.kernels)
+        if world.size > 1 and self.model.contrastive:
+            self.model.contrastive.gather = distributed.feature_gatherer(world)
         graph = pick_engine(train, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
@@ -185,14 +186,15 @@ class Pretraining:
         """
         seed = step_seed(self.config.train.seed, epoch, position)
         generator = torch.Generator(self.device).manual_seed(seed)
-        count = self.batch_size * self.model.views
+        views = 2 if self.model.contrastive else 1
+        count = self.batch_size * views
         crops = draw_crops(count, generator, self.device)
         ratio = masking.draw_ratio(self.config.masking, random.Random(seed))
-        draw = draw_mask(self.model, count, ratio, generator)
+        draw = self.model.draw(count, ratio, generator)
         rows = slice(None) if whole else self.world.rank_slice(self.batch_size)
 
         def mine(drawn: Tensor) -> Tensor:
-            return drawn.unflatten(0, (self.model.views, -1))[:, rows].flatten(0, 1)
+            return drawn.unflatten(0, (views, -1))[:, rows].flatten(0, 1)
 
         draw = draw if len(draw.noise) == 1 else draw._replace(noise=mine(draw.noise))
         return Inputs(images, mine(crops), draw, lr)
@@ -244,7 +246,7 @@ class Pretraining:
         inputs = self.inputs(epoch, position, self.batches.take(index), whole=True)
         finite = self.standardize(inputs.images).flatten(1).isfinite().all(1)
         tensors = {"images": inputs.images, "index": index, "noise": inputs.draw.noise, "ratio": inputs.draw.ratio}
-        tensors |= {"hidden": self.model.hidden(inputs.draw), "finite_images": finite}
+        tensors |= {"hidden": hidden_parts(self.model, inputs.draw), "finite_images": finite}
         path = self.run.path / f"failure_step_{step:08d}.safetensors"
         if self.world.main:
             write_tensors(path, {name: value.cpu() for name, value in tensors.items()})

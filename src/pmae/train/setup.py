@@ -26,7 +26,10 @@ from pmae.train import checkpoint
 from pmae.train.distributed import World
 from pmae.train.environment import describe_environment, locked
 
-FREE = ("train.log_every", "train.keep", "train.track", "train.device", "train.shard", "data.root", "data.threads")
+FREE = (
+    *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
+    *("data.root", "data.threads"),
+)
 """Settings that a resumed run may change."""
 SIDE = 1024
 """Of the matrices whose multiplication tells the speed of a device."""
