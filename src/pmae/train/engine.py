@@ -1,4 +1,4 @@
-"""The engine that takes a run's steps on a GPU: the fastest that works, its first step checked against the plain one."""
+"""The engine of a run on a GPU: the fastest that works, its first step checked against the plain one."""
 
 import warnings
 from collections.abc import Callable
