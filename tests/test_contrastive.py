@@ -16,8 +16,8 @@ from pmae.errors import Interrupted, UserError
 from pmae.method import build_method
 from pmae.runs import Run
 from pmae.tensor_files import read_tensors
-from pmae.train.checkpoint import read_fitted
-from pmae.train.loop import Trainer, pretrain
+from pmae.train.checkpoint import load_trained
+from pmae.train.loop import Pretraining, pretrain
 
 SHAPE = (1, 8, 8)
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -81,7 +81,7 @@ def test_two_different_crops_and_masks_are_drawn_for_every_image(tmp_path: Path)
     config, splits = toy()
     config = replace(config, train__epochs=1)
     run = pretrain(config, splits, tmp_path / "run", quiet=True)
-    trainer = Trainer(config, splits, run, torch.device("cpu"))
+    trainer = Pretraining(config, splits, run, torch.device("cpu"))
     drawn = trainer.inputs(0, 0, torch.zeros(32, *SHAPE))
     assert len(drawn.images) == 32
     for each in (drawn.crops[:, 0], drawn.draw.noise[:, 0]):
@@ -92,14 +92,14 @@ def test_two_different_crops_and_masks_are_drawn_for_every_image(tmp_path: Path)
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, splits = toy()
     whole = pretrain(config, splits, tmp_path / "whole", quiet=True)
-    save = Trainer._save
+    save = Pretraining._save
 
-    def stop_after(self: Trainer) -> None:
+    def stop_after(self: Pretraining) -> None:
         save(self)
         raise Interrupted(self.run.path, 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save", stop_after)
+        patch.setattr(Pretraining, "_save", stop_after)
         with pytest.raises(Interrupted):
             pretrain(config, splits, tmp_path / "stopped", quiet=True)
     again = pretrain(config, splits, tmp_path / "stopped", resume=True, quiet=True)
@@ -116,7 +116,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(contrastive, "OUT", 4)
     shutil.copytree(FIXTURES / "contrastive_run", tmp_path / "run")
     run = Run(tmp_path / "run")
-    model = read_fitted(run).model
+    model = load_trained(run).model
     assert model.contrastive is not None
     stored = read_tensors(run.checkpoint() / "decoder.safetensors")
     assert torch.equal(model.contrastive.head.first.weight, stored["projector.first.weight"])

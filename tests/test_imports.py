@@ -24,15 +24,18 @@ ALLOWED = {
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
-    "runs": LEAVES,
+    "results": {"errors"},
+    "results_file": {"errors", "results"},
+    "runs": LEAVES | {"results", "results_file"},
     "tensor_files": LEAVES | {"runs"},
     "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs", "tensor_files"},
-    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "train.schedule"},
+    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "results", "tensor_files", "train.schedule"},
     # The paper and sweeps run whole jobs through the front door and show them, so they stand above both.
-    "paper": LEAVES | {"derive", "data", "evaluate.protocols", "report", "runs", "train.environment", "api", "sweep"},
+    "paper": LEAVES
+    | {"derive", "data", "evaluate.protocols", "report", "runs", "results", "train.environment", "api", "sweep"},
     "sweep": LEAVES | {"derive", "masking", "spaces", "data", "evaluate", "report", "runs", "train", "api", "paper"},
-    "report": LEAVES | {"runs"},
-    "export": LEAVES | {"models", "data", "runs", "tensor_files", "train", "report"},
+    "report": LEAVES | {"runs", "results"},
+    "export": LEAVES | {"models", "data", "runs", "results", "tensor_files", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.
     "app": LEAVES

@@ -15,8 +15,8 @@ from pmae.paper.pages import Page, page_of
 from pmae.paper.presets import chosen
 from pmae.paper.tables import ITEMS, RATIOS, Plan
 from pmae.report import published
-from pmae.report.scores import Score, scores_of
 from pmae.report.tables import Table, to_markdown
+from pmae.results import Score, scores_of
 from pmae.runs import Run, write_text
 from pmae.sweep.jobs import Library
 
@@ -93,7 +93,7 @@ def accuracy_tables(split: str, place: Path = RUNS) -> str:
         for preset in ("strong", "paper"):
             rows: dict[str, dict[str, str]] = {}
             for kind in (kind for kind in order if kind.data == data):
-                for score in scores_of(kinds[kind][0].results.get("evaluation", {})):
+                for score in scores_of(kinds[kind][0].evaluations):
                     if (score.preset, score.split) == (preset, split):
                         rows.setdefault(_representation(kind, score), {})[score.protocol] = cell([score])
             if rows:

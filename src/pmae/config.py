@@ -299,6 +299,7 @@ class TrainConfig(Settings):
         for key in ("epochs", "batch_size", "log_every", "checkpoint_every", "keep"):
             _at_least(f"train.{key}", 1, getattr(self, key))
         _at_least("train.seed", 0, self.seed)
+        require(self.seed < 2**64, "train.seed", "below 2**64", self.seed)
         for key in ("shard", "deterministic"):
             rule = f"plain or auto where train.{key} is on"
             require(not getattr(self, key) or self.engine != "graph", "train.engine", rule, self.engine)

@@ -13,16 +13,16 @@ from pmae.data.augment import Standardize
 from pmae.evaluate import finetune_step as lesson
 from pmae.evaluate.finetune import Classifier, _optimizer
 from pmae.evaluate.finetune_step import Lesson, QuickLesson, draw_noise, stochastic_depth
-from pmae.evaluate.protocols import FinetuneConfig, preset
+from pmae.evaluate.protocols import FinetuneProtocol, preset
 from pmae.fast import graph
 from pmae.models.encoder import build_encoder
 
 STRONG = preset("strong").finetune
 assert STRONG
 CONFIGS = {
-    "paper": FinetuneConfig(),
+    "paper": FinetuneProtocol(),
     "strong": STRONG,
-    "mixed alone": FinetuneConfig(augment=None, mixup=0.5, layer_decay=0.5),
+    "mixed alone": FinetuneProtocol(augment=None, mixup=0.5, layer_decay=0.5),
 }
 STEPS = 8
 
@@ -57,7 +57,7 @@ class Taken:
 
 
 def taught(
-    kind: type[Lesson], config: FinetuneConfig, device: torch.device, depth: float = 0.0
+    kind: type[Lesson], config: FinetuneProtocol, device: torch.device, depth: float = 0.0
 ) -> tuple[Any, list[float]]:
     """The weights after a few steps, and the loss of each."""
     torch.manual_seed(0)
@@ -103,6 +103,6 @@ def test_on_a_gpu_its_losses_are_those_of_the_eager_step(name: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_branches_are_dropped_anew_at_every_replay() -> None:
-    config = dataclasses.replace(FinetuneConfig(augment=None), base_lr=1e-12)
+    config = dataclasses.replace(FinetuneProtocol(augment=None), base_lr=1e-12)
     _, losses = taught(QuickLesson, config, torch.device("cuda"), depth=0.5)
     assert len({round(loss, 6) for loss in losses[4:]}) > 1

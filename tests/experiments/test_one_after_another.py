@@ -16,7 +16,7 @@ from pmae.data.augment import Standardize, draw_crops
 from pmae.fast.graph import compiled
 from pmae.method import build_method
 from pmae.sweep.jobs import Here, InTurn, Job, Library, carry_out
-from pmae.train.loop import Trainer
+from pmae.train.loop import Pretraining
 from pmae.train.step import Plain, build_optimizer
 
 from .conftest import shaded
@@ -45,9 +45,9 @@ def test_six_jobs_leave_no_trainer_and_no_tensor(tmp_path: Path, monkeypatch: py
     np.save(tmp_path / "images.npy", shaded(40, 16, 2, 0)[0])
     kept: list[weakref.ref[object]] = []
     alive: list[int] = []
-    whole, train = Trainer.__init__, Here.wait
+    whole, train = Pretraining.__init__, Here.wait
 
-    def begin(self: Trainer, *arguments: object, **named: object) -> None:
+    def begin(self: Pretraining, *arguments: object, **named: object) -> None:
         whole(self, *arguments, **named)
         self.stepper.__dict__["measure"] = self.stepper.measure
         kept.extend(weakref.ref(part) for part in (self, self.model, self.stepper, self.optimizer))
@@ -62,7 +62,7 @@ def test_six_jobs_leave_no_trainer_and_no_tensor(tmp_path: Path, monkeypatch: py
         alive.append(bytes_alive())
         return path
 
-    monkeypatch.setattr(Trainer, "__init__", begin)
+    monkeypatch.setattr(Pretraining, "__init__", begin)
     monkeypatch.setattr(Here, "wait", wait)
     base = replace(TINY, data__source=str(tmp_path / "images.npy"))
     cells = [(space, ratio) for space in ("pca", "cosine", "wavelet") for ratio in (0.2, 0.4)]

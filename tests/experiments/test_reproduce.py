@@ -1,7 +1,6 @@
 """From nothing to a table: runs are made once, found again, continued when stopped, and set beside the published."""
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from pmae.cli import main
 from pmae.errors import Interrupted
 from pmae.paper.runner import Way, reproduce
 from pmae.paper.tables import DATASETS, ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
+from pmae.results import scores_of
 from pmae.runs import Run
 from pmae.sweep.jobs import finished
 
@@ -69,12 +69,10 @@ def test_the_comparison_sets_ours_beside_the_published(root: Path, tmp_path: Pat
         assert len(names) == 2
         values = []
         for name in names:
-            results = json.loads((tmp_path / "runs" / name / "results.json").read_text())["evaluation"]
-            (suite,) = results.values()
-            (entry,) = [
-                e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == ("linear", "cls", "test")
-            ]
-            values.append(100 * entry["metrics"]["accuracy"]["value"])
+            (evaluation,) = Run(tmp_path / "runs" / name).evaluations
+            wanted = ("linear", "cls", "test")
+            (score,) = [s for s in evaluation.scores if (s.protocol, s.pooling, s.split) == wanted]
+            values.append(score.accuracy.value)
         assert float(row["ours"]) == pytest.approx(np.mean(values))
         assert float(row["difference"]) == pytest.approx(np.mean(values) - float(row["published"]))
         assert float(row["spread"]) == pytest.approx(np.std(values, ddof=1))
@@ -139,7 +137,8 @@ def test_a_run_is_evaluated_before_the_next_one_begins(
     monkeypatch.setattr(api, "pretrain", die)
     assert paper("spread", *common) == 130
     # The second one too: its evaluation came before the third run was to begin.
-    assert [list(run.results["evaluation"]) for run in trained] == [["mae epoch 1 [paper, 2 epochs]"]] * 2
+    found = [[(e.method, e.epoch, e.preset) for e in run.evaluations] for run in trained]
+    assert found == [[("mae", 1, "paper, 2 epochs")]] * 2
     monkeypatch.setattr(api, "pretrain", whole)
     capsys.readouterr()
     assert paper("spread", *common) == 0
@@ -151,17 +150,15 @@ def test_presets_and_poolings_are_told_apart(root: Path, tmp_path: Path) -> None
     common = ["--datasets", "bloodmnist", "--epochs", 1, "--ratios", 0.3, "--root", root, *SMALL, "--out", tmp_path]
     for pooling in ("cls", "mean"):
         assert paper("ratio", "spread", *common, "--preset", "paper", "strong", "--pooling", pooling) == 0
-        runs = {path.name: Run(path).results["evaluation"] for path in (tmp_path / "runs").iterdir()}
+        runs = {path.name: scores_of(Run(path).evaluations) for path in (tmp_path / "runs").iterdir()}
         found = rows(tmp_path / "ratio-cells-comparison.csv")
         # Three methods at one ratio and two random ones: linear in three presets, k-NN once.
         assert len(found) == 5 * (3 + 1)
         for row in found:
-            (suite,) = [s for s in runs[row["runs"]].values() if s["preset"] == row["preset"]]
             kind = {"linear probe": "linear", "k-NN": "knn"}[row["protocol"]]
-            (entry,) = [
-                e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == (kind, pooling, "test")
-            ]
-            assert float(row["ours"]) == pytest.approx(100 * entry["metrics"]["accuracy"]["value"])
+            wanted = (row["preset"], kind, pooling, "test")
+            (score,) = [s for s in runs[row["runs"]] if (s.preset, s.protocol, s.pooling, s.split) == wanted]
+            assert float(row["ours"]) == pytest.approx(score.accuracy.value)
             assert row["features"] == pooling
     grid = rows(tmp_path / "ratio-grid.csv")
     shown = [(row["protocol"], row["preset"].partition(",")[0]) for row in grid[::3]]

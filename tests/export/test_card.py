@@ -17,7 +17,7 @@ def scored(accuracy: float) -> dict[str, Any]:
         "split": "test",
         "images": 50,
         "metrics": {"accuracy": metric},
-        "runs": [{}],
+        "runs": [{"seed": 0}],
     }
     return {"preset": "strong", "data": {"name": "toy", "classes": ["a", "b"]}, "results": [entry]}
 

@@ -17,7 +17,7 @@ from pmae.method import build_method
 from pmae.objectives import on_components, scaled
 from pmae.spaces import Learned
 from pmae.train.checkpoint import load_space
-from pmae.train.loop import Trainer, pretrain
+from pmae.train.loop import Pretraining, pretrain
 
 SHAPE = (1, 4, 4)
 
@@ -160,17 +160,17 @@ def test_a_run_trains_saves_and_resumes_the_basis_bit_for_bit(
 ) -> None:
     config = settled(tiny, toy)
     whole = pretrain(config, toy, tmp_path / "whole", quiet=True)
-    original = Trainer.inputs
+    original = Pretraining.inputs
 
-    def inputs(self: Trainer, *arguments: object) -> object:
+    def inputs(self: Pretraining, *arguments: object) -> object:
         if self.step == 6:
             self._on_signal(signal.SIGTERM, None)
         return original(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trainer, "inputs", inputs)
+    monkeypatch.setattr(Pretraining, "inputs", inputs)
     with pytest.raises(Interrupted):
         pretrain(config, toy, tmp_path / "halves", quiet=True)
-    monkeypatch.setattr(Trainer, "inputs", original)
+    monkeypatch.setattr(Pretraining, "inputs", original)
     resumed = pretrain(config, toy, tmp_path / "halves", resume=True, quiet=True)
     for file in ("encoder", "decoder", "optimizer", "space"):
         ours, theirs = (load_file(run.checkpoint() / f"{file}.safetensors") for run in (resumed, whole))

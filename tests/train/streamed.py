@@ -19,7 +19,7 @@ from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
 from pmae.train import monitor
-from pmae.train.loop import Trainer, pretrain
+from pmae.train.loop import Pretraining, pretrain
 
 
 def config_for(source: str, **changes: object) -> Config:
@@ -68,14 +68,14 @@ def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
 
 def killed(shards: str, out: Path, step: int) -> dict[str, object]:
     """Dies in the middle of an epoch."""
-    original = Trainer._rate
+    original = Pretraining.inputs
 
-    def rate(self: Trainer, epoch: int, position: int) -> float:
+    def inputs(self: Pretraining, *arguments: object) -> object:
         if self.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(self, epoch, position)
+        return original(self, *arguments)  # type: ignore[arg-type]
 
-    Trainer._rate = rate  # type: ignore[method-assign]
+    Pretraining.inputs = inputs  # type: ignore[method-assign, assignment]
     train(config_for(shards), out)
     return {}
 

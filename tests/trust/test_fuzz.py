@@ -26,8 +26,7 @@ from pmae.data.readers.named import BATCHES, bytes_array, read_cifar10, read_pla
 from pmae.errors import UserError
 from pmae.runs import Run, read_json
 from pmae.tensor_files import read_tensors
-from pmae.train.checkpoint import load_into, load_standardize
-from pmae.train.manifest import damage
+from pmae.train.checkpoint import damage, load_into, load_standardize
 
 settings.register_profile("fast", max_examples=200)
 settings.register_profile("slow", max_examples=11_200)

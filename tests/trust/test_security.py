@@ -193,9 +193,11 @@ def test_a_page_about_hostile_names_is_harmless(offline: tuple[Path, list[int], 
     assert not re.search(r"<img[^>]*onerror", page)
 
 
-def test_a_page_about_a_folder_that_is_no_run_is_harmless(tmp_path: Path) -> None:
+def test_a_page_about_a_folder_that_is_no_run_is_harmless(
+    offline: tuple[Path, list[int], list[str]], tmp_path: Path
+) -> None:
     (tmp_path / "<script>alert(1)").mkdir()
-    write_report([tmp_path / "<script>alert(1)"], tmp_path / "report.html")
+    write_report([offline[0] / "<script>run", tmp_path / "<script>alert(1)"], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "&lt;script&gt;" in page
     assert "<script>alert" not in page

@@ -18,11 +18,11 @@ from pmae.data.readers.decode import FORMATS, decode
 from pmae.derive import patch_for
 from pmae.errors import UserError, require
 from pmae.evaluate.features import extract
-from pmae.evaluate.knn import nearest
+from pmae.evaluate.online import nearest
 from pmae.report.pictures import view_of
 from pmae.runs import Run
 from pmae.spaces import Space, build_space
-from pmae.train.checkpoint import Fitted, read_fitted
+from pmae.train.checkpoint import TrainedModel, load_trained
 
 CPU = torch.device("cpu")
 LABELS = {
@@ -52,7 +52,7 @@ class Material:
     def __init__(self, splits: Splits, run: Run | None = None) -> None:
         self.name, self.train, self.shown = splits.name, splits.train, splits.test or splits.train
         self.shape, self.dtype = self.train.shape, self.train.images.dtype
-        trained = None if run is None else read_fitted(run)
+        trained = None if run is None else load_trained(run)
         _require_fitting(trained, self.shape, self.dtype.name)
         self.model = None if trained is None else trained.model
         most = max(2, min(FITTED, NUMBERS // self.train.images[0].size))
@@ -140,7 +140,7 @@ class Material:
         return "narrow" if narrow else self.dtype.name
 
 
-def _require_fitting(trained: Fitted | None, shape: tuple[int, int, int], dtype: str) -> None:
+def _require_fitting(trained: TrainedModel | None, shape: tuple[int, int, int], dtype: str) -> None:
     if trained is not None:
         known = trained.environment["data"]["dtype"]
         require(

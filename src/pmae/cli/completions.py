@@ -97,11 +97,12 @@ def known_words() -> dict[str, tuple[str, ...]]:
     from pmae.data.fetch import FETCHABLE
     from pmae.data.sets import NAMED
     from pmae.embed import POOLINGS
-    from pmae.evaluate.protocols import PRESETS, PROTOCOLS
+    from pmae.evaluate.protocols import PRESETS
     from pmae.export import FORMATS
     from pmae.paper.recipes import RECIPES
     from pmae.paper.runner import SHOWN
     from pmae.paper.tables import DATASETS, ITEMS, ROWS
+    from pmae.results import PROTOCOLS
     from pmae.spaces import SPACES
 
     settings = [f"{section}.{name}" for section, values in to_dict(Config()).items() for name in values]

@@ -19,6 +19,7 @@ def run(arguments: list[str]) -> None:
     from pmae import api
     from pmae.data.sets import load
     from pmae.evaluate.protocols import only, preset
+    from pmae.evaluate.run import score_table
     from pmae.train.distributed import is_main
 
     protocols = only(preset(options.preset), options.protocols)
@@ -38,7 +39,7 @@ def run(arguments: list[str]) -> None:
             say=print,
         )
         if is_main():
-            print(f"{run.path}\n{api.score_table(run)}")
+            print(f"{run.path}\n{score_table(run)}")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -34,8 +34,8 @@ def run(arguments: list[str]) -> None:
     from pmae.train.distributed import is_main
 
     config, first = _configure(arguments)
-    out = first.out or f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
-    run = api.pretrain(config, out=out, resume=first.resume)
+    default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
+    run = api.pretrain(config, out=default if first.out is None else first.out, resume=first.resume)
     if not is_main():
         return
     scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
@@ -80,17 +80,20 @@ def _unknown(argument: str, flags: list[str]) -> UserError:
 
 def _base(first: argparse.Namespace) -> "Config":
     """Where the settings start from."""
-    from pathlib import Path
-
     from pmae.paper.recipes import recipe
-    from pmae.runs import Run, read_config
+    from pmae.runs import Run, folder_path, read_config
 
-    if sum(map(bool, (first.recipe, first.config, first.resume))) > 1:
+    if sum((first.recipe is not None, first.config is not None, first.resume)) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
-    if first.resume and not first.out:
-        raise UserError("--resume must come with --out, the run folder to continue")
-    base = read_config(Path(first.config)) if first.config else recipe(first.recipe or "ours")
-    return Run(first.out).config if first.resume else base
+    if first.out is not None:
+        first.out = folder_path(first.out)
+    if first.resume:
+        if first.out is None:
+            raise UserError("--resume must come with --out, the run folder to continue")
+        return Run(first.out).config
+    if first.config is not None:
+        return read_config(folder_path(first.config, "config"))
+    return recipe("ours" if first.recipe is None else first.recipe)
 
 
 def parser() -> argparse.ArgumentParser:

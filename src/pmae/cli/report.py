@@ -1,6 +1,7 @@
 """Write one self-contained HTML page about one or several runs."""
 
 import argparse
+import sys
 
 EXAMPLES = """examples:
   pmae report runs/a
@@ -13,7 +14,8 @@ def run(arguments: list[str]) -> None:
     options = parser().parse_args(arguments)
     from pmae.report.page import write_report
 
-    write_report(options.runs, options.out)
+    for sentence in write_report(options.runs, options.out):
+        print(f"left out: {sentence}", file=sys.stderr)
     print(f"report: {options.out}")
 
 
@@ -23,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "pmae report", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
     )
-    parser.add_argument("runs", nargs="+", help="run folders")
+    parser.add_argument("runs", nargs="+", help="run folders; a page about several compares them")
     parser.add_argument(
         "-o", "--out", default="report.html", help="the page to write; its tables and figures go beside"
     )

@@ -24,7 +24,7 @@ from pmae.evaluate.augment import (
     move,
     shade,
 )
-from pmae.evaluate.protocols import FinetuneConfig
+from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.evaluate.splits import AMOUNTS, BLANKS, BOXES, MIXES, generator, on_host
 from pmae.fast import can_capture
 from pmae.fast.graph import CapturedStep, compiled
@@ -39,7 +39,7 @@ class Noise(NamedTuple):
     mix: Tensor | None
 
 
-def draw_noise(images: Tensor, config: FinetuneConfig, key: tuple[int, int, int]) -> Noise:
+def draw_noise(images: Tensor, config: FinetuneProtocol, key: tuple[int, int, int]) -> Noise:
     """All of it a function of the key (seed, epoch, step)."""
     (count, _, height, width), device = images.shape, images.device
     crops = distortions = blanks = mix = None
@@ -56,7 +56,7 @@ def draw_noise(images: Tensor, config: FinetuneConfig, key: tuple[int, int, int]
     return Noise(crops, distortions, blanks, mix)
 
 
-def distorted(images: Tensor, noise: Noise, standardize: Standardize, config: FinetuneConfig) -> Tensor:
+def distorted(images: Tensor, noise: Noise, standardize: Standardize, config: FinetuneProtocol) -> Tensor:
     """Images as training sees them, standardized."""
     if config.augment is not None and noise.crops is not None:
         height, width = images.shape[-2:]
@@ -75,7 +75,7 @@ class Lesson:
     """Eager forward, backward, clip and update; `total` adds up the loss."""
 
     def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneConfig
+        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
     ) -> None:
         self.model, self.optimizer, self.standardize, self.config = model, optimizer, standardize, config
         self.total = torch.zeros((), device=standardize.mean.device)
@@ -110,7 +110,7 @@ class QuickLesson(Lesson):
     """The same step with bf16 copies of the weights, compiled, captured in a CUDA graph and replayed."""
 
     def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneConfig
+        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
     ) -> None:
         super().__init__(model, optimizer, standardize, config)
         groups, device = optimizer.param_groups, standardize.mean.device

@@ -7,8 +7,8 @@ import numpy as np
 
 from pmae.config_file import to_dict
 from pmae.export.source import Source
-from pmae.report.scores import PROTOCOLS, scores_of
 from pmae.report.tables import Cell, Table, to_markdown
+from pmae.results import PROTOCOLS, scores_of
 
 LOCAL = ("data.source", "data.root", "probe.data", "encoder.weights", "train.device")
 """Settings that say where things lie on the machine that trained, which is nobody else's business."""
@@ -70,7 +70,7 @@ def _data(source: Source) -> str:
 
 
 def _evaluation(source: Source) -> str:
-    found = scores_of(source.run.results.get("evaluation", {}))
+    found = scores_of(source.run.evaluations)
     found = [score for score in found if score.is_baseline or score.epoch == source.epoch]
     if all(score.is_baseline for score in found):
         return "Not evaluated with labels." + _r2(source)

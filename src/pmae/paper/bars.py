@@ -10,8 +10,8 @@ from pmae.paper.cells import Measured
 from pmae.paper.curves import LOOKS, by_data, legend, lines
 from pmae.report import published
 from pmae.report.contents import Contents
-from pmae.report.galleries import gallery, hidden_pixels, visible_part
-from pmae.report.pictures import Array, view_of
+from pmae.report.pictures import Array, gallery, view_of
+from pmae.report.samples import hidden_pixels, visible_part
 from pmae.report.style import INK, PALETTE, Drawing, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pmae.report import published
-from pmae.report.scores import PROTOCOLS, Score, primary, scores_of
 from pmae.report.tables import NOTHING, Cell, Table
+from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run
 
 FEATURES = {"cls": "[CLS]", "mean": "the mean of the patch tokens"}
@@ -76,9 +76,8 @@ def epochs_scored(run: Run, protocol: str, preset: str) -> list[int]:
 
 def _scores(run: Run, protocol: str, preset: str, pooling: str = "cls") -> list[Score]:
     name = run.environment["data"]["name"]
-    found = [s for s in scores_of(run.results.get("evaluation", {})) if not s.is_baseline and s.data == name]
-    order = (pooling, *(other for other in ("cls", "mean") if other != pooling))
-    return [s for s in primary(found, order) if (s.protocol, s.preset) == (protocol, preset)]
+    found = [s for s in scores_of(run.evaluations) if not s.is_baseline and s.data == name]
+    return [s for s in primary(found, pooling) if (s.protocol, s.preset) == (protocol, preset)]
 
 
 def measure(
@@ -96,7 +95,7 @@ def measure(
     return Measured(
         *cell, protocol, preset, found[0][1].pooling if found else pooling, ratio,
         values=_known(test),
-        heads=found[0][1].spread if len(found) == 1 else None,
+        heads=found[0][1].accuracy.std if len(found) == 1 else None,
         on_val=_mean(_known(val)),
         validation=_mean([100 * q for q in quick]),
         epoch=max((e for _, e in at), default=0),

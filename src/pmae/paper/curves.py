@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from pmae.paper.cells import Measured, features_of
 from pmae.report import published
-from pmae.report.scores import PROTOCOLS
 from pmae.report.style import NEUTRAL, PALETTE, Drawing, panels, styled
 from pmae.report.tables import NOTHING, Cell, Table
+from pmae.results import PROTOCOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

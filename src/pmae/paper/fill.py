@@ -74,11 +74,11 @@ class Need:
 
 def lacking_kinds(run: Run, protocols: Protocols, epochs: Sequence[int]) -> list[str]:
     """The protocols of a set that a run has not been scored by at one of these epochs."""
-    return [kind for kind in api.kinds(protocols) if any(_lacks(run, only(protocols, [kind]), e) for e in epochs)]
+    return [kind for kind in protocols.kinds if any(_lacks(run, only(protocols, [kind]), e) for e in epochs)]
 
 
 def _lacks(run: Run, protocols: Protocols, epoch: int) -> bool:
-    return any(score_in(run, kind, protocols.name, "test", epoch) is None for kind in api.kinds(protocols))
+    return any(score_in(run, kind, protocols.name, "test", epoch) is None for kind in protocols.kinds)
 
 
 # Filling the cells of an item: have the runs, choose an oracle's ratio on validation images, have them evaluated.

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pmae import api
 from pmae.paper import bars as paper_bars
 from pmae.paper import bars as paper_pictures
 from pmae.paper import cells as paper_cells
@@ -13,10 +12,9 @@ from pmae.paper import curves as paper_ratio
 from pmae.paper.cells import Measured, epochs_scored, measure
 from pmae.paper.fill import Filled, Need, lacking_kinds
 from pmae.paper.tables import Item, Plan, jobs_of
-from pmae.report import charts, galleries, published
-from pmae.report.charts import save_drawing
+from pmae.report import published, samples
 from pmae.report.contents import Contents, load
-from pmae.report.style import Drawing
+from pmae.report.style import Drawing, save_drawing
 from pmae.report.tables import Table, to_csv, to_markdown
 from pmae.runs import Run, disk_errors, write_text
 from pmae.sweep.jobs import Library
@@ -54,7 +52,7 @@ def write_page(item: Item, page: Page, notes: Sequence[str], folder: Path) -> li
 
 def _measured(filled: Sequence[Filled], need: Need) -> list[Measured]:
     """Every protocol and preset of every filled cell, protocols outermost as in the paper."""
-    wanted = [(kind, protocols.name, need.pooling) for protocols in need.protocols for kind in api.kinds(protocols)]
+    wanted = [(kind, protocols.name, need.pooling) for protocols in need.protocols for kind in protocols.kinds]
     return [
         measure(one.runs, (one.cell.data, one.cell.row.key), how, one.ratio, one.note)
         for how in wanted
@@ -107,7 +105,7 @@ def _masks(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     for data in dict.fromkeys(one.cell.data for one in filled):
         shown = [(one, run) for one in filled if one.cell.data == data for run in _pictured(one.runs)[:1]]
         drawn = [paper_pictures.mask_designs({_design(one): run for one, run in shown})] if shown else []
-        drawn += [galleries.masks(run) for one, run in shown if _design(one) == "PMAE 20%"]
+        drawn += [samples.masks(run) for one, run in shown if _design(one) == "PMAE 20%"]
         drawings += [_named(drawing, data) for drawing in drawn]
     return Page([], drawings)
 
@@ -116,7 +114,7 @@ def _spectrum(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     drawings = []
     for one in filled:
         for run in _pictured(one.runs)[:1]:
-            drawings += [_named(draw(run), one.cell.data) for draw in (galleries.spectrum_parts, charts.spectrum)]
+            drawings += [_named(draw(run), one.cell.data) for draw in (samples.spectrum_parts, samples.spectrum)]
     return Page([], drawings)
 
 
@@ -128,7 +126,7 @@ def _examples(item: Item, filled: Sequence[Filled], need: Need) -> Page:
 
 def _reconstructions(item: Item, filled: Sequence[Filled], need: Need) -> Page:
     pictured = [(one, run) for one in filled for run in _pictured(one.runs)[:1]]
-    drawn = [_named(galleries.reconstructions(run), f"{one.cell.data}-{one.cell.row.method}") for one, run in pictured]
+    drawn = [_named(samples.reconstructions(run), f"{one.cell.data}-{one.cell.row.method}") for one, run in pictured]
     return Page([], drawn)
 
 
@@ -205,8 +203,8 @@ def _unscored(runs: Sequence[Run], need: Need) -> list[str]:
     for protocols in need.protocols:
         open_ = {run: epochs for run in runs if (epochs := need.missing(run).get(protocols))}
         kinds = dict.fromkeys(kind for run in open_ for kind in lacking_kinds(run, protocols, open_[run]))
-        suites = [suite for run in open_ for suite in run.results.get("evaluation", {}).values()]
-        others = ", ".join(sorted({str(suite["preset"]) for suite in suites} - {protocols.name})) or "none"
+        presets = {evaluation.preset for run in open_ for evaluation in run.evaluations}
+        others = ", ".join(sorted(presets - {protocols.name})) or "none"
         counted = f"{len(open_)} of {len(runs)} runs have no {', '.join(kinds)} under the preset {protocols.name}"
         said += [f"{counted}; other presets they have: {others}"] if open_ else []
     return said

@@ -6,7 +6,7 @@ from pathlib import Path
 from pmae.config import replace
 from pmae.config_file import with_settings
 from pmae.errors import require, unknown_name
-from pmae.evaluate.protocols import PROTOCOLS, preset
+from pmae.evaluate.protocols import preset
 from pmae.paper.fill import Need, fill, only_found, run_missing
 from pmae.paper.pages import Page, nearest, notes_of, page_of, write_page
 from pmae.paper.presets import chosen, kept, shortened
@@ -14,6 +14,7 @@ from pmae.paper.recipes import recipe
 from pmae.paper.settings import settings_table
 from pmae.paper.tables import PAIRS, Item, Plan, jobs_of
 from pmae.report.tables import Table
+from pmae.results import PROTOCOLS
 from pmae.sweep.jobs import (
     Library,
     Workers,

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pmae.report.charts import plain_log_ticks
-from pmae.report.galleries import gallery, hidden_pixels
-from pmae.report.pictures import Array, View
-from pmae.report.scores import scores_of
-from pmae.report.style import FAINT, Drawing, color, dash, panels, styled
+from pmae.report.pictures import Array, View, gallery
+from pmae.report.samples import hidden_pixels
+from pmae.report.style import FAINT, Drawing, color, dash, panels, plain_log_ticks, styled
 from pmae.report.tables import Cell, Table
+from pmae.results import scores_of
 from pmae.runs import Run
 
 PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "low": (0.95, 1.01)}
@@ -177,7 +176,7 @@ def _peak(image: Array, view: View) -> float:
 def _accuracy(run: Run, protocol: str, preset: str) -> float | None:
     """Test accuracy of the mean of the patch tokens at the last epoch."""
     wanted = (protocol, "mean", "test", preset, run.config.train.epochs)
-    scores = [score for score in scores_of(run.results.get("evaluation", {})) if not score.is_baseline]
+    scores = [score for score in scores_of(run.evaluations) if not score.is_baseline]
     found = [s for s in scores if (s.protocol, s.pooling, s.split, s.preset, s.epoch) == wanted]
     return found[0].accuracy.value if found else None
 

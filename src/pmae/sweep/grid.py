@@ -8,7 +8,7 @@ from pathlib import Path
 from pmae.config import Config, replace
 from pmae.config_file import to_dict, with_settings
 from pmae.errors import UserError, require, unknown_name
-from pmae.report.charts import save_drawing
+from pmae.report.style import save_drawing
 from pmae.report.sweeps import Trial, sweep_plot, sweep_table, trial_of, verdict
 from pmae.report.tables import to_csv, to_markdown
 from pmae.runs import disk_errors, write_text

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from pmae import masking
@@ -17,7 +16,8 @@ from pmae.data.batches import Batches
 from pmae.masking import Draw
 from pmae.method import MAE, MaskedAutoencoder, PrincipalMAE
 from pmae.models import patchify, unpatchify
-from pmae.runs import Run, write_whole
+from pmae.runs import Run
+from pmae.tensor_files import write_tensors
 
 BANDS = (0.0, 0.5, 0.8, 0.95, 1.0)
 MOST_IMAGES = 2048
@@ -134,8 +134,7 @@ def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, b
     tensors |= {"prediction": shown.prediction, "target": shown.target}
     if isinstance(model, PrincipalMAE):
         tensors |= {**_spectrum(model, draw, len(x)), **_parts_of_spectrum(model, x)}
-    path = run.path / "samples.safetensors"
-    write_whole(path, lambda temporary: save_file({k: v.contiguous().cpu() for k, v in tensors.items()}, temporary))
+    write_tensors(run.path / "samples.safetensors", {name: value.cpu() for name, value in tensors.items()})
 
 
 def _spectrum(model: PrincipalMAE, draw: Draw, count: int) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ from sklearn.datasets import make_blobs
 from sklearn.neighbors import KNeighborsClassifier
 
 from pmae.errors import UserError
-from pmae.evaluate import knn as neighbours
-from pmae.evaluate.knn import nearest, votes
+from pmae.evaluate import online as neighbours
+from pmae.evaluate.online import nearest, votes
 
 KS = tuple(range(1, 21))
 
