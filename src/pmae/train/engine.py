@@ -71,7 +71,11 @@ class FastEngine:
         """The loss of a step by timm's own code; nothing is trained, and what a forward pass changes is put back."""
         model = self.current.model
         buffers = [(buffer, buffer.clone()) for buffer in model.encoder.buffers()]
+        hide = getattr(model, "hide_components", None)
         fast.accelerate(model, "none")
+        if hide is not None:
+            # The same masks: of components without variance the kernel and the sort may hide other ones.
+            model.hide_components = hide
         try:
             loss, _ = Plain.measure(self.current, inputs.images, inputs.crops, inputs.draw)
         finally:
