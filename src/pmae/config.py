@@ -195,6 +195,8 @@ class EncoderConfig(Settings):
     """Number of vit_tiny's blocks; 12 if not given, or 4 in the same case."""
     heads: int | None = None
     """Number of vit_tiny's attention heads; 12 if not given, or 6 in the same case."""
+    init: Literal["xavier", "normal"] = "xavier"
+    """Initial weights of vit_tiny: Xavier-uniform, as MAE; or N(0, 0.02), as the released code."""
     weights: str | None = None
     """Start from a run folder, or from a local safetensors file or folder that timm or Hugging Face wrote."""
 
@@ -208,6 +210,9 @@ class EncoderConfig(Settings):
             "left unset unless encoder.name is vit_tiny (a timm name fixes its own shape)",
             self.name,
         )
+        own = self.init == "xavier" or self.name == "vit_tiny"
+        rule = "left unset unless encoder.name is vit_tiny (a timm name has its own)"
+        require(own, "encoder.init", rule, self.init)
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,8 @@ class DecoderConfig(Settings):
     """Overrides the named number of blocks."""
     heads: int | None = None
     """Overrides the named number of heads."""
+    init: Literal["xavier", "normal"] = "xavier"
+    """Initial weights: Xavier-uniform, as MAE; or N(0, 0.02), as the released code."""
 
     def __post_init__(self) -> None:
         for key in ("width", "depth", "heads"):
@@ -239,9 +246,12 @@ class OptimConfig(Settings):
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's two moments."""
     weight_decay: float = 0.05
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay."""
+    decay_all: bool = False
+    """Decay biases, norms and tokens too, as the released code, instead of matrices only."""
     schedule: Literal["cosine", "released", "constant"] = "cosine"
-    """Linear warm-up then cosine; the released code's 10^-(warmup - epoch) then cosine; or warm-up then constant."""
+    """Linear warm-up then cosine to 0; the released code's 10^-(warmup - epoch) then a cosine as long as training, so
+    that it ends above 0; or warm-up then constant."""
     warmup_epochs: float | None = None
     """Length of the warm-up; 5% of the epochs if not given."""
     warmup_steps: int | None = None

@@ -63,7 +63,7 @@ def _data(options: argparse.Namespace, run: "Run") -> "DataConfig":
     """The source with the run's own way of reading, as far as it applies: only image files can be converted."""
     import dataclasses
 
-    from pmae.data.chunks import converts
+    from pmae.data.sets import converts
 
     of_run = run.config.data
     given = {"source": options.data, "root": options.root or of_run.root, "labels": options.labels}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import Config
-from pmae.data.batches import Share
+from pmae.data.batches import Part
 from pmae.errors import UserError, require
 from pmae.method import MaskedAutoencoder, PrincipalMAE
 
@@ -35,7 +35,7 @@ class World:
         self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
         self.main, self.part = rank == 0, (rank, size)
 
-    part: Share
+    part: Part
     """Which part of the images is this process's, and of how many."""
 
     def rank_slice(self, count: int) -> slice:

@@ -14,7 +14,7 @@ from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import Splits
-from pmae.data.readers.decode import available_bytes
+from pmae.data.memory import available_bytes
 from pmae.errors import UserError
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder

@@ -1,0 +1,151 @@
+"""Sweeps: a grid becomes runs, the best is chosen on validation images, and nothing is run twice."""
+
+import csv
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pmae.cli import main
+from pmae.config_file import with_settings
+from pmae.errors import UserError
+from pmae.paper.recipes import recipe
+from pmae.report.sweeps import Trial, sweep_plot, trial_of, verdict
+from pmae.runs import Run
+from pmae.sweep.find import validation
+from pmae.sweep.grid import grid_specs, parse_grid
+
+SMALL = [
+    *("--set", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "decoder.width=16", "decoder.depth=1"),
+    *("decoder.heads=2", "train.batch_size=16", "optim.warmup_epochs=0", "--device", "cpu"),
+]
+
+
+def sweep(*arguments: object) -> int:
+    return main(["sweep", *map(str, arguments), *SMALL])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_seeds_and_epochs_are_checked(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["ratio", "--data", "dermamnist", "--ratios", 0.1, "--root", root, "--out", tmp_path / "out"]
+    assert sweep(*command, "--seeds", 1, 1) == 2
+    assert "seeds must be at least one number, no two alike" in capsys.readouterr().err
+    assert sweep(*command, "--epochs", 0) == 2
+    assert "train.epochs must be at least 1, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_ratio_sweep_finds_the_best_by_validation_and_is_not_repeated(
+    root: Path, tmp_path: Path, forbid_work: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["ratio", "--data", "dermamnist", "--ratios", 0.1, 0.5, "--epochs", 1, "--root", root, "--out", tmp_path]
+    assert sweep(*command) == 0
+    runs = [Run(path) for path in sorted((tmp_path / "runs").iterdir())]
+    assert sorted(run.config.masking.masked_variance or 0 for run in runs) == [0.1, 0.5]
+    best = max(validation(run) or 0 for run in runs)
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "best by validation" in line]
+    for run in runs:  # so short that they may tie
+        assert (f"masking.masked_variance={run.config.masking.masked_variance} " in said) == (validation(run) == best)
+    found = rows(tmp_path / "sweep.csv")
+    assert [row["masking.masked_variance"] for row in found] == ["0.1", "0.5"]
+    by_name = {run.path.name: run for run in runs}
+    assert [float(row["validation %"]) for row in found] == [validation(by_name[row["runs"]]) for row in found]
+    assert np.asarray(Image.open(tmp_path / "sweep.png").convert("L")).min() < 128
+    forbid_work()
+    assert sweep(*command) == 0
+    assert "pretrains" not in capsys.readouterr().out
+
+
+def test_several_settings_make_a_grid_over_seeds() -> None:
+    grid = parse_grid(["encoder.patch_size", "2", "4", "8", "space.name", "pca", "cosine"], recipe("ours"))
+    assert grid == {"encoder.patch_size": ["2", "4", "8"], "space.name": ["pca", "cosine"]}
+    planned = grid_specs(recipe("ours"), grid, [0, 5])
+    assert len(planned) == 6
+    made = [
+        (s.config.encoder.patch_size, s.config.space.name, s.config.train.seed) for _, specs in planned for s in specs
+    ]
+    assert made == [(p, s, seed) for p in (2, 4, 8) for s in ("pca", "cosine") for seed in (0, 5)]
+    assert len({spec.folder for _, specs in planned for spec in specs}) == 12
+
+
+def test_ratio_means_patches_where_patches_are_hidden() -> None:
+    assert parse_grid(["ratio", "0.5"], recipe("mae")) == {"masking.masked_patches": ["0.5"]}
+    assert parse_grid(["ratio", "0.5"], recipe("paper")) == {"masking.masked_variance": ["0.5"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["2", "4"], "a sweep must begin with a setting"),
+        (["encoder.patch_size"], "encoder.patch_size must be followed by its values"),
+        (["encoder.patch_size", "4", "4"], "no two alike"),
+        (["encoder.patch_sise", "4"], "did you mean 'encoder.patch_size'"),
+        (["encoder.patch_size", "four"], "encoder.patch_size must be int, got 'four'"),
+        (["ratio", "0.5", "1.5"], "masking.masked_variance must be a share between 0 and 1"),
+        (["ratio", "0.5", "--data", "dermamist"], "did you mean 'dermamnist'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(*arguments, "--out", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_labels_there_is_no_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (40, 16, 16, 1), dtype=np.uint8))
+    assert sweep("ratio", 0.2, 0.4, "--data", tmp_path / "x.npy", "--epochs", 1, "--out", tmp_path / "out") == 0
+    assert "has no labels" in capsys.readouterr().out
+    assert not (tmp_path / "out/sweep.png").exists()
+    assert all(row["R2"] for row in rows(tmp_path / "out/sweep.csv"))
+
+
+def test_seeds_of_a_combination_are_averaged(store: Callable[..., Run], tmp_path: Path) -> None:
+    ((_, specs),) = grid_specs(recipe("ours"), {"data.source": ["bloodmnist"]}, [0, 1, 2])
+    scores = (0.5, 0.6, 0.85)
+    runs = [store(tmp_path, spec, {}, value) for spec, value in zip(specs, scores, strict=True)]
+    trial = trial_of({"data.source": "bloodmnist"}, runs)
+    assert trial.validation == pytest.approx(65)
+    assert trial.spread == pytest.approx(100 * np.std(scores, ddof=1))
+    assert trial.speed == 5000
+
+
+def test_the_plot_orders_numbers_and_keeps_names_apart() -> None:
+    def trial(name: str, value: float) -> Trial:
+        return Trial({"space.name": name, "decoder.depth": "1"}, value, None, None, None, None, None, ())
+
+    trials = [trial("pca", 60.0), trial("wavelet", 70.0), trial("cosine", 50.0)]
+    drawing = sweep_plot(trials)
+    (axes,) = drawing.figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["pca", "wavelet", "cosine"]
+    assert verdict(trials) == "The best by validation is space.name=wavelet, decoder.depth=1 (70.0%)."
+    ring = axes.lines[-1]
+    assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([1.0], [70.0])
+
+
+def test_settings_that_tie_are_all_named() -> None:
+    trials = [Trial({"a.b": str(v)}, v, None, None, None, None, None, ()) for v in (80.0, 75.0, 80.0)]
+    trials[2] = dataclasses.replace(trials[2], settings={"a.b": "other"})
+    assert verdict(trials) == "Tied for the best by validation: a.b=80.0 and a.b=other (80.0%)."
+    (axes,) = sweep_plot(trials).figure.axes
+    rings = [line for line in axes.lines if line.get_markersize() == 12]
+    assert [list(ring.get_xdata()) for ring in rings] == [[0.0], [2.0]]
+
+
+def test_a_setting_of_text_is_read_as_its_type() -> None:
+    base = recipe("ours")
+    changed = with_settings(base, {"augment.crop_scale": "[0.5, 1.0]", "augment.flip": "false", "data.source": "7"})
+    assert (changed.augment.crop_scale, changed.augment.flip, changed.data.source) == ((0.5, 1.0), False, "7")
+    assert with_settings(recipe("paper"), {"optim.warmup_steps": "none"}).optim.warmup_steps is None
+    with pytest.raises(UserError, match=r"did you mean 'augment\.flip'"):
+        with_settings(base, {"augment.flop": "1"})

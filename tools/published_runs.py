@@ -1,0 +1,117 @@
+"""The runs in results/runs by what they are (data, method, ratio, length, recipe), and their scores."""
+
+import functools
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pmae.config import Config, replace
+from pmae.derive import resolve
+from pmae.errors import UserError
+from pmae.paper.recipes import recipe
+from pmae.results import Score, scores_of
+from pmae.runs import Run
+from pmae.sweep.find import MACHINE, flat
+
+ROOT = Path(__file__).parent.parent
+RUNS, FIGURES = ROOT / "results" / "runs", ROOT / "results" / "figures"
+RECIPES = {
+    True: ("mae", "mae_released", "mae_masking", "mae_ours"),
+    False: ("paper", "released", "masking", "ours", "kmae"),
+}
+"""The recipes that hide patches, and those that hide components; of equally near ones the first counts."""
+VARIED = MACHINE | {
+    "train.epochs", "train.seed", "masking.masked_patches", "masking.masked_variance", "masking.ratio_schedule",
+    "objective.target",
+}  # fmt: skip
+"""Settings that are told apart from the recipe, or not at all."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What runs that differ in their seed alone have in common."""
+
+    data: str
+    method: str
+    """mae, pmae, pmae-pixels, or another space with its settings."""
+    ratio: float | None
+    """The hidden share; None if it is random."""
+    epochs: int
+    recipe: str
+    differs: tuple[str, ...]
+    """`name=value` of the settings that are not the recipe's."""
+
+    @property
+    def title(self) -> str:
+        """`MAE 0.75`, `PMAE random`."""
+        name = {"mae": "MAE", "pmae": "PMAE", "pmae-pixels": "PMAE (pixel objective)"}.get(self.method, self.method)
+        return f"{name} {'random' if self.ratio is None else f'{self.ratio:g}'}"
+
+    @property
+    def settings(self) -> str:
+        """The recipe, and what is not as it says."""
+        return f"`{self.recipe}`" + (f" with {', '.join(self.differs)}" if self.differs else "")
+
+
+@functools.cache
+def published_runs(folder: Path = RUNS) -> dict[Kind, list[Run]]:
+    """The runs of each kind in a folder, seeds in order."""
+    runs = [Run(path.parent) for path in sorted(folder.glob("*/config.json"))]
+    found: dict[Kind, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.config.train.seed):
+        found.setdefault(kind_of(run), []).append(run)
+    return found
+
+
+def kind_of(run: Run) -> Kind:
+    """What a run is."""
+    config, mae = run.config, run.config.space.name == "pixels"
+    differences = {name: found for name in RECIPES[mae] if (found := _differing(run, name)) is not None}
+    nearest = min(differences, key=lambda name: len(differences[name]))
+    method = _method(config, differences[nearest])
+    masking, data = config.masking, str(run.environment["data"]["name"])
+    ratio = None if masking.ratio_schedule == "uniform" else masking.masked_patches or masking.masked_variance
+    return Kind(data, method, ratio, config.train.epochs or 0, nearest, tuple(differences[nearest]))
+
+
+def _method(config: Config, differs: Sequence[str]) -> str:
+    """mae, pmae, pmae-pixels, or a space with its settings: `cosine-grouped=True`."""
+    settings = [text.removeprefix("space.") for text in differs if text.startswith("space.")]
+    settings = [text for text in settings if not text.startswith("name=")]
+    if config.space.name not in ("pixels", "pca") or settings:
+        return "-".join([config.space.name, *settings])
+    return "mae" if config.space.name == "pixels" else f"pmae{'-pixels' * (config.objective.target == 'pixels')}"
+
+
+def _differing(run: Run, name: str) -> list[str] | None:
+    """The settings of a run that this recipe would not have given it; None if its data or length allows no such run."""
+    config, data = run.config, run.environment["data"]
+    wanted = replace(recipe(name), data__source=config.data.source, train__epochs=config.train.epochs)
+    try:
+        wanted, _ = resolve(wanted, data["counts"]["train"], tuple(data["shape"]))
+    except UserError:
+        return None
+    mine, other = flat(config), flat(wanted)
+    return [f"{key}={mine[key]}" for key in mine if key not in VARIED and mine[key] != other[key]]
+
+
+def of_encoder(run: Run) -> list[Score]:
+    """Every score of a run's own encoder at its last epoch."""
+    found = scores_of(run.evaluations)
+    return [score for score in found if not score.is_baseline and score.epoch == run.config.train.epochs]
+
+
+def cell(scores: Sequence[Score]) -> str:
+    """Mean and deviation in percent: over runs, or over the heads of the only one; empty where nothing was measured."""
+    values = [score.accuracy.value for score in scores if score.accuracy.value is not None]
+    if not values:
+        return ""
+    heads = scores[0].accuracy.std if scores[0].protocol != "knn" and scores[0].seeds > 1 else None
+    spread = statistics.stdev(values) if len(values) > 1 else heads
+    return f"{statistics.fmean(values):.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+
+
+def line(cells: Iterable[str]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |"
