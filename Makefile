@@ -20,7 +20,7 @@ test-slow: $(STAMP)
 
 # On a machine with a GPU; writes what it measured to results/gpu-tests.md.
 test-gpu: $(STAMP)
-	PMAE_GPU_REPORT=results/gpu-tests.md $(BIN)/python -m pytest -m gpu -n 4 tests/gpu
+	PMAE_GPU_REPORT=results/gpu-tests.md $(BIN)/python -m pytest -m gpu -n 8 tests/gpu
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples

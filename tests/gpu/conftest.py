@@ -38,7 +38,7 @@ def note(record_property: Callable[[str, Any], None]) -> Note:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Write the page that PMAE_GPU_REPORT names."""
     place = os.environ.get("PMAE_GPU_REPORT")
-    if place and torch.cuda.is_available():
+    if place and torch.cuda.is_available() and "PYTEST_XDIST_WORKER" not in os.environ:
         Path(place).write_text(page(terminalreporter.stats), encoding="utf-8")
 
 

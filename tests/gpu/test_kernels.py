@@ -77,7 +77,7 @@ def test_fused_blocks_are_timms_in_float64(tokens: int, heads: int, last: int | 
     x = torch.randn(6, tokens, 16 * heads, device="cuda")
     towards, results = torch.randn_like(x), []
     for model, run in ((exact, None), (autocast, None), (rounded, blocks.run_blocks)):
-        given = x.to(torch.float64 if model is exact else torch.float32).requires_grad_()
+        given = x.detach().clone().to(torch.float64 if model is exact else torch.float32).requires_grad_()
         with torch.autocast("cuda", torch.bfloat16, enabled=model is not exact):
             if run is None:
                 out = model.norm(model.blocks(given))[:, -(last or tokens) :]
