@@ -229,6 +229,8 @@ class TrainConfig(Settings):
     kernels: Kernels = "all"
     """Our kernels and captured steps (`pmae.fast`): all, the attention kernels alone, or none, which leaves timm's own
     code; the environment variable PMAE_KERNELS wins."""
+    self_check: bool = True
+    """On a GPU, the first batch also passes the plain path; a loss that differs by more than rounding stops the run."""
     shard: bool = False
     """Divide weights, gradients and moments among the processes of torchrun (FSDP2), for encoders that outgrow a card;
     the plain engine alone."""
