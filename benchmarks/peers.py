@@ -71,9 +71,9 @@ class HidingComponents(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean over images of the squared error on their hidden components."""
-        space, noise = self.space, torch.rand(len(x), self.space.units, device=x.device)
+        space, noise = self.space, torch.rand(len(x), self.space.mask_group_count, device=x.device)
         with torch.autocast(x.device.type, enabled=False):
-            z, hidden = space.project(x), masking.hide_components(noise, space.share, self.ratio)
+            z, hidden = space.project(x), masking.hide_components(noise, space.variance_share, self.ratio)
             visible = space.reconstruct(z.masked_fill(hidden, 0.0))
         patches = self.model.predict(visible)  # type: ignore[operator]
         with torch.autocast(x.device.type, enabled=False):

@@ -7,8 +7,8 @@ from benchmarks.scale import Job, Profile, Site
 from benchmarks.work import Work
 from pmae.config import Config, DecoderConfig, EncoderConfig, SpaceConfig
 from pmae.flops import flops_per_image
-from pmae.spaces.base import FitCost, cost_of_exact
-from pmae.spaces.pca import cost_of_leading
+from pmae.spaces.base import FitCost
+from pmae.spaces.pca import cost_of_exact, cost_of_leading
 
 SPEEDS = {("pmae", 32): 87_954, ("mae", 32): 110_554, ("pmae", 64): 25_612, ("mae", 64): 35_014}
 """Images a second measured on one H200 at batch 512, by method and side (results/speed.md)."""

@@ -98,7 +98,7 @@ def compute_seconds(config: Config, shape: Shape, images: float, card: Card) -> 
 
 def weighed(config: Config, shape: Shape) -> float:
     """Operations of one image as so many in bfloat16: projections are done in TF32, at half the rate."""
-    views = 2 if config.objective.contrast else 1
+    views = 2 if config.objective.contrastive_weight else 1
     return flops_per_image(config, shape) + views * projection_flops(config, shape)
 
 

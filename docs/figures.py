@@ -55,7 +55,7 @@ def designs(images: np.ndarray, mask: ComponentMask) -> None:
 
 def spectrum(pca: Space) -> None:
     """The spectrum of the photographs, with one random set of hidden components marked."""
-    share = pca.share
+    share = pca.variance_share
     noise = torch.rand(1, len(share), generator=torch.Generator().manual_seed(5))
     hidden = masking.hide_components(noise, share, torch.tensor([[0.2]]))[0]
     number, percent = np.arange(1, len(share) + 1), 100 * share.numpy()

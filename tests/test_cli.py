@@ -43,7 +43,7 @@ def test_pretrain_prints_its_settings_and_says_what_it_derived(
     printed = capsys.readouterr().out
     assert "54 train, 6 val images of 16x16, 3 channels, uint8" in printed
     assert "6 of the 60 images are held out as val" in printed
-    assert "train.batch_size            16   <- about 64 steps an epoch of 54 images" in printed
+    assert "train.batch_size              16   <- about 64 steps an epoch of 54 images" in printed
     assert "held_out_r2" in printed
     run = Run(tmp_path / "run")
     assert run.config.train.epochs == 2

@@ -2,14 +2,18 @@
 
 import contextlib
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmae.config import Config, MaskingConfig, OptimConfig, SpaceConfig, TrainConfig, replace
-from pmae.config_file import from_dict, to_dict
+from pmae.cli.pretrain import _configure as cli_settings
+from pmae.config import Config, MaskingConfig, ObjectiveConfig, OptimConfig, SpaceConfig, TrainConfig, replace
+from pmae.config_file import from_dict, to_dict, with_settings
 from pmae.errors import UserError
+from pmae.runs import read_config
 
 
 def test_round_trip_through_json() -> None:
@@ -42,6 +46,46 @@ def test_unknown_keys_name_the_nearest() -> None:
 def test_wrong_types_are_refused_by_name(values: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         from_dict(values)
+
+
+RENAMES = [("masking", "ratio", "ratio_schedule", "uniform"), ("objective", "contrast", "contrastive_weight", 0.5)]
+
+
+@pytest.mark.parametrize(("section", "old", "new", "value"), RENAMES)
+def test_a_renamed_setting_is_refused_with_its_new_name(section: str, old: str, new: str, value: object) -> None:
+    kind = {"masking": MaskingConfig, "objective": ObjectiveConfig}[section]
+    attempts: list[Callable[[], object]] = [
+        lambda: kind(**{old: value}),
+        lambda: replace(Config(), **{f"{section}__{old}": value}),
+        lambda: from_dict({section: {old: value}}),
+        lambda: with_settings(Config(), {f"{section}.{old}": str(value)}),
+        lambda: cli_settings([f"--{section}.{old}", str(value)]),
+        lambda: cli_settings([f"--{section}.{old}={value}"]),
+    ]
+    for attempt in attempts:
+        with pytest.raises(UserError, match=rf"^setting {section}\.{old} is now called {section}\.{new}$"):
+            attempt()
+
+
+@pytest.mark.parametrize(("section", "old", "new", "value"), RENAMES)
+def test_a_file_with_an_old_name_is_read(tmp_path: Path, section: str, old: str, new: str, value: object) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({section: {old: value}}))
+    assert getattr(getattr(read_config(path), section), new) == value
+    path.write_text(json.dumps({section: {old: value, new: value}}))
+    with pytest.raises(UserError, match=f"{section}.{old} must be left out, for it is called {section}.{new}"):
+        read_config(path)
+
+
+def test_a_file_older_than_the_contrastive_loss_leaves_it_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"objective": {"scale": "sum"}}')
+    assert read_config(tmp_path / "config.json").objective.contrastive_weight == 0
+
+
+def test_every_published_run_loads() -> None:
+    paths = sorted((Path(__file__).parent.parent / "results").glob("*/*/config.json"))
+    assert len(paths) > 60
+    assert all(isinstance(read_config(path), Config) for path in paths)
 
 
 def test_contradictions_are_refused() -> None:

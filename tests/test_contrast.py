@@ -12,7 +12,7 @@ from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.method import build_method, draw_mask
 from pmae.objectives import contrast
-from pmae.train.checkpoint import read_tensors
+from pmae.tensor_files import read_tensors
 from pmae.train.loop import Trainer, pretrain
 
 SHAPE = (1, 8, 8)
@@ -22,7 +22,7 @@ def toy(space: str = "pca", weight: float = 1.0) -> tuple[Config, Splits]:
     config = Config(
         encoder=EncoderConfig(patch_size=4, width=16, depth=1, heads=2),
         decoder=DecoderConfig("small", width=16, depth=1, heads=2),
-        objective=ObjectiveConfig(contrast=weight),
+        objective=ObjectiveConfig(contrastive_weight=weight),
         optim=OptimConfig(base_lr=8e-3),
         train=TrainConfig(epochs=8, batch_size=32, device="cpu", log_every=3, checkpoint_every=2, engine="plain"),
     )
@@ -105,7 +105,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
     assert any(key.startswith("projector.") for key in read_tensors(again.checkpoint() / "decoder.safetensors"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("contrast", -1.0), ("temperature", 0.0)])
+@pytest.mark.parametrize(("name", "value"), [("contrastive_weight", -1.0), ("temperature", 0.0)])
 def test_senseless_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"objective.{name} must be .*{value:g}"):
         ObjectiveConfig(**{name: value})

@@ -45,17 +45,17 @@ def test_the_peak_rate_never_falls_under_that_of_batches_of_512(batch: int) -> N
 def test_resolution_leaves_nothing_open_and_gives_reasons() -> None:
     config, reasons = resolve(Config(), 50_000, (3, 32, 32))
     assert (config.train.batch_size, config.train.epochs, config.encoder.patch_size) == (512, 150, 4)
-    assert (config.masking.masked_variance, config.objective.contrast) == (0.2, 1.0)
+    assert (config.masking.masked_variance, config.objective.contrastive_weight) == (0.2, 1.0)
     assert (config.optim.base_lr, config.decoder.name, config.encoder.width) == (6e-4, "small", None)
     assert "7,500,000 images" in reasons["train.epochs"]
-    assert "objective.contrast          1.0   <- two views" in describe(config, reasons)
+    assert "objective.contrastive_weight  1.0   <- two views" in describe(config, reasons)
 
 
 def test_without_the_second_task_a_run_is_what_the_paper_has() -> None:
-    config, reasons = resolve(replace(Config(), objective__contrast=0.0), 50_000, (3, 32, 32))
+    config, reasons = resolve(replace(Config(), objective__contrastive_weight=0.0), 50_000, (3, 32, 32))
     assert (config.train.batch_size, config.train.epochs) == (512, 100)
     assert (config.optim.base_lr, config.decoder.name) == (1.5e-4, "released")
-    assert "train.batch_size            512   <- about 64 steps" in describe(config, reasons)
+    assert "train.batch_size              512   <- about 64 steps" in describe(config, reasons)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_the_second_task_is_the_default_where_it_was_found_to_help(
     count: int, shape: tuple[int, int, int], crop: bool, gpu: bool, weight: float
 ) -> None:
     config, reasons = resolve(replace(Config(), augment__crop=crop), count, shape, gpu=gpu)
-    assert config.objective.contrast == weight
-    assert reasons["objective.contrast"]
+    assert config.objective.contrastive_weight == weight
+    assert reasons["objective.contrastive_weight"]
     if weight:
         assert (config.train.batch_size, config.decoder.name) == (512, "small")
 
@@ -87,7 +87,7 @@ def test_a_small_set_takes_steps_as_large_as_a_big_one() -> None:
 def test_without_a_gpu_the_networks_are_small_and_say_why() -> None:
     config, reasons = resolve(Config(), 198, (3, 32, 32), gpu=False)
     assert (config.encoder.width, config.encoder.depth, config.decoder.width, config.decoder.depth) == (96, 4, 96, 1)
-    assert "encoder.depth               4   <- no GPU" in describe(config, reasons)
+    assert "encoder.depth                 4   <- no GPU" in describe(config, reasons)
     small, large = (
         sum(
             p.numel()

@@ -21,8 +21,9 @@ from pmae.embed import Embedder, embed
 from pmae.errors import UserError
 from pmae.models import build_encoder
 from pmae.runs import Run
+from pmae.tensor_files import read_tensors
 from pmae.train import loop
-from pmae.train.checkpoint import load_encoder, read_tensors
+from pmae.train.checkpoint import load_encoder
 
 SHAPE = (8, 12, 3)
 TINY = Config(

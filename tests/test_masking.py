@@ -80,7 +80,7 @@ def test_patches_are_split_in_two(patches: int, ratio: float, seed: int) -> None
 
 def test_ratios_are_fixed_or_uniform_in_their_range() -> None:
     assert draw_ratio(MaskingConfig(masked_variance=0.3), random.Random(0)) == 0.3
-    uniform, stream = MaskingConfig(ratio="uniform", ratio_range=(0.1, 0.9)), random.Random(0)
+    uniform, stream = MaskingConfig(ratio_schedule="uniform", ratio_range=(0.1, 0.9)), random.Random(0)
     drawn = np.array([draw_ratio(uniform, stream) for _ in range(4000)])
     assert 0.1 <= drawn.min() < 0.12
     assert 0.88 < drawn.max() <= 0.9

@@ -45,7 +45,7 @@ def test_pmae_equals_its_definition(tiny: Config, x: torch.Tensor, target: str, 
     outcome = model(x, draw)
     v, mean = model.space.components.double().numpy(), model.space.mean.double().numpy()
     flat = x.flatten(1).double().numpy()
-    hidden = hide_components(draw.noise, model.space.share, 0.2).numpy()
+    hidden = hide_components(draw.noise, model.space.variance_share, 0.2).numpy()
     z = (flat - mean) @ v.T
     visible = (z * ~hidden) @ v + mean
     image = torch.from_numpy(visible).float().unflatten(1, SHAPE)
@@ -59,7 +59,7 @@ def test_pmae_equals_its_definition(tiny: Config, x: torch.Tensor, target: str, 
     np.testing.assert_allclose(outcome.energy, energy, rtol=1e-3)
     total = float(model.space.variance.sum())
     assert float(outcome.loss) == pytest.approx(error.mean() / (0.2 * total), rel=1e-3)
-    share = (model.space.share.numpy() * hidden).sum(1) * np.ones(len(x))
+    share = (model.space.variance_share.numpy() * hidden).sum(1) * np.ones(len(x))
     np.testing.assert_allclose(outcome.share, share, rtol=1e-4)
 
 

@@ -11,8 +11,8 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import MAE, build_method
-from pmae.paper.published import accuracy
 from pmae.paper.recipes import RECIPES, recipe
+from pmae.report.published import accuracy
 from pmae.runs import Run
 from pmae.train.loop import pretrain
 

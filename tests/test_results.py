@@ -213,7 +213,7 @@ def test_published_names_say_what_a_run_is(tool: Any, tmp_path: Path) -> None:
     assert names == {path.name: path.name for path in RUNS}
     for name, changes in {
         "cifar10-pmae-0.4-800": {"masking__masked_variance": 0.4},
-        "cifar10-pmae-random-800": {"masking__masked_variance": None, "masking__ratio": "uniform"},
+        "cifar10-pmae-random-800": {"masking__masked_variance": None, "masking__ratio_schedule": "uniform"},
         "cifar10-pmae-pixels-0.2-800": {"objective__target": "pixels"},
         "cifar10-cosine-grouped=True-0.2-800-seed3": {
             "space__name": "cosine",

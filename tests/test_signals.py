@@ -157,7 +157,7 @@ def test_wavelets_of_signals_equal_pywavelets() -> None:
     space = build_space(SpaceConfig("wavelet", wavelet="db3"), (1, 1, 24))
     expected = np.concatenate(pywt.wavedec(x[:, 0, 0].numpy(), "db3", mode="periodization", level=3), -1)
     np.testing.assert_allclose(space.project(x).numpy(), expected, atol=1e-5)
-    assert build_space(SpaceConfig("wavelet", grouped=True), (1, 1, 24)).group_count == 4
+    assert build_space(SpaceConfig("wavelet", grouped=True), (1, 1, 24)).mask_group_count == 4
 
 
 def test_straight_lines_are_predicted_where_patches_are_hidden(tiny: Config) -> None:

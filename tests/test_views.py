@@ -40,7 +40,7 @@ def mask() -> ComponentMask:
 def shares(mask: ComponentMask, visible: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """(B,) share of the variance of the components in which a visible image differs from the image."""
     z, seen = (mask.space.project(mask.standardize(part)) for part in (x, visible))
-    return (mask.space.share * ((z - seen).abs() > 1e-3)).sum(1)
+    return (mask.space.variance_share * ((z - seen).abs() > 1e-3)).sum(1)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, (0.2, 0.6)])
@@ -51,7 +51,7 @@ def test_hides_the_share_of_variance_within_its_largest_component(
     masked = ComponentMask(mask.space, ratio, standardize=mask.standardize)
     found = shares(mask, masked(x), x)
     low, high = ratio if isinstance(ratio, tuple) else (ratio, ratio)
-    largest = float(mask.space.share.max())
+    largest = float(mask.space.variance_share.max())
     assert bool((found >= low - largest).all())
     assert bool((found <= high + largest).all())
     if isinstance(ratio, tuple):
@@ -176,7 +176,7 @@ def test_workers_get_it_pickled_and_draw_masks_of_their_own(mask: ComponentMask)
 
 @pytest.mark.parametrize(("space", "ratio"), [("pca", "fixed"), ("learned", "uniform")])
 def test_a_run_gives_its_space_and_its_share(tiny: Config, toy: Splits, tmp_path: Path, space: str, ratio: str) -> None:
-    config = replace(tiny, space__name=space, masking__ratio=ratio, train__epochs=1)
+    config = replace(tiny, space__name=space, masking__ratio_schedule=ratio, train__epochs=1)
     run = pretrain(resolve(config, len(toy.train), toy.train.shape)[0], toy, tmp_path / "run", quiet=True)
     mask = pmae.ComponentMask.from_run(run.path)
     assert mask.masked_variance == ((0.2, 0.2) if ratio == "fixed" else (0.1, 0.9))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
 
-from pmae.paper import published
+from pmae.report import published
 from pmae.report.scores import scores_of
 from pmae.runs import Run
 

@@ -23,7 +23,7 @@ RECIPES = {
 }
 """The recipes that hide patches, and those that hide components; of equally near ones the first counts."""
 VARIED = FREE | {
-    "train.epochs", "train.seed", "masking.masked_patches", "masking.masked_variance", "masking.ratio",
+    "train.epochs", "train.seed", "masking.masked_patches", "masking.masked_variance", "masking.ratio_schedule",
     "objective.target",
 }  # fmt: skip
 """Settings that are told apart from the recipe, or not at all."""
@@ -72,7 +72,7 @@ def kind_of(run: Run) -> Kind:
     nearest = min(differences, key=lambda name: len(differences[name]))
     method = _method(config, differences[nearest])
     masking, data = config.masking, str(run.environment["data"]["name"])
-    ratio = None if masking.ratio == "uniform" else masking.masked_patches or masking.masked_variance
+    ratio = None if masking.ratio_schedule == "uniform" else masking.masked_patches or masking.masked_variance
     return Kind(data, method, ratio, config.train.epochs or 0, nearest, tuple(differences[nearest]))
 
 

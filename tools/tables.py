@@ -10,11 +10,11 @@ from pathlib import Path
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
 from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
 
-from pmae.paper import published
-from pmae.paper.pages import Page, page_of
 from pmae.paper.fill import Need, fill, only_found
+from pmae.paper.pages import Page, page_of
 from pmae.paper.presets import chosen
 from pmae.paper.tables import ITEMS, RATIOS, Plan
+from pmae.report import published
 from pmae.report.scores import Score, scores_of
 from pmae.report.tables import Table, to_markdown
 from pmae.runs import Run, write_text

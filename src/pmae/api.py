@@ -27,7 +27,7 @@ from pmae.report.charts import save_figures
 from pmae.runs import Run, write_whole
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
-from pmae.train.distributed import World, is_main, joined, placed
+from pmae.train.distributed import World, is_main, local_device, process_group
 from pmae.train.environment import pick_device
 
 MAPPED = 2000
@@ -80,13 +80,13 @@ def evaluate(
 
     Processes that `torchrun` started compute the features together, and the first one writes.
     """
-    run, protocols, where = Run(path), protocols or preset("strong"), placed(pick_device(device))
+    run, protocols, where = Run(path), protocols or preset("strong"), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
     splits = complete(splits or load(config.data))
     _same_shape("data", encoder.shape, splits.train)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
     standardize = standardize.to(where)
-    with joined(where) as world:
+    with process_group(where) as world:
         _require_no_finetuning(protocols, world)
         for epoch in epochs:
             _, encoder, _ = load_encoder(run, epoch)
@@ -172,9 +172,9 @@ def _score(
         seeds=seeds,
         folder=folder,
         say=lambda message: say(f"{label}: {message}") if world.main else None,
-        part=Part(world.rank, world.size, world.add_up),
+        part=Part(world.rank, world.size, world.all_reduce),
     )
-    with world.agreed():
+    with world.all_agree():
         if world.main:
             known, key = run.results.get("evaluation", {}), f"{label} [{protocols.name}]"
             run.add_results(evaluation={**known, key: _merged(known.get(key), found)})

@@ -4,14 +4,43 @@ The same classes are the Python API and, through tyro, the command line. `derive
 """
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pmae.errors import UserError, require
+from pmae.errors import UserError, require, unknown_name
+
+RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
+"""Settings that had another name in earlier versions: refused with the new one, translated in files of old runs."""
+
+
+class Settings:
+    """A section of settings: a keyword that is none of them is refused with the nearest, or with its new name."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Look at the keywords before the dataclass does, whose error would be a plain TypeError."""
+        check_names(cls, given)
+        return super().__new__(cls)
+
+
+def check_names(kind: type, given: Iterable[str]) -> None:
+    """Refuse names that are no settings of a section, or no sections of the whole."""
+    section = kind.__name__.removesuffix("Config").lower()
+    known = [entry.name for entry in dataclasses.fields(kind)]
+    for name in given:
+        check_not_renamed(f"{section}.{name}")
+        if name not in known:
+            raise unknown_name(f"setting of {section}" if section else "section", name, known)
+
+
+def check_not_renamed(name: str) -> None:
+    """Refuse a setting by the name it had."""
+    if name in RENAMED:
+        raise UserError(f"setting {name} is now called {RENAMED[name]}")
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Settings):
     """Where the images come from and how they are laid out."""
 
     source: str = "photos"
@@ -45,7 +74,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
+class AugmentConfig(Settings):
     """Random resized crop and flip, one box per image, in whole batches on the device; vectors are left as they are."""
 
     crop: bool = True
@@ -63,7 +92,7 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True)
-class SpaceConfig:
+class SpaceConfig(Settings):
     """Where masking happens."""
 
     name: str = "pca"
@@ -105,14 +134,14 @@ class SpaceConfig:
 
 
 @dataclass(frozen=True)
-class MaskingConfig:
+class MaskingConfig(Settings):
     """How much is hidden, and of what."""
 
     masked_variance: float | None = None
     """Share of the variance to hide, in a space of components; 0.2 if not given."""
     masked_patches: float | None = None
     """Share of the patches to hide, in pixel space; 0.75 if not given."""
-    ratio: Literal["fixed", "uniform"] = "fixed"
+    ratio_schedule: Literal["fixed", "uniform"] = "fixed"
     """One ratio for all batches, or a new one for each batch, uniform in `ratio_range`."""
     ratio_range: tuple[float, float] = (0.1, 0.9)
     """Range of the uniform ratio."""
@@ -129,7 +158,7 @@ class MaskingConfig:
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Settings):
     """What the prediction is compared with."""
 
     target: Literal["components", "pixels", "patches"] | None = None
@@ -138,19 +167,19 @@ class ObjectiveConfig:
     """For patches: compare with pixels standardized within each patch (the text), or raw (the released default)."""
     scale: Literal["constant", "sum", "mean"] = "constant"
     """Divide by ratio x total variance, by nothing (the paper's norm), or by the batch's hidden count (released)."""
-    contrast: float | None = None
-    """Weight of a second task: of two crops of every image, each with its own hidden part, find the partner among all
-    others of the batch. 0 leaves it out (the paper); if not given, 1 for many images."""
+    contrastive_weight: float | None = None
+    """Weight of a contrastive loss (NT-Xent) between two crops of every image, each with its own hidden part. 0 leaves
+    it out (the paper); if not given, 1 for many images."""
     temperature: float = 0.2
-    """For contrast: how sharply near ones are told apart."""
+    """For the contrastive loss: its softmax temperature."""
 
     def __post_init__(self) -> None:
-        _at_least("objective.contrast", 0, self.contrast or 0)
+        _at_least("objective.contrastive_weight", 0, self.contrastive_weight or 0)
         require(self.temperature > 0, "objective.temperature", "above 0", self.temperature)
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(Settings):
     """The encoder that is kept after pretraining."""
 
     name: str = "vit_tiny"
@@ -179,7 +208,7 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(Settings):
     """The decoder that is thrown away after pretraining."""
 
     name: Literal["released", "text", "small"] | None = None
@@ -198,7 +227,7 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(Settings):
     """AdamW and its schedule."""
 
     base_lr: float | None = None
@@ -229,7 +258,7 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Length, batch, seed and machine."""
 
     epochs: int | None = None
@@ -268,7 +297,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class ProbeConfig:
+class ProbeConfig(Settings):
     """How the encoder is watched while it learns; labels are used for this alone."""
 
     every: int | None = None
@@ -281,7 +310,7 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """A whole pretraining run."""
 
     data: DataConfig = field(default_factory=DataConfig)

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pmae.config import Config
+from pmae.config import RENAMED, Config, check_names, check_not_renamed
 from pmae.errors import UserError, require, unknown_name
 
 
@@ -23,11 +23,24 @@ def from_dict(values: Any, kind: type[Any] = Config, where: str = "") -> Any:
     if not isinstance(values, dict):
         raise UserError(f"{where or 'config'} must be an object of settings, got {values!r}")
     hints = typing.get_type_hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    for key in values:
-        if key not in names:
-            raise unknown_name(f"{where}{'.' if where else ''}key", key, names)
+    check_names(kind, values)
     return kind(**{key: _read(value, hints[key], f"{where}.{key}".lstrip(".")) for key, value in values.items()})
+
+
+def of_older_versions(values: Any) -> Any:
+    """The content of a config.json with today's names; what was written before a setting existed leaves it out."""
+    if not isinstance(values, dict):
+        return values
+    values = {section: dict(part) if isinstance(part, dict) else part for section, part in values.items()}
+    for old, new in RENAMED.items():
+        (section, before), (_, after) = old.split("."), new.split(".")
+        part = values.get(section)
+        if isinstance(part, dict) and before in part:
+            require(after not in part, old, f"left out, for it is called {new} now and that is there too", part[before])
+            part[after] = part.pop(before)
+    if isinstance(values.get("objective"), dict):
+        values["objective"].setdefault("contrastive_weight", 0.0)
+    return values
 
 
 def settings_given(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -44,6 +57,7 @@ def with_settings(config: Config, given: Mapping[str, str]) -> Config:
     for name, text in given.items():
         section, _, key = name.partition(".")
         if key not in values.get(section, {}):
+            check_not_renamed(name)
             raise unknown_name("setting", name, [f"{room}.{known}" for room, part in values.items() for known in part])
         values[section][key] = _from_text(text, hints[section][key])
     changed: Config = from_dict(values)

@@ -24,7 +24,7 @@ def demo_config(epochs: int | None = None) -> Config:
     return Config(
         encoder=EncoderConfig(patch_size=4, width=96, depth=4, heads=6),
         # Crops of few photographs gain nothing from a second view, and its task would hide what R2 shows.
-        objective=ObjectiveConfig(contrast=0.0),
+        objective=ObjectiveConfig(contrastive_weight=0.0),
         decoder=DecoderConfig("small", width=96, depth=1, heads=6),
         optim=OptimConfig(base_lr=2e-3, warmup_epochs=min(2.0, (epochs or EPOCHS) / 2)),
         train=TrainConfig(epochs=epochs or EPOCHS, batch_size=128, device="cpu"),

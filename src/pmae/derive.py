@@ -44,9 +44,9 @@ def resolve(
 
     pixels = config.space.name == "pixels"
     settle("objective.target", "patches" if pixels else "components", f"space.name is {config.space.name}")
-    if config.masking.ratio == "fixed" and pixels:
+    if config.masking.ratio_schedule == "fixed" and pixels:
         settle("masking.masked_patches", 0.75, "the usual share for patches")
-    elif config.masking.ratio == "fixed":
+    elif config.masking.ratio_schedule == "fixed":
         settle("masking.masked_variance", 0.2, "best or near best on every data set of the paper")
     if config.space.name in ("kernel_pca", "diffusion"):
         settle("space.landmarks", min(2048, count), f"2,048, or all of {count:,} images")
@@ -58,8 +58,8 @@ def resolve(
         for name, size in PAIR.items():
             settle(name, size, "no GPU: small networks, unless you give a size of one")
     config = _overrule(config, shape, vectors, reasons)
-    settle("objective.contrast", *contrast_for(config, count, shape))
-    twice = bool(config.objective.contrast)
+    settle("objective.contrastive_weight", *contrast_for(config, count, shape))
+    twice = bool(config.objective.contrastive_weight)
     settle("decoder.name", *decoder_for(twice, gpu))
     if twice and count >= ENOUGH:
         settle("train.batch_size", LARGE_BATCH, "many others, among which a view finds its partner")
@@ -179,7 +179,7 @@ def describe(config: Config, reasons: dict[str, str]) -> str:
             name, value = f"{section.name}.{entry.name}", getattr(part, entry.name)
             reason = f"   <- {reasons[name]}" if name in reasons else ""
             if value is not None:
-                lines.append(f"  {name:<27} {_plain(value)}{reason}")
+                lines.append(f"  {name:<29} {_plain(value)}{reason}")
     return "\n".join(lines)
 
 

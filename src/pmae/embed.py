@@ -24,7 +24,7 @@ from pmae.feature_files import Rows, writer_for
 from pmae.models import Encoder
 from pmae.runs import Run, disk_errors, write_whole
 from pmae.train.checkpoint import load_encoder
-from pmae.train.distributed import World, joined, placed
+from pmae.train.distributed import World, local_device, process_group
 from pmae.train.environment import pick_device
 
 POOLINGS = ("mean", "cls", "both", "patches")
@@ -113,12 +113,12 @@ def embed(
     Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it. Processes
     that `torchrun` started divide the images, and the first one writes; the others return how many were theirs.
     """
-    out, where = Path(out), placed(pick_device(device))
+    out, where = Path(out), local_device(pick_device(device))
     write = writer_for(out, flat=pooling != "patches")
     _, encoder, standardize = load_encoder(run, epoch)
     embedder = Embedder(encoder, standardize, pooling, where, batch_size)
-    with joined(where) as world:
-        source = stream(data, embedder.batch_size, split, world.share)
+    with process_group(where) as world:
+        source = stream(data, embedder.batch_size, split, world.part)
         mine = (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in _fitting(source.chunks, run, data))
         rows = _in_step(mine, world)
         # The first rows before the first file: whatever does not fit leaves nothing behind.
@@ -131,15 +131,15 @@ def embed(
         else:
             counted = _Counted(chain(first, rows), say)
             write_whole(part_of(out, world.rank), lambda temporary: write_rows(temporary, counted))
-            world.wait()
+            world.barrier()
     return counted.count
 
 
 def _in_step(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
     """Rows until no process has more: they go on together, so that the end of one is noticed by all."""
     more = True
-    while any(world.gather(more)):
-        with world.agreed():
+    while any(world.all_gather(more)):
+        with world.all_agree():
             part = next(rows, None) if more else None
         more = part is not None
         if part is not None:
@@ -148,7 +148,7 @@ def _in_step(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
 
 def _of_others(out: Path, world: World) -> Iterator[Rows]:
     """The rows of the other processes, in order, as soon as all are there."""
-    world.wait()
+    world.barrier()
     for rank in range(1, world.size):
         try:
             yield from read_rows(part_of(out, rank))

@@ -49,7 +49,7 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
         linear -= 3 * 2 * (tokens - 1) * decoder_wide * numbers
         blocks -= 16 * tokens * decoder_wide**2
     one = linear + 3 * blocks + projection_flops(config, shape)
-    return 2 * (one + _contrast(wide)) if config.objective.contrast else one
+    return 2 * (one + _contrast(wide)) if config.objective.contrastive_weight else one
 
 
 def _block(tokens: int, width: int) -> int:

@@ -42,7 +42,7 @@ class PatchMask(NamedTuple):
 
 def nominal_ratio(config: MaskingConfig) -> float:
     """The ratio a run aims at: the fixed one, or the middle of the range."""
-    if config.ratio == "uniform":
+    if config.ratio_schedule == "uniform":
         return sum(config.ratio_range) / 2
     fixed = config.masked_patches if config.masked_patches is not None else config.masked_variance
     return 0.2 if fixed is None else fixed
@@ -50,7 +50,7 @@ def nominal_ratio(config: MaskingConfig) -> float:
 
 def draw_ratio(config: MaskingConfig, stream: random.Random) -> float:
     """This batch's ratio. It is drawn on the host: the number of visible patches must be known there."""
-    return stream.uniform(*config.ratio_range) if config.ratio == "uniform" else nominal_ratio(config)
+    return stream.uniform(*config.ratio_range) if config.ratio_schedule == "uniform" else nominal_ratio(config)
 
 
 def hide_components(

@@ -65,7 +65,7 @@ class MaskedAutoencoder(nn.Module, ABC):
         self.patches = self.decoder.grid[0] * self.decoder.grid[1]
         # A tensor and no number, so that runs which differ in their ratio alone share a compiled step.
         self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
-        self.views = 2 if config.objective.contrast else 1
+        self.views = 2 if config.objective.contrastive_weight else 1
         self.gather: Callable[[Tensor], Tensor] = alone
         if self.views == 2:
             self.decoder.projector = Projector(encoder.width)  # saved with the decoder, and thrown away with it
@@ -108,7 +108,7 @@ class MaskedAutoencoder(nn.Module, ABC):
         features, objective = self.gather(features), self.config.objective
         with self._arithmetic(features):
             points = self.decoder.projector(features)  # type: ignore[operator]
-        return (objective.contrast or 0.0) * objectives.contrast(points, objective.temperature)
+        return (objective.contrastive_weight or 0.0) * objectives.contrast(points, objective.temperature)
 
     def _arithmetic(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)
@@ -130,20 +130,20 @@ class PMAE(MaskedAutoencoder):
 
     @property
     def units(self) -> int:
-        return self.space.units
+        return self.space.mask_group_count
 
     def hidden_units(self, draw: Draw) -> Tensor:
         """Booleans (B, units): which components, or groups of them, a draw hides."""
         prefix = self.config.masking.prefix
-        return masking.hide_components(draw.noise, self.space.unit_share, draw.ratio, prefix)
+        return masking.hide_components(draw.noise, self.space.mask_group_share, draw.ratio, prefix)
 
     def hidden(self, draw: Draw) -> Tensor:
-        return self.space.spread(self.hidden_units(draw))
+        return self.space.expand_mask(self.hidden_units(draw))
 
     def hide(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients (B, K), which of them are hidden (B, K), and the image of the visible ones."""
         z, hidden = self.space.project(x), self.hidden(draw)
-        visible = self.space.rough_reconstruct(z.masked_fill(hidden, 0.0))
+        visible = self.space.reconstruct_bf16(z.masked_fill(hidden, 0.0))
         return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
     def forward(self, x: Tensor, draw: Draw) -> Outcome:
@@ -153,8 +153,8 @@ class PMAE(MaskedAutoencoder):
         if self.on_pixels:
             comparison = objectives.on_pixels(y, x - visible)
         else:
-            comparison = objectives.on_components(self.space.rough_project(y), z, hidden)
-        share = (self.space.share * hidden).sum(1).expand(len(x))
+            comparison = objectives.on_components(self.space.project_bf16(y), z, hidden)
+        share = (self.space.variance_share * hidden).sum(1).expand(len(x))
         learns = self.space.learns
         loss = objectives.unexplained(comparison) if learns else self.loss(comparison, self._energy(x))
         return Outcome(loss + self.contrast(features), comparison.error, comparison.energy, share)
@@ -165,7 +165,7 @@ class PMAE(MaskedAutoencoder):
         y = unpatchify(self.predict(visible)[0], self.patch, self.encoder.shape)
         predicted = self.space.project(y + visible if self.on_pixels else y)
         error, energy = ((predicted - z).square() * hidden).sum(0), (z.square() * hidden).sum(0)
-        return self.space.by_unit(error), self.space.by_unit(energy)
+        return self.space.sum_by_mask_group(error), self.space.sum_by_mask_group(energy)
 
     def pictures(self, x: Tensor, draw: Draw) -> Pictures:
         """The hidden part of the prediction beside the hidden part of the image."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from pmae.config import Config
-from pmae.config_file import from_dict, to_dict
-from pmae.errors import UserError
+from pmae.config_file import from_dict, of_older_versions, to_dict
+from pmae.errors import UserError, require
 
 REASONS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
@@ -45,6 +45,15 @@ class Run:
     def environment(self) -> dict[str, Any]:
         """Versions, device, commit and data of the run."""
         return read_object(self.path / "environment.json")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that were trained on."""
+        data = self.environment.get("data")
+        shape: Any = data.get("shape") if isinstance(data, dict) else None
+        whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+        require(whole, "data.shape in environment.json", "three counts: channels, height and width", shape)
+        return shape[0], shape[1], shape[2]
 
     @property
     def results(self) -> dict[str, Any]:
@@ -126,11 +135,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_config(path: Path) -> Config:
-    """The settings in a file; what was written before the second task existed does not get it now."""
-    values = read_json(path)
-    if isinstance(values, dict) and isinstance(values.get("objective"), dict):
-        values["objective"].setdefault("contrast", 0.0)
-    config: Config = from_dict(values)
+    """The settings in a file, of this version or an older one."""
+    config: Config = from_dict(of_older_versions(read_json(path)))
     return config
 
 

@@ -87,7 +87,7 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
         """The space of a pretraining run, with the run's own share of hidden variance if none is given."""
         found = Run(run)
         settings = found.config.masking
-        own = settings.ratio_range if settings.ratio == "uniform" else masking.nominal_ratio(settings)
+        own = settings.ratio_range if settings.ratio_schedule == "uniform" else masking.nominal_ratio(settings)
         share = own if masked_variance is None else masked_variance
         standardize = _from_unit_range(load_standardize(found), found.environment["data"]["dtype"])
         return cls(load_space(found), share, complementary, standardize)
@@ -117,9 +117,11 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, K) booleans: which coefficients of each image are hidden."""
         low, high = self.masked_variance
-        noise = torch.rand(count, self.space.units + 1, generator=generator, device=self.standardize.mean.device)
+        noise = torch.rand(
+            count, self.space.mask_group_count + 1, generator=generator, device=self.standardize.mean.device
+        )
         ratio = low + (high - low) * noise[:, -1:]
-        return self.space.spread(masking.hide_components(noise[:, :-1], self.space.unit_share, ratio))
+        return self.space.expand_mask(masking.hide_components(noise[:, :-1], self.space.mask_group_share, ratio))
 
 
 def _from_unit_range(standardize: Standardize, dtype: str) -> Standardize:

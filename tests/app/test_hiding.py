@@ -21,10 +21,10 @@ def test_visible_and_hidden_make_the_image_and_differ_in_the_hidden_units_alone(
     space, x = material.space(name), material.standardized(material.picked.images[3])
     masked = hiding.hide(space, x, hiding.draw_for(space, 0.3, 5))
     torch.testing.assert_close(masked.visible + masked.hidden, x, atol=1e-4, rtol=1e-4)
-    assert 0 < masked.units.sum() < space.units
+    assert 0 < masked.units.sum() < space.mask_group_count
     assert float(masked.hidden.norm()) > 0.01
     if not space.keeps_rest:
-        hidden = space.spread(masked.units[None])[0]
+        hidden = space.expand_mask(masked.units[None])[0]
         z, kept = space.project(x)[0], space.project(masked.visible)[0]
         torch.testing.assert_close(kept[~hidden], z[~hidden], atol=1e-3, rtol=1e-3)
         assert float(kept[hidden].abs().max()) < 1e-3
@@ -35,9 +35,11 @@ def test_the_share_asked_for_is_the_share_hidden(material: Material, share: floa
     cosine, pixels = material.space("cosine"), material.space("pixels")
     x = material.standardized(material.picked.images[0])
     hidden = hiding.hide(cosine, x, hiding.draw_for(cosine, share, 0)).units
-    assert float(cosine.share[hidden].sum()) == pytest.approx(share, abs=float(cosine.share.max()))
+    assert float(cosine.variance_share[hidden].sum()) == pytest.approx(share, abs=float(cosine.variance_share.max()))
     patches = hiding.hide(pixels, x, hiding.draw_for(pixels, share, 0)).units
-    assert int(patches.sum()) == min(pixels.units - 1, pixels.units - int(pixels.units * (1 - share)))
+    assert int(patches.sum()) == min(
+        pixels.mask_group_count - 1, pixels.mask_group_count - int(pixels.mask_group_count * (1 - share))
+    )
 
 
 def test_a_seed_is_a_mask(material: Material) -> None:
@@ -99,7 +101,7 @@ def test_three_bands_are_the_whole_image(material: Material) -> None:
     bands = [hiding.band(space, x, *edges) for edges in ((0.0, 0.8), (0.8, 0.95), (0.95, 1.0))]
     mean = space.reconstruct(torch.zeros(1, len(space.variance)))
     torch.testing.assert_close(mean + sum(band.alone for band in bands), x, atol=1e-4, rtol=1e-4)
-    assert torch.equal(sum(band.units.int() for band in bands), torch.ones(space.units, dtype=torch.int32))
+    assert torch.equal(sum(band.units.int() for band in bands), torch.ones(space.mask_group_count, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(

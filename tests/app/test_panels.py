@@ -26,7 +26,7 @@ def pictures(page: str) -> dict[str, np.ndarray]:
 
 def test_the_marked_dots_are_the_hidden_units_and_the_bar_holds_their_share(material: Material) -> None:
     space, x = material.space("cosine"), material.standardized(material.picked.images[0])
-    units, share = hiding.hide(space, x, hiding.draw_for(space, 0.3, 2)).units.numpy(), space.unit_share.numpy()
+    units, share = hiding.hide(space, x, hiding.draw_for(space, 0.3, 2)).units.numpy(), space.mask_group_share.numpy()
     above, below = markup.spectrum(share, units, "coefficients", "hidden").axes
     dots = above.collections[0]
     order = np.argsort(-share, kind="stable")

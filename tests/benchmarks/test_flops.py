@@ -46,7 +46,7 @@ def test_closed_form_is_what_torch_counts(name: str, shape: tuple[int, int, int]
 
 
 def test_a_second_task_counts_both_views() -> None:
-    config, _ = resolve(Config(**SMALL, objective=ObjectiveConfig(contrast=1.0)), 64, (3, 16, 16))
+    config, _ = resolve(Config(**SMALL, objective=ObjectiveConfig(contrastive_weight=1.0)), 64, (3, 16, 16))
     model, views = build_method(config, (3, 16, 16)), 2 * BATCH
     draw = draw_mask(model, views, 0.2, torch.Generator().manual_seed(0))
     similarities = 3 * 2 * views**2 * POINTS

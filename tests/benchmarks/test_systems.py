@@ -93,7 +93,7 @@ def test_random_directions_keep_the_norm_of_an_image() -> None:
     x = torch.randn(8, *work.shape)
     ratio = space.project(x).norm(dim=1) / x.flatten(1).norm(dim=1)
     assert ratio.mean() == pytest.approx(1, abs=0.1)
-    assert space.share.sum() == pytest.approx(1, abs=1e-4)
+    assert space.variance_share.sum() == pytest.approx(1, abs=1e-4)
 
 
 def test_the_limit_is_the_best_rate_of_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import SPACES, Space, build_space
-from pmae.spaces.base import Together
+from pmae.spaces.moments import DistributedFit
 
 SHAPES = [(3, 8, 8), (1, 6, 10), (5, 4, 4), (2, 1, 16)]
 VARIANTS = {name: SpaceConfig(name) for name in sorted(SPACES)}
@@ -48,21 +48,21 @@ def test_round_trip_is_within_the_stated_tolerance(fitted: tuple[Space, torch.Te
 def test_variance_is_that_of_the_coefficients_and_shares_sum_to_one(fitted: tuple[Space, torch.Tensor]) -> None:
     space, x = fitted
     torch.testing.assert_close(space.variance, space.project(x).var(0), rtol=2e-3, atol=1e-5)
-    assert float(space.share.sum()) == pytest.approx(1, abs=1e-5)
-    assert bool((space.share >= 0).all())
+    assert float(space.variance_share.sum()) == pytest.approx(1, abs=1e-5)
+    assert bool((space.variance_share >= 0).all())
 
 
-def test_what_is_hidden_as_one_has_all_of_the_variance(fitted: tuple[Space, torch.Tensor]) -> None:
+def test_mask_groups_have_all_of_the_variance(fitted: tuple[Space, torch.Tensor]) -> None:
     space, _ = fitted
-    assert space.unit_share.shape == (space.units,)
-    assert float(space.unit_share.sum()) == pytest.approx(1, abs=1e-5)
-    hidden = torch.eye(space.units, dtype=torch.bool)
-    spread = space.spread(hidden)
-    assert spread.shape == (space.units, len(space.variance))
-    # Every coefficient belongs to one unit, and each unit has the share of its coefficients.
+    assert space.mask_group_share.shape == (space.mask_group_count,)
+    assert float(space.mask_group_share.sum()) == pytest.approx(1, abs=1e-5)
+    hidden = torch.eye(space.mask_group_count, dtype=torch.bool)
+    spread = space.expand_mask(hidden)
+    assert spread.shape == (space.mask_group_count, len(space.variance))
+    # Every coefficient belongs to one mask group, and each group has the share of its coefficients.
     assert bool((spread.sum(0) == 1).all())
     assert bool((spread.sum(1) >= 1).all())
-    torch.testing.assert_close((spread * space.share).sum(1), space.unit_share, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close((spread * space.variance_share).sum(1), space.mask_group_share, atol=1e-6, rtol=1e-5)
 
 
 def test_streamed_fit_equals_full_fit(fitted: tuple[Space, torch.Tensor]) -> None:
@@ -76,14 +76,14 @@ def test_streamed_fit_equals_full_fit(fitted: tuple[Space, torch.Tensor]) -> Non
 
 
 def test_distributed_fit_equals_single_fit(fitted: tuple[Space, torch.Tensor]) -> None:
-    # Three processes, played by threads, with shares of unequal size; float64 as above.
+    # Three processes, played by threads, with parts of unequal size; float64 as above.
     space, x = fitted[0], fitted[1].double()
     alone, parts = build_space(space.config, space.shape), [build_space(space.config, space.shape) for _ in range(3)]
     alone.fit(x.split(64))
     bounds, meeting, said = [0, 70, 201, len(x)], threading.Barrier(3, timeout=60), [torch.zeros(())] * 3
 
     def fit(rank: int) -> None:
-        def add_up(tensor: torch.Tensor) -> torch.Tensor:
+        def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
             said[rank] = tensor.clone()
             meeting.wait()
             total = torch.stack(said).sum(0)
@@ -91,7 +91,7 @@ def test_distributed_fit_equals_single_fit(fitted: tuple[Space, torch.Tensor]) -
             return tensor.copy_(total)
 
         mine = x[bounds[rank] : bounds[rank + 1]].split(64)
-        parts[rank].fit_together(x.split(64), Together(lambda whole: mine, add_up))
+        parts[rank].fit_distributed(x.split(64), DistributedFit(lambda whole: mine, all_reduce))
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(fit, range(3)))

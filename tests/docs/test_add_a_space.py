@@ -43,7 +43,7 @@ def contract() -> ModuleType:
 def test_the_example_is_short_and_registers_itself(page: dict[str, Any]) -> None:
     assert SPACES["hadamard"] is page["Hadamard"]
     body = page["Hadamard"].__dict__
-    assert {"learn", "forward_transform", "inverse_transform"} <= body.keys()
+    assert {"forward_transform", "inverse_transform"} <= body.keys()
     written = next(block for block in BLOCKS if "class Hadamard" in block).partition("class Hadamard")[2]
     assert len([line for line in written.splitlines() if line.strip()]) <= 20
     assert page["config"].space.name == "hadamard"

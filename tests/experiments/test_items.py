@@ -9,9 +9,9 @@ from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.errors import UserError
 from pmae.paper.cost import Heads, cost_of
-from pmae.paper.published import accuracy
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Cell, Plan, Row, job_of, jobs_of
+from pmae.report.published import accuracy
 
 LABELS = """
 tab:results app_tab:training app_tab:evaluation_lin app_tab:evaluation_fine app_tab:results tab:results_kernel
@@ -70,7 +70,7 @@ def test_the_cells_are_the_recipes_with_what_the_paper_varies() -> None:
     third = job_of(item, Cell(Row("pmae", "oracle"), "cifar10"), 0.3, 0, plan).config
     assert settings_that_differ(third, recipe("paper")) == {"masking.masked_variance"}
     drawn = job_of(item, Cell(Row("mae", "random"), "cifar10"), None, 0, plan).config
-    assert settings_that_differ(drawn, recipe("mae")) == {"masking.ratio", "masking.masked_patches"}
+    assert settings_that_differ(drawn, recipe("mae")) == {"masking.ratio_schedule", "masking.masked_patches"}
     pixels = job_of(item, Cell(Row("pmae", "oracle", "pixels"), "cifar10"), 0.2, 0, plan).config
     assert settings_that_differ(pixels, recipe("paper")) == {"objective.target"}
     kernel = job_of(item, Cell(Row("kmae", "oracle"), "cifar10"), 0.3, 0, plan).config

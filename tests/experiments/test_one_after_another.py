@@ -109,6 +109,6 @@ def test_more_versions_of_a_step_than_torch_allows_are_all_compiled(counter: Com
 
 
 def test_the_ratio_of_a_model_is_that_of_its_settings() -> None:
-    config = replace(TINY, masking__ratio="uniform", masking__ratio_range=(0.2, 0.6))
+    config = replace(TINY, masking__ratio_schedule="uniform", masking__ratio_range=(0.2, 0.6))
     assert float(build_method(config, (3, 16, 16)).ratio) == pytest.approx(0.4)
     assert "ratio" not in build_method(config, (3, 16, 16)).state_dict()

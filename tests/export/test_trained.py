@@ -9,7 +9,7 @@ from pmae.config import Config, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.export import export
-from pmae.models.weights import load_start
+from pmae.models.weights import load_weights
 from pmae.train.checkpoint import load_encoder
 from pmae.train.loop import pretrain
 
@@ -21,6 +21,6 @@ def test_a_trained_run_goes_out_and_comes_back_bit_for_bit(tiny: Config, toy: Sp
     _, encoder, _ = load_encoder(run)
     for kind, notes in (("timm", []), ("huggingface", ["left out pooler"])):
         export(run.path, kind, tmp_path / kind)
-        start = load_start(str(tmp_path / kind), encoder)
+        start = load_weights(str(tmp_path / kind), encoder)
         assert start.notes[1:] == notes
         assert all(torch.equal(tensor, start.tensors[name]) for name, tensor in encoder.net.state_dict().items())

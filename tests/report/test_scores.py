@@ -8,7 +8,8 @@ import pytest
 from pmae.config import Config, replace
 from pmae.report.contents import distinct_names, file_name, load
 from pmae.report.lineup import epochs_of, lineup
-from pmae.report.scores import Interval, pretrained, primary, published, scores_of
+from pmae.report.published import for_score
+from pmae.report.scores import Interval, pretrained, primary, scores_of
 from pmae.runs import Run
 
 Suite = Callable[..., dict[str, Any]]
@@ -23,19 +24,19 @@ def test_shares_become_percentages_and_missing_metrics_stay_missing(suite: Suite
     assert (score.epoch, score.chance, score.images) == (5, 50.0, 100)
 
 
-def test_the_latest_epoch_and_the_class_token_stand_for_an_encoder(suite: Suite) -> None:
+def test_the_latest_epoch_and_the_mean_of_the_patches_stand_for_an_encoder(suite: Suite) -> None:
     both = {"linear/mean/test": 0.9, LINEAR: 0.7}
     scores = scores_of({"random weights": suite(both), "pmae epoch 10": suite(both), "pmae epoch 9": suite(both)})
     assert [s.label for s in scores][-1] == "random weights"
     found = primary(pretrained(scores))
-    assert [(s.label, s.pooling) for s in found] == [("pmae epoch 10", "cls")]
+    assert [(s.label, s.pooling) for s in found] == [("pmae epoch 10", "mean")]
 
 
 @pytest.mark.parametrize(
     ("data", "label", "key", "settings", "value"),
     [
         ("cifar10", "pmae epoch 800", LINEAR, {}, 59.0),
-        ("CIFAR-10", "pmae epoch 800", "knn/cls/test", {"masking__ratio": "uniform"}, 41.8),
+        ("CIFAR-10", "pmae epoch 800", "knn/cls/test", {"masking__ratio_schedule": "uniform"}, 41.8),
         ("bloodmnist_64", "pmae epoch 1", "mlp/cls/test", {"objective__target": "pixels"}, 91.0),
         ("dermamnist", "mae epoch 1", "finetune/cls/test", {"space__name": "pixels"}, 80.4),
         ("dermamnist", "mae epoch 1", LINEAR, {"space__name": "pixels", "masking__masked_patches": 0.5}, 73.7),
@@ -52,7 +53,7 @@ def test_published_numbers_of_the_paper(
     suite: Suite, data: str, label: str, key: str, settings: dict[str, object], value: float | None
 ) -> None:
     (score,) = scores_of({label: suite({key: 0.5}, data=data)})
-    found = published(score, replace(Config(), **settings))
+    found = for_score(score, replace(Config(), **settings))
     assert (found[0] if found else None) == value
 
 

@@ -21,7 +21,7 @@ def test_equals_scipy(shape: tuple[int, int, int]) -> None:
 
 
 def test_rings_hold_equal_frequencies_and_the_mean_is_alone() -> None:
-    ring = rings(Cosine.frequencies(32), Cosine.frequencies(48))
+    ring = rings(Cosine.waves(32)[1], Cosine.waves(48)[1])
     radius = np.hypot(np.arange(32)[:, None] / 64, np.arange(48) / 96)
     assert int((ring == 0).sum()) == 1
     assert ring[0, 0] == 0
@@ -33,16 +33,16 @@ def test_rings_hold_equal_frequencies_and_the_mean_is_alone() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_channels_have_rings_of_their_own(shape: tuple[int, int, int]) -> None:
     space = Cosine(shape, SpaceConfig("cosine", grouped=True))
-    assert space.groups is not None
-    apart = space.groups.unflatten(0, shape).flatten(1)
+    assert space.mask_groups is not None
+    apart = space.mask_groups.unflatten(0, shape).flatten(1)
     each = [set(channel.tolist()) for channel in apart]
-    assert sum(map(len, each)) == space.group_count == len(set.union(*each))
-    assert {len(numbers) for numbers in each} == {space.group_count // shape[0]}
+    assert sum(map(len, each)) == space.mask_group_count == len(set.union(*each))
+    assert {len(numbers) for numbers in each} == {space.mask_group_count // shape[0]}
 
 
 def test_rings_of_photographs_share_the_variance() -> None:
     # Power that falls with the square of the frequency, as that of photographs does, over 224 pixels a side.
-    ring = rings(Cosine.frequencies(224), Cosine.frequencies(224))
+    ring = rings(Cosine.waves(224)[1], Cosine.waves(224)[1])
     radius = np.hypot(np.arange(224)[:, None], np.arange(224))
     power = np.divide(1, radius**2, where=radius > 0, out=np.zeros_like(radius))
     share = np.bincount(ring.ravel(), power.ravel()) / power.sum()

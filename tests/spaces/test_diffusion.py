@@ -50,7 +50,7 @@ def test_a_circle_has_its_cosine_and_sine_as_coordinates() -> None:
     np.testing.assert_allclose(z[:, 0] ** 2 + z[:, 1] ** 2, (z[0, :2] ** 2).sum(), rtol=1e-6)
     turned = np.unwrap(np.arctan2(z[np.argsort(new), 1], z[np.argsort(new), 0]))
     assert np.all(np.abs(np.abs(np.diff(turned)) - np.diff(np.sort(new))) < 1e-6)
-    assert float(space.share[0]) == pytest.approx(float(space.share[1]), rel=1e-6)
+    assert float(space.variance_share[0]) == pytest.approx(float(space.variance_share[1]), rel=1e-6)
 
 
 def test_where_images_lie_counts_and_not_how_many_lie_there() -> None:

@@ -103,8 +103,8 @@ def test_more_pixels_than_a_basis_can_have_leave_one_rest(monkeypatch: pytest.Mo
     monkeypatch.setattr(recombined, "WHOLE", 4)
     x, _ = mixture()
     space = fitted(x, components=3)
-    assert space.units == 4
-    assert float(space.unit_share.sum()) == pytest.approx(1, abs=1e-5)
+    assert space.mask_group_count == 4
+    assert float(space.mask_group_share.sum()) == pytest.approx(1, abs=1e-5)
     torch.testing.assert_close(space.reconstruct(space.project(x)), x, atol=1e-4, rtol=1e-5)
 
 

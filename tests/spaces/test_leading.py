@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA as Reference
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import PCA, pca
-from pmae.spaces.pca import leading_axes
+from pmae.spaces.pca import leading_components
 
 SHAPE = (3, 10, 12)
 
@@ -49,14 +49,14 @@ def test_the_rest_is_what_the_components_leave(space: PCA) -> None:
     # The variances are those of the coefficients, however well the axes converged, and add up to that of the images.
     torch.testing.assert_close(space.variance, z.var(0), rtol=1e-5, atol=1e-9)
     assert float(space.variance.sum()) == pytest.approx(float(x.flatten(1).var(0).sum()), rel=1e-6)
-    assert space.units == 21
-    assert float(space.unit_share[20]) == pytest.approx(float(z[:, 20:].var(0).sum() / z.var(0).sum()), rel=1e-5)
+    assert space.mask_group_count == 21
+    assert float(space.mask_group_share[20]) == pytest.approx(float(z[:, 20:].var(0).sum() / z.var(0).sum()), rel=1e-5)
 
 
 def test_hiding_the_rest_leaves_the_components_and_the_other_way_round(space: PCA) -> None:
     x = images()
     space.fit([x])
-    z, hidden = space.project(x), space.spread(torch.arange(21)[None] == 20)
+    z, hidden = space.project(x), space.expand_mask(torch.arange(21)[None] == 20)
     centred, v = x.flatten(1) - space.mean, space.components
     kept = space.reconstruct(z.masked_fill(hidden, 0)).flatten(1) - space.mean
     torch.testing.assert_close(kept, centred @ v.T @ v)
@@ -70,13 +70,13 @@ def test_fewer_images_than_components_are_no_error(space: PCA) -> None:
     v = space.components
     torch.testing.assert_close(v @ v.T, torch.eye(20, dtype=torch.float64), atol=1e-6, rtol=0)
     assert int((space.variance[:20] > 1e-9).sum()) == 7
-    assert float(space.unit_share[20]) < 1e-6
+    assert float(space.mask_group_share[20]) < 1e-6
     torch.testing.assert_close(space.reconstruct(space.project(x)), x)
 
 
 def test_float32_images_give_the_same_axes() -> None:
     x = images(decay=0.7)
-    single, double = leading_axes(x.float().split(100), 10), leading_axes(x.split(100), 10)
+    single, double = leading_components(x.float().split(100), 10), leading_components(x.split(100), 10)
     np.testing.assert_allclose(single.variance, double.variance, rtol=1e-5)
     np.testing.assert_allclose(single.axes, double.axes, atol=1e-4)
     np.testing.assert_allclose(single.rest, double.rest, rtol=1e-4)
@@ -92,7 +92,7 @@ def test_images_of_224_pixels() -> None:
     # Each pixel is there 256 times, and so is the variance of a component.
     np.testing.assert_allclose(space.variance[:4], 256 * reference.explained_variance_, rtol=1e-4)
     assert float((space.reconstruct(space.project(x)) - x).norm() / x.norm()) <= space.tolerance
-    assert space.units == 5
+    assert space.mask_group_count == 5
 
 
 def test_bad_numbers_are_refused() -> None:
@@ -101,4 +101,4 @@ def test_bad_numbers_are_refused() -> None:
     with pytest.raises(UserError, match=r"20000 components of 150528 pixels need 144,\d+,\d+,\d+ bytes"):
         PCA((3, 224, 224), SpaceConfig("pca", components=20_000))
     with pytest.raises(UserError, match="at least 2 images in every pass, got 0: fit takes a list, not an iterator"):
-        leading_axes(iter([images()]), 5)
+        leading_components(iter([images()]), 5)

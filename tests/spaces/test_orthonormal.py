@@ -61,10 +61,10 @@ def test_hiding_groups_is_one_graph(name: str) -> None:
     x = images((3, 8, 8), 20)
     space = build_space(SpaceConfig(name, grouped=True), (3, 8, 8))
     space.fit([x])
-    hidden = torch.rand(20, space.units, generator=torch.Generator().manual_seed(0)) < 0.2
+    hidden = torch.rand(20, space.mask_group_count, generator=torch.Generator().manual_seed(0)) < 0.2
 
     def visible(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return space.reconstruct(space.project(v).masked_fill(space.spread(hidden), 0.0)), space.unit_share
+        return space.reconstruct(space.project(v).masked_fill(space.expand_mask(hidden), 0.0)), space.mask_group_share
 
     torch.compiler.reset()
     torch.testing.assert_close(torch.compile(visible, fullgraph=True, backend="eager")(x), visible(x))
@@ -82,13 +82,13 @@ def test_images_of_224_pixels(name: str, grouped: bool) -> None:
     z = space.project(x)
     again = space.reconstruct(z)
     spent = (time.perf_counter() - start) / len(x)
-    print(f"{name}: {1e3 * spent:.0f} ms an image there and back, {space.units:,} units")
+    print(f"{name}: {1e3 * spent:.0f} ms an image there and back, {space.mask_group_count:,} mask groups")
     assert float((again - x).norm() / x.norm()) <= space.tolerance
-    assert space.units == (150_528 if not grouped else space.group_count)
+    assert (space.mask_group_count == 150_528) == (not grouped)
     # No buffer is anywhere near D x D.
     assert max(buffer.numel() for buffer in space.buffers()) <= max(150_528, 768**2)
-    assert space.units >= 10
-    torch.testing.assert_close(space.unit_share.sum(), torch.ones(()), atol=1e-4, rtol=0)
+    assert space.mask_group_count >= 10
+    torch.testing.assert_close(space.mask_group_share.sum(), torch.ones(()), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", sorted(set(SPACES) - set(NAMES)))

@@ -42,8 +42,8 @@ def test_equals_scikit_learn() -> None:
 def test_a_group_is_one_component_everywhere() -> None:
     space = PatchPCA(SHAPE, SpaceConfig("patch_pca", grouped=True)).double()
     space.fit([images()])
-    assert space.units == 32
-    hidden = space.spread(torch.arange(32)[None] == 3)
+    assert space.mask_group_count == 32
+    hidden = space.expand_mask(torch.arange(32)[None] == 3)
     part = space.reconstruct(hidden.double()) - space.reconstruct(torch.zeros(1, 192, dtype=torch.float64))
     shown = patches(part)[0]
     np.testing.assert_allclose(shown, np.broadcast_to(space.components[3].numpy(), (6, 32)), atol=1e-6)

@@ -70,24 +70,24 @@ def test_rounded_products_stay_near_and_only_where_they_may() -> None:
     space = PCA((3, 4, 4))
     space.fit([x])
     z = space.project(x)
-    assert torch.equal(space.rough_project(x), z)
-    assert torch.equal(space.rough_reconstruct(z), space.reconstruct(z))
-    space.allow_rounding()
+    assert torch.equal(space.project_bf16(x), z)
+    assert torch.equal(space.reconstruct_bf16(z), space.reconstruct(z))
+    space.allow_bf16()
     assert torch.equal(space.project(x), z)
     # Factors have eight bits, which costs every component a 2^-9 of the image's typical number; so has the result.
     whole, own = z.square().mean().sqrt(), z.square().mean(0).sqrt()
-    assert ((space.rough_project(x) - z).square().mean(0).sqrt() < 2**-8 * (whole + own)).all()
-    assert (space.rough_reconstruct(z) - x).square().mean().sqrt() < 2**-8 * whole
-    assert "rounded" not in space.state_dict()
+    assert ((space.project_bf16(x) - z).square().mean(0).sqrt() < 2**-8 * (whole + own)).all()
+    assert (space.reconstruct_bf16(z) - x).square().mean().sqrt() < 2**-8 * whole
+    assert "components_bf16" not in space.state_dict()
 
 
 def test_a_prediction_learns_through_rounded_products() -> None:
     x = torch.tensor(data(100, 48), dtype=torch.float32).view(100, 3, 4, 4)
     space = PCA((3, 4, 4))
     space.fit([x])
-    space.allow_rounding()
+    space.allow_bf16()
     weights = torch.randn(100, 48, generator=torch.Generator().manual_seed(0))
     y = x.clone().requires_grad_()
-    (space.rough_project(y) * weights).sum().backward()
+    (space.project_bf16(y) * weights).sum().backward()
     expected = (weights @ space.components).view_as(x)
     torch.testing.assert_close(y.grad, expected, atol=0.05, rtol=0.02)

@@ -53,7 +53,7 @@ def test_subbands_are_the_blocks_of_pywavelets() -> None:
     assert all(len(number) == 1 for number in numbers)
     assert len({int(number[0]) for number in numbers}) == len(blocks) == band.max() + 1
     grouped = Wavelet((3, 24, 40), SpaceConfig("wavelet", grouped=True))
-    assert grouped.group_count == 3 * len(blocks)
+    assert grouped.mask_group_count == 3 * len(blocks)
 
 
 def test_bad_settings_are_refused_with_the_numbers() -> None:

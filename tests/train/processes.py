@@ -126,7 +126,7 @@ def every_scenario(folder: Path, most: int) -> dict[str, list[int]]:
     codes["mae"] = together(1, folder / "mae", **MAE)
     codes["mae-of-2"] = together(2, folder / "mae-of-2", **MAE)
     for count in (1, 2):
-        codes[f"contrast-{count}"] = together(count, folder / f"contrast-{count}", objective__contrast=1.0)
+        codes[f"contrast-{count}"] = together(count, folder / f"contrast-{count}", objective__contrastive_weight=1.0)
     codes["odd"] = together(3, folder / "odd")
     codes["counted"] = together(2, folder / "counted", objective__scale="mean")
     codes["learned"] = together(2, folder / "learned", space__name="learned")
@@ -150,7 +150,7 @@ def shardings(folder: Path) -> dict[str, list[int]]:
     codes = {
         "clipped": together(2, folder / "clipped", **CLIPPED),
         "sharded": together(2, folder / "sharded", **divided, **CLIPPED),
-        "sharded-contrast": together(2, folder / "sharded-contrast", **divided, objective__contrast=1.0),
+        "sharded-contrast": together(2, folder / "sharded-contrast", **divided, objective__contrastive_weight=1.0),
         "sharded-mae": together(2, folder / "sharded-mae", **divided, **MAE),
         "sharded-alone": together(1, folder / "sharded-alone", **divided),
         "sharded-killed": together(2, folder / "sharded-killed", act=send(signal.SIGKILL, 1, 16), **divided),
@@ -202,7 +202,7 @@ def embeddings(folder: Path) -> dict[str, list[int]]:
 
 MAE = {"space__name": "pixels", "masking__masked_variance": None, "masking__masked_patches": 0.75}
 RESNET = {"encoder__name": "resnet10t", **dict.fromkeys(("encoder__width", "encoder__depth", "encoder__heads"))}
-MAE |= {"objective__target": "patches", "objective__scale": "mean", "masking__ratio": "uniform"}
+MAE |= {"objective__target": "patches", "objective__scale": "mean", "masking__ratio_schedule": "uniform"}
 
 
 CLIPPED = {"optim__clip_norm": 0.05}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from pmae.config import TrainConfig
 from pmae.errors import UserError
 from pmae.runs import Run
-from pmae.train.distributed import ALONE, World, is_main, restarted
+from pmae.train.distributed import ONE_PROCESS, World, is_main, was_restarted
 
 SCRIPT = Path(__file__).with_name("processes.py")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -207,9 +207,9 @@ def test_a_process_alone_is_its_own_world(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name in ("WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     assert is_main()
-    assert not restarted(tmp_path)
-    assert ALONE.gather(3) == [3]
+    assert not was_restarted(tmp_path)
+    assert ONE_PROCESS.gather(3) == [3]
     tensor = torch.ones(2)
-    assert ALONE.add_up(tensor) is tensor
-    assert ALONE.rows(8) == slice(0, 8)
-    assert [World(rank, 4).rows(8) for rank in range(4)] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]
+    assert ONE_PROCESS.all_reduce(tensor) is tensor
+    assert ONE_PROCESS.rows(8) == slice(0, 8)
+    assert [World(rank, 4).rank_slice(8) for rank in range(4)] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]

@@ -49,7 +49,7 @@ def test_an_epoch_of_large_images(tmp_path: Path, space: SpaceConfig, units: int
     assert len(lines) == 2
     assert all(np.isfinite(line["loss"]) for line in lines)
     assert all(0 < line["masked_share"] < 1 for line in lines)
-    assert build_space(space, SHAPE).units == units
+    assert build_space(space, SHAPE).mask_group_count == units
 
 
 def test_all_components_of_large_images_are_refused_with_the_bytes_and_the_ways_out(

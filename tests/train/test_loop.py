@@ -65,7 +65,7 @@ def test_the_same_seed_repeats_the_run_and_another_does_not(tiny: Config, toy: S
 
 @pytest.mark.parametrize("after", [1, 4, 7, 12])
 def test_a_stopped_run_resumes_bit_for_bit(tiny: Config, toy: Splits, tmp_path: Path, after: int) -> None:
-    config = settled(tiny, toy, masking__ratio="uniform", optim__clip_norm=1.0)
+    config = settled(tiny, toy, masking__ratio_schedule="uniform", optim__clip_norm=1.0)
     whole = pretrain(config, toy, tmp_path / "whole", quiet=True)
     _stop_after(config, toy, tmp_path / "halves", after, signal.SIGTERM)
     stopped = Run(tmp_path / "halves")

@@ -52,7 +52,7 @@ def test_two_processes_agree_in_every_file(toy: Splits, tmp_path: Path) -> None:
 def test_the_random_state_of_the_caller_neither_matters_nor_changes(
     tiny: Config, toy: Splits, tmp_path: Path, space: str
 ) -> None:
-    small = replace(tiny, train__epochs=1, space__name=space, masking__ratio="uniform")
+    small = replace(tiny, train__epochs=1, space__name=space, masking__ratio_schedule="uniform")
     config = resolve(small, len(toy.train), toy.train.shape)[0]
     found = []
     for seed in (1, 2):

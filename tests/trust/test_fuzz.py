@@ -25,7 +25,8 @@ from pmae.data.readers.folder import read_folder
 from pmae.data.readers.named import BATCHES, bytes_array, read_cifar10, read_plain_pickle
 from pmae.errors import UserError
 from pmae.runs import Run, read_json
-from pmae.train.checkpoint import load_into, load_standardize, read_tensors
+from pmae.tensor_files import read_tensors
+from pmae.train.checkpoint import load_into, load_standardize
 from pmae.train.manifest import damage
 
 settings.register_profile("fast", max_examples=200)

@@ -31,8 +31,8 @@ class Band(NamedTuple):
 
 def draw_for(space: Space, share: float, seed: int) -> Draw:
     """The randomness of one mask, in the form that the method takes."""
-    noise = torch.rand(1, space.units, generator=torch.Generator().manual_seed(seed))
-    return Draw(noise, torch.tensor(share), masking.visible_patches(space.units, share))
+    noise = torch.rand(1, space.mask_group_count, generator=torch.Generator().manual_seed(seed))
+    return Draw(noise, torch.tensor(share), masking.visible_patches(space.mask_group_count, share))
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def hide(space: Space, x: Tensor, draw: Draw, prefix: Literal["closest", "shorte
     if isinstance(space, Pixels):
         units = masking.hide_patches(draw.noise, draw.visible).hidden
     else:
-        units = masking.hide_components(draw.noise, space.unit_share, draw.ratio, prefix)
+        units = masking.hide_components(draw.noise, space.mask_group_share, draw.ratio, prefix)
     visible, hidden = _apart(space, x, units)
     return Masked(units[0], visible, hidden)
 
@@ -57,7 +57,7 @@ def predict(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> tuple[Tensor, fl
 @torch.no_grad()
 def band(space: Space, x: Tensor, low: float, high: float) -> Band:
     """The units that begin between two shares of the cumulated variance, largest first; up to 1 means all the rest."""
-    before = space.before
+    before = space.share_before
     units = (before >= low) & ((before < high) | (high >= 1))
     others, alone = _apart(space, x, units[None])
     return Band(units, alone, others)
@@ -69,18 +69,18 @@ def basis_images(space: Space, units: Tensor, count: int) -> tuple[Tensor, Tenso
 
     Every coefficient of a unit is at one standard deviation; the images are differences from the mean image.
     """
-    order = space.unit_share.argsort(descending=True, stable=True)
+    order = space.mask_group_share.argsort(descending=True, stable=True)
     inside = units[order].nonzero()[:, 0]
     ranks = inside[torch.linspace(0, len(inside) - 1, min(count, len(inside))).round().long()]
-    chosen = torch.zeros(len(ranks), space.units, dtype=torch.bool)
+    chosen = torch.zeros(len(ranks), space.mask_group_count, dtype=torch.bool)
     chosen[torch.arange(len(ranks)), order[ranks]] = True
-    z = space.spread(chosen) * space.variance.sqrt()
+    z = space.expand_mask(chosen) * space.variance.sqrt()
     return ranks, space.reconstruct(z) - space.reconstruct(torch.zeros_like(z[:1]))
 
 
 def _apart(space: Space, x: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
     """The image of the coefficients outside some units (1, units), and what those inside add to it."""
     z = space.project(x)
-    whole, outside = space.reconstruct(z), space.reconstruct(z.masked_fill(space.spread(units), 0.0))
+    whole, outside = space.reconstruct(z), space.reconstruct(z.masked_fill(space.expand_mask(units), 0.0))
     # What such a space cannot express stays with the visible part, as in training.
     return (outside + x - whole if space.keeps_rest else outside), whole - outside

@@ -124,13 +124,13 @@ class Material:
         """In pixel space whole patches are hidden as one: those of the run, or those that would be derived."""
         if space.config.name == "pixels":
             patch = patch_for(*self.shape[1:]) if self.model is None else self.model.patch
-            space.groups = patch_of_pixel(self.shape, patch)
-            space.group_count = int(space.groups.max()) + 1
+            groups = patch_of_pixel(self.shape, patch)
+            space.set_mask_groups(groups, int(groups.max()) + 1)
         return space
 
     def _can_have(self, name: str) -> bool:
         try:
-            return self._built(name).units > 1
+            return self._built(name).mask_group_count > 1
         except UserError:  # sides that cannot be halved or cut into patches, or a basis beyond the memory
             return False
 

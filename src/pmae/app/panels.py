@@ -44,10 +44,10 @@ def masks(material: Material, image: np.ndarray, name: str, share: float, seed: 
     elif model is not None:
         told = f"The run predicts in the space that it was trained in: {material.offered()[material.own_space]}."
     pictures, scale = _parts(material, space, x, masked, prediction)
-    count, achieved = int(masked.units.sum()), float(space.unit_share[masked.units].sum())
+    count, achieved = int(masked.units.sum()), float(space.mask_group_share[masked.units].sum())
     things = things_of(space)
-    hidden = f"{count:,} of {space.units:,} {things} are hidden, with {achieved:.1%} of the variance."
-    figure = spectrum(space.unit_share.numpy(), masked.units.numpy(), things, "hidden")
+    hidden = f"{count:,} of {space.mask_group_count:,} {things} are hidden, with {achieved:.1%} of the variance."
+    figure = spectrum(space.mask_group_share.numpy(), masked.units.numpy(), things, "hidden")
     label = f"share of variance of each of the {things}, the hidden ones marked"
     differences = f"The hidden part is a difference. {MID_GREY.format(scale)}" * (not isinstance(space, Pixels))
     notes = [note for note in (hidden, BAR, differences, material.view.note) if note]
@@ -67,9 +67,9 @@ def walk(material: Material, image: np.ndarray, name: str, low: float, high: flo
     pictures["without it"] = _picture(material, found.others)
     for part, (first, last) in PARTS.items():
         pictures[part] = _alone(material, space, hiding.band(space, x, first, last), first)
-    figure = spectrum(space.unit_share.numpy(), found.units.numpy(), things, "in the band")
+    figure = spectrum(space.mask_group_share.numpy(), found.units.numpy(), things, "in the band")
     label = f"share of variance of each of the {things}, those in the band marked"
-    said = f"{int(found.units.sum()):,} of {space.units:,} {things} lie in the band."
+    said = f"{int(found.units.sum()):,} of {space.mask_group_count:,} {things} lie in the band."
     drawn = chart(figure, "walk", label, said, BAR, *MEETING)
     return row(pictures) + drawn + _basis(material, space, found.units)
 
@@ -77,7 +77,7 @@ def walk(material: Material, image: np.ndarray, name: str, low: float, high: flo
 def _basis(material: Material, space: Space, units: Tensor) -> str:
     """Some of the units in a band, from its largest to its smallest."""
     ranks, images = hiding.basis_images(space, units, BASIS)
-    shares = 100 * space.unit_share.sort(descending=True).values[ranks]
+    shares = 100 * space.mask_group_share.sort(descending=True).values[ranks]
     captions = [f"{rank + 1:,}: {share:.2g}%" for rank, share in zip(ranks.tolist(), shares.tolist(), strict=True)]
     pictures = [_difference(material, one[None], material.view.scale(one[None].numpy())) for one in images]
     heading = f"Some of these {things_of(space)} as images, each with its rank and its share of the variance"
@@ -107,7 +107,7 @@ def things_of(space: Space) -> str:
     """What a space hides one of, in the plural."""
     if isinstance(space, Pixels):
         return "patches"
-    if space.groups is not None and space.config.grouped:
+    if space.mask_groups is not None and space.config.grouped:
         return "bands"
     return "components" if "pca" in space.config.name or space.config.name in ("ica", "learned") else "coefficients"
 
@@ -120,7 +120,7 @@ def _parts(
     restored = None if prediction is None else _picture(material, masked.visible + prediction)
     pictures = {"image": image, "visible": _picture(material, masked.visible)}
     if isinstance(space, Pixels):
-        gaps = space.spread(masked.units[None]).unflatten(1, space.shape)[0, 0, :, :, None].numpy()
+        gaps = space.expand_mask(masked.units[None]).unflatten(1, space.shape)[0, 0, :, :, None].numpy()
         pictures |= {"visible": np.where(gaps, 0.5, image), "hidden": np.where(gaps, image, 0.5)}
         pictures |= {} if restored is None else {"predicted": np.where(gaps, restored, 0.5)}
     else:

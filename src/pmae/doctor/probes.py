@@ -123,7 +123,7 @@ def data(source: str, root: str) -> dict[str, Any]:
     from pmae.method import build_method
     from pmae.models import build_encoder
     from pmae.spaces import Pixels
-    from pmae.spaces.base import bytes_of_exact
+    from pmae.spaces.pca import cost_of_exact
 
     splits = load(DataConfig(source=source, root=root))
     shape, parts = splits.train.shape, (splits.train, splits.val, splits.test)
@@ -142,7 +142,7 @@ def data(source: str, root: str) -> dict[str, Any]:
         "dtype": str(splits.train.images.dtype),
         "set": sum(part.images.nbytes for part in parts if part is not None),
         "mapped": not isinstance(splits.train.images, np.ndarray) or isinstance(splits.train.images, np.memmap),
-        "fit": bytes_of_exact(size),
+        "fit": cost_of_exact(0, size).bytes,
         # The basis; full checkpoints hold weights and two moments, the older ones the encoder alone.
         "disk": 4 * size * size + 3 * weights * config.train.keep + kept * (epochs // every),
         "notes": splits.notes,

@@ -14,7 +14,8 @@ from pmae.data.images import as_tensor
 from pmae.errors import UserError
 from pmae.models import Encoder
 from pmae.runs import Run, read_object
-from pmae.train.checkpoint import load_encoder, read_tensors
+from pmae.tensor_files import read_tensors
+from pmae.train.checkpoint import load_encoder
 
 COMPARED = 8
 

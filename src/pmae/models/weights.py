@@ -1,4 +1,4 @@
-"""The weights that training starts from: those of another run, or a ViT saved by timm or Hugging Face.
+"""Pretrained weights to start from: those of another run, or a ViT saved by timm or Hugging Face.
 
 Names must agree to the last one; sizes are adapted where that has a meaning, and every adaptation is told.
 """
@@ -14,16 +14,25 @@ from timm.layers.patch_embed import resample_patch_embed
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from pmae.errors import UserError
-from pmae.models import Encoder, build_encoder
+from pmae.errors import UserError, require
+from pmae.models.encoder import Encoder, build_encoder
 from pmae.runs import Run, read_object
-from pmae.train.checkpoint import read_tensors
+from pmae.tensor_files import read_tensors
 
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
 """What a saved network may hold beside the encoder: classifiers, Hugging Face's pooler, MAE's decoder."""
+MODEL_ARGS = {
+    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"),
+    *("class_token", "reg_tokens", "no_embed_class", "pre_norm", "init_values", "dynamic_img_size"),
+    *("drop_rate", "drop_path_rate"),
+}
+"""The arguments that a timm folder's config.json may name. Others can make timm fetch and write files
+(`pretrained`, `pretrained_cfg`, `cache_dir`), so they are refused by name."""
+LARGEST = 1 << 16
+"""Of the numbers in a config.json."""
 
 
-class Start(NamedTuple):
+class Pretrained(NamedTuple):
     """Tensors that fit an encoder's network exactly, and what was done to make them fit, in words."""
 
     tensors: dict[str, Tensor]
@@ -37,27 +46,38 @@ class Origin(NamedTuple):
     heads: int | None = None
 
 
-def load_start(path: str, encoder: Encoder) -> Start:
+def load_weights(path: str, encoder: Encoder) -> Pretrained:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
     file, origin = _locate(Path(path).expanduser())
     notes = [f"from {file.name} of {file.parent}"]
-    tensors = _own_names(read_tensors(file), encoder, notes)
+    found = read_tensors(file)
+    try:
+        tensors = _adapted(found, origin, encoder, notes)
+    except UserError:
+        raise
+    # Tensors of odd shapes and kinds trip torch and timm in many ways.
+    except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError) as error:
+        raise UserError(f"encoder.weights {path!r} must be weights of such a network, but {error}") from error
+    _require_fit(path, tensors, encoder)
+    expected = encoder.net.state_dict()
+    return Pretrained({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
+
+
+def _adapted(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
+    """Named as timm does, for the encoder's patches, positions and channels."""
+    tensors = _own_names(tensors, encoder, notes)
     if encoder.is_vit:
         _check_heads(origin, encoder, notes)
         tensors = _fit_vit(tensors, origin, encoder, notes)
-    tensors = _fit_channels(tensors, encoder, notes)
-    _require_fit(path, tensors, encoder)
-    expected = encoder.net.state_dict()
-    return Start({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
+    return _fit_channels(tensors, encoder, notes)
 
 
 def _locate(path: Path) -> tuple[Path, Origin]:
     """The safetensors file of a run, a folder or itself, and what lies beside it about its network."""
     if (path / "checkpoints").is_dir():
         run = Run(path)
-        channels, height, width = run.environment["data"]["shape"]
         with torch.device("meta"):
-            encoder = build_encoder(run.config.encoder, (channels, height, width))
+            encoder = build_encoder(run.config.encoder, run.shape)
         return run.checkpoint() / "encoder.safetensors", _origin_of(encoder.net)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
     if len(files) != 1 or files[0].suffix != ".safetensors":
@@ -66,18 +86,28 @@ def _locate(path: Path) -> tuple[Path, Origin]:
             f"got {str(path)!r}" + (f" with {len(files)} of them" if path.is_dir() else "")
         )
     beside = files[0].parent / "config.json"
-    return files[0], _origin_in(read_object(beside)) if beside.is_file() else Origin()
+    return files[0], _origin_in(read_object(beside), str(beside)) if beside.is_file() else Origin()
 
 
-def _origin_in(config: dict[str, Any]) -> Origin:
+def _origin_in(config: dict[str, Any], where: str) -> Origin:
     """What a config.json of Hugging Face or of timm tells."""
     if {"num_attention_heads", "image_size", "patch_size"} <= config.keys():
-        image, patch = (_pair(config[key]) for key in ("image_size", "patch_size"))
-        return Origin((image[0] // patch[0], image[1] // patch[1]), config["num_attention_heads"])
-    if timm.is_model(str(config.get("architecture"))):
-        with torch.device("meta"):
-            return _origin_of(timm.create_model(config["architecture"], **config.get("model_args") or {}))
-    return Origin()
+        return _recorded(config["image_size"], config["patch_size"], config["num_attention_heads"], where)
+    if not timm.is_model(str(config.get("architecture"))):
+        return Origin()
+    given = config.get("model_args") or {}
+    require(isinstance(given, dict), f"model_args in {where}", "an object", given)
+    for name in given:
+        if name not in MODEL_ARGS:
+            raise UserError(f"model_args in {where} must be shapes ({', '.join(sorted(MODEL_ARGS))}), got {name!r}")
+    # As timm defines it: the file's own arguments are never handed on.
+    with torch.device("meta"):
+        net: Any = timm.create_model(str(config["architecture"]), pretrained=False)
+    known = _origin_of(net)
+    if known.grid is None:
+        return known
+    image, patch = (given.get(name, getattr(net.patch_embed, name)) for name in ("img_size", "patch_size"))
+    return _recorded(image, patch, given.get("num_heads", known.heads), where)
 
 
 def _origin_of(net: Any) -> Origin:
@@ -86,8 +116,18 @@ def _origin_of(net: Any) -> Origin:
     return Origin(tuple(net.patch_embed.grid_size), getattr(net.blocks[0].attn, "num_heads", None))
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+def _recorded(image: Any, patch: Any, heads: Any, where: str) -> Origin:
+    """The grid and the heads that a file states, its values checked."""
+    (height, width), (rows, columns) = (_pair(side) for side in (image, patch))
+    for name, value in {"img_size": (height, width), "patch_size": (rows, columns), "num_heads": (heads,)}.items():
+        whole = all(type(number) is int and 0 < number <= LARGEST for number in value)
+        require(whole or value == (None,), f"{name} in {where}", f"whole, from 1 to {LARGEST:,}", value)
+    require(rows <= height and columns <= width, f"patch_size in {where}", f"at most {height}x{width}", patch)
+    return Origin((height // rows, width // columns), heads)
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    return (value[0], value[1]) if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
 
 
 def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
@@ -121,7 +161,14 @@ def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes
     if positions is None or net.pos_embed is None:
         return tensors
     prefix = net.pos_embed.shape[1] - grid[0] * grid[1]
-    old = origin.grid or _square(positions.shape[1] - prefix, grid)
+    count = positions.shape[1] - prefix
+    old = origin.grid or _square(count, grid)
+    require(
+        old[0] * old[1] == count,
+        "encoder.weights",
+        f"a grid of {_size(old)}, as recorded beside it",
+        f"{count} positions",
+    )
     if old != grid:
         notes.append(f"positions resampled from a grid of {_size(old)} to {_size(grid)}")
         resampled = resample_abs_pos_embed(positions, list(grid), list(old), num_prefix_tokens=prefix)
@@ -176,8 +223,7 @@ def _size(pair: Any) -> str:
     return f"{pair[0]}x{pair[1]}"
 
 
-# The weights of a plain ViT in timm's names and in those of Hugging Face's ViT files, both ways.
-
+# The names of a plain ViT's weights in timm and in Hugging Face's files.
 OUTSIDE = {
     "cls_token": "embeddings.cls_token",
     "pos_embed": "embeddings.position_embeddings",

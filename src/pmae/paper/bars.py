@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pmae.paper import published
 from pmae.paper.cells import Measured
 from pmae.paper.curves import LOOKS, by_data, legend, lines
+from pmae.report import published
 from pmae.report.contents import Contents
 from pmae.report.galleries import gallery, hidden_pixels, visible_part
 from pmae.report.pictures import Array, view_of

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pmae.paper import published
+from pmae.report import published
 from pmae.report.scores import PROTOCOLS, Score, primary, scores_of
 from pmae.report.tables import NOTHING, Cell, Table
 from pmae.runs import Run

@@ -127,7 +127,7 @@ def _views(config: Config, gpu: bool) -> int:
     """How often pretraining takes every image through the networks: epochs, twice where a second view is taken."""
     data = DATA[config.data.source]
     config, _ = resolve(config, data.images, (3, data.side, data.side), gpu=gpu)
-    return (config.train.epochs or 0) * (2 if config.objective.contrast else 1)
+    return (config.train.epochs or 0) * (2 if config.objective.contrastive_weight else 1)
 
 
 def _tokens(config: Config) -> int:

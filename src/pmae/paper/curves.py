@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pmae.paper import published
 from pmae.paper.cells import Measured, features_of
+from pmae.report import published
 from pmae.report.scores import PROTOCOLS
 from pmae.report.style import NEUTRAL, PALETTE, Drawing, panels, styled
 from pmae.report.tables import NOTHING, Cell, Table

@@ -10,11 +10,10 @@ from pmae.paper import bars as paper_pictures
 from pmae.paper import cells as paper_cells
 from pmae.paper import curves as paper_curves
 from pmae.paper import curves as paper_ratio
-from pmae.paper import published
 from pmae.paper.cells import Measured, epochs_scored, measure
 from pmae.paper.fill import Filled, Need, lacking_kinds
 from pmae.paper.tables import Item, Plan, jobs_of
-from pmae.report import charts, galleries
+from pmae.report import charts, galleries, published
 from pmae.report.charts import save_drawing
 from pmae.report.contents import Contents, load
 from pmae.report.style import Drawing

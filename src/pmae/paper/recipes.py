@@ -31,7 +31,7 @@ def paper() -> Config:
     return Config(
         space=SpaceConfig("pca"),
         masking=MaskingConfig(masked_variance=0.2, per="batch", prefix="closest"),
-        objective=ObjectiveConfig(target="components", scale="sum", contrast=0.0),
+        objective=ObjectiveConfig(target="components", scale="sum", contrastive_weight=0.0),
         encoder=EncoderConfig(patch_size=8),
         decoder=DecoderConfig("text"),
         optim=OptimConfig(base_lr=1.5e-4, warmup_steps=40),
@@ -123,7 +123,7 @@ def masking() -> Config:
     there is none, three hours on the cores.
     Expect: with --patch-size 8 --epochs 40 R2 0.629 and linear 50.5, mean-pooled 52.7 (preset strong).
     """
-    return replace(ours(), objective__contrast=0.0)
+    return replace(ours(), objective__contrastive_weight=0.0)
 
 
 def mae_masking() -> Config:

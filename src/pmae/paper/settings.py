@@ -3,8 +3,8 @@
 from pmae.config import Config
 from pmae.derive import resolve
 from pmae.evaluate.protocols import Protocols
-from pmae.paper import published
 from pmae.paper.cost import DATA
+from pmae.report import published
 from pmae.report.tables import Cell, Table
 
 Values = dict[str, object]

@@ -140,7 +140,7 @@ def job_of(item: Item, cell: Cell, ratio: float | None, seed: int, plan: Plan) -
     row, epochs = cell.row, plan.epochs or item.epochs
     changes: dict[str, Any] = {"data__source": cell.data, "data__root": plan.root, "train__device": plan.device}
     changes |= {"masking__masked_patches" if row.method == "mae" else "masking__masked_variance": ratio}
-    changes |= {"masking__ratio": "uniform" if ratio is None else "fixed", "train__seed": seed}
+    changes |= {"masking__ratio_schedule": "uniform" if ratio is None else "fixed", "train__seed": seed}
     changes |= {"train__epochs": epochs} if epochs else {}
     changes |= {"objective__target": "pixels"} if row.target == "pixels" else {}
     config: Config = replace(recipe(PAIRS[plan.recipe][row.method == "mae"]), **changes)

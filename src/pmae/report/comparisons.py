@@ -7,7 +7,8 @@ import numpy as np
 
 from pmae.report.contents import Contents
 from pmae.report.lineup import Entrant, epochs_of, lineup
-from pmae.report.scores import PROTOCOLS, Score, published
+from pmae.report.published import for_score
+from pmae.report.scores import PROTOCOLS, Score
 from pmae.report.style import INK, NEUTRAL, PALETTE, WIDTH, Drawing, color, panels, short, styled
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def accuracy_bars(runs: Sequence[Contents], split: str) -> Drawing:
             panel.axvline(level or 0, color=NEUTRAL, linewidth=1, linestyle=":", zorder=0.9)
         panel.set(xlim=(0, 113), xticks=(0, 20, 40, 60, 80, 100), ylim=(len(found) - 0.5, -0.75), yticks=[])
         panel.spines["left"].set_visible(False)
-    with_paper = any(published(entrant.score, entrant.run.config) for entrant in every)
+    with_paper = any(for_score(entrant.score, entrant.run.config) for entrant in every)
     diamonds = " A diamond is the paper's number for this data and kind of method." if with_paper else ""
     caption = (
         "Bars are accuracies with their 95% bootstrap intervals: pretrained encoders in colour, what was not "
@@ -152,7 +153,7 @@ def _bar(axes: "Axes", position: int, entrant: Entrant) -> None:
     if accuracy.low is not None and accuracy.high is not None:
         axes.plot([accuracy.low, accuracy.high], [position] * 2, color=INK, linewidth=1.2, solid_capstyle="butt")
     axes.text(113, position, f"{accuracy.value:.1f}", va="center", ha="right")
-    if paper := published(score, entrant.run.config):
+    if paper := for_score(score, entrant.run.config):
         axes.plot(paper[0], position, "D", color=INK, markersize=4.5, markerfacecolor="none", zorder=4)
 
 

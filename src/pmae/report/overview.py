@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pmae.config_file import to_dict
-from pmae.paper.published import source
 from pmae.report.charts import headline
 from pmae.report.contents import Contents
 from pmae.report.lineup import lineup
-from pmae.report.scores import METRICS, POOLINGS, PROTOCOLS, Score, published
+from pmae.report.published import for_score, source
+from pmae.report.scores import METRICS, POOLINGS, PROTOCOLS, Score
 from pmae.report.tables import Cell, Table
 
 
@@ -42,7 +42,7 @@ def standings(runs: Sequence[Contents], split: str) -> Table:
     rows: list[list[Cell]] = [[name, *(cells.get((name, protocol)) for protocol in protocols)] for name in names]
     papers: dict[str, dict[str, float]] = {}
     for entrant in every:
-        if paper := published(entrant.score, entrant.run.config):
+        if paper := for_score(entrant.score, entrant.run.config):
             papers.setdefault(f"published: {paper[1]}", {})[entrant.score.protocol] = paper[0]
     rows += [[name, *(found.get(protocol) for protocol in protocols)] for name, found in papers.items()]
     note = _accuracy_note([(e.run, e.score) for e in every], split, bool(papers))
@@ -54,7 +54,7 @@ def all_metrics(runs: Sequence[Contents], split: str) -> Table:
     """Every evaluated representation, epoch and metric with its interval, and the paper's accuracy if there is one."""
     found = [(run, score) for run in runs for score in run.scores if score.split == split]
     found.sort(key=lambda pair: list(PROTOCOLS).index(pair[1].protocol) if pair[1].protocol in PROTOCOLS else 9)
-    papers = {id(score): published(score, run.config) for run, score in found}
+    papers = {id(score): for_score(score, run.config) for run, score in found}
     with_paper, several = any(papers.values()), len({score.preset for _, score in found}) > 1
     rows = []
     for run, score in found:
@@ -119,7 +119,7 @@ def _what_was_run(run: Contents) -> list[Cell]:
 def hidden(run: Contents) -> str:
     """How much is hidden, in words."""
     masking, what = run.config.masking, "patches" if run.method == "MAE" else "variance"
-    if masking.ratio == "uniform":
+    if masking.ratio_schedule == "uniform":
         low, high = masking.ratio_range
         return f"{low:.0%} to {high:.0%} of {what}"
     ratio = masking.masked_patches if run.method == "MAE" else masking.masked_variance

@@ -1,5 +1,6 @@
 """Independent components: FastICA (parallel, logcosh) on the leading principal components."""
 
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -11,6 +12,7 @@ from pmae.spaces.moments import signs
 from pmae.spaces.pca import Recombined
 
 SHARE = 0.9
+"""Of the variance: what the components that are unmixed hold, where the settings do not say how many."""
 RANK = 1e-6
 IMAGES = 2**15
 ITERATIONS, CHANGE = 200, 1e-8
@@ -19,16 +21,15 @@ ITERATIONS, CHANGE = 200, 1e-8
 class ICA(Recombined):
     """Leading principal components unmixed into sources that are as independent as a linear map can make them.
 
-    By default as many as hold 90% of the variance, 128 at most; `space.components` sets the number. Either is lowered
-    to the components that vary at all.
+    By default as many as hold 90% of the variance, 128 at most; `space.components` sets the number.
 
     Sources are a rotation of the *whitened* coefficients, so their directions in pixel space are not orthogonal. Each
     source is measured along its own direction at unit length, so its variance is the energy that it adds to an image,
     and because sources are uncorrelated these energies sum to the variance of the images: hiding a share of the
     variance means what it does in PCA. The squared error of a coefficient, though, is no longer that of its pixels.
 
-    After the fit of PCA one more pass takes the leading coefficients of at most 32,768 images, spread evenly over the
-    data, and on those the rotation is found. Variances need nothing but the rotation, and are exact over all images.
+    One pass after that of PCA takes the leading coefficients of at most 32,768 images, spread evenly over the data, and
+    on those the rotation is found. Variances need nothing but the rotation, and are exact over all images.
     """
 
     variance: Tensor
@@ -41,27 +42,22 @@ class ICA(Recombined):
         self.register_buffer("mixing", torch.eye(self.count))
         self.register_buffer("variance", torch.ones_like(self.pca.variance))
 
-    @property
-    def analysis(self) -> Tensor:
-        return self.unmixing
-
-    @property
-    def synthesis(self) -> Tensor:
-        return self.mixing
+    def recombination(self) -> tuple[Tensor, Tensor]:
+        return self.unmixing, self.mixing
 
     def fit(self, batches: Iterable[Tensor]) -> None:
         self.pca.fit(batches)
         variance = self.pca.variance.double()
         count = self._how_many(variance)
-        deviation = variance[:count].sqrt()
-        rotation = fast_ica(self._sample(batches, count) / deviation)
+        std = variance[:count].sqrt()
+        rotation = fast_ica(self._sample(batches, count) / std)
         energy = rotation.square() @ variance[:count]
         order = energy.argsort(descending=True)
         rotation, length = rotation[order], energy[order].sqrt()
-        rotation = rotation * signs(rotation * deviation)
+        rotation = rotation * signs(rotation * std)
         self.unmixing.copy_(torch.eye(self.count)), self.mixing.copy_(torch.eye(self.count))
-        self.unmixing[:count, :count] = (length[:, None] * rotation / deviation).to(self.unmixing.dtype)
-        self.mixing[:count, :count] = (deviation[:, None] * rotation.T / length).to(self.mixing.dtype)
+        self.unmixing[:count, :count] = (length[:, None] * rotation / std).to(self.unmixing.dtype)
+        self.mixing[:count, :count] = (std[:, None] * rotation.T / length).to(self.mixing.dtype)
         self.variance.copy_(torch.cat([length.square(), variance[count:]]))
 
     def _how_many(self, variance: Tensor) -> int:
@@ -89,21 +85,11 @@ def fast_ica(white: Tensor) -> Tensor:
 
     Every iterate is a rotation, so where data has no independent directions the last one is as good a basis as any.
     """
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(white.shape[1], white.shape[1], generator=generator, dtype=white.dtype)
-    rotation = _nearest_rotation(start.to(white.device))
-    for _ in range(ITERATIONS):
-        source = torch.tanh(white @ rotation.T)
-        slope = 1 - source.square().mean(0)
-        updated = _nearest_rotation(source.T @ white / len(white) - slope[:, None] * rotation)
-        change = 1 - (updated * rotation).sum(1).abs().min()
-        rotation = updated
-        if float(change) < CHANGE:
-            break
-    return rotation
+    # Heavy to import, and most runs use another space.
+    from sklearn.decomposition import fastica
+    from sklearn.exceptions import ConvergenceWarning
 
-
-def _nearest_rotation(matrix: Tensor) -> Tensor:
-    """The orthogonal matrix closest to a square one: its polar factor."""
-    u, _, v = torch.linalg.svd(matrix)
-    return u @ v
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        _, rotation, _ = fastica(white.cpu().numpy(), whiten=False, max_iter=ITERATIONS, tol=CHANGE, random_state=0)
+    return torch.from_numpy(rotation).to(white.device)

@@ -1,4 +1,4 @@
-"""What kernel PCA and diffusion maps share: coefficients that are linear in Gaussian kernels around landmarks."""
+"""Kernel PCA (KMAE) and diffusion maps: coefficients that are linear in Gaussian kernels around landmarks."""
 
 import math
 import warnings
@@ -9,13 +9,25 @@ import torch
 from torch import Tensor
 
 from pmae.config import SpaceConfig
-from pmae.errors import UserError, require
+from pmae.errors import require
 from pmae.spaces.base import Space
-from pmae.spaces.landmarks import Moments, Sums, choose_landmarks, fit_preimage, settled_gamma, squared_distances
-from pmae.spaces.moments import principal_axes
+from pmae.spaces.landmarks import (
+    Moments,
+    choose_landmarks,
+    fit_preimage,
+    joint_moments,
+    kernel_gamma,
+    squared_distances,
+)
+from pmae.spaces.moments import principal_axes, refuse_beyond_memory
 
 LANDMARKS = 2048
-LIMIT = 64 * 2**30
+FLOOR = 1e-6
+"""Share of the kernel's largest eigenvalue below which a direction is left out: float32 could not project on it."""
+NOTHING = 1e-10
+"""Share of the largest variance below which an axis is no axis but what float64 rounds off."""
+LEAST_EIGENVALUE = 1e-6
+"""Eigenvalue of the random walk below which a coordinate is left out: it is lost in the rounding of float32."""
 
 
 class LandmarkSpace(Space):
@@ -26,28 +38,24 @@ class LandmarkSpace(Space):
     misses is measured, and with `space.keep_rest` it stays visible.
     """
 
-    landmarks: Tensor
-    """(M, D) about the mean."""
+    landmarks: Tensor  # (M, D) about the mean
     gamma: Tensor
-    log_density: Tensor
-    """(M,) logarithm of what the kernel around each landmark is divided by."""
-    centre: Tensor
-    """(M,) mean features of the training images."""
-    axes: Tensor
-    """(K, M)"""
-    preimage: Tensor
-    """(K, D)"""
+    log_density: Tensor  # (M,) logarithm of what the kernel around each landmark is divided by
+    centre: Tensor  # (M,) mean features of the training images
+    axes: Tensor  # (K, M)
+    preimage: Tensor  # (K, D)
     mean: Tensor
-    preimage_error: Tensor
-    """Relative error of `reconstruct(project(x))`, two numbers: on the images of the fit and, expected, on others."""
+    preimage_error: Tensor  # relative error of `reconstruct(project(x))`: of the images of the fit, expected of others
     tolerance = math.inf
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
-        size, count = math.prod(shape), self.config.landmarks or LANDMARKS
+        count, size = self.config.landmarks or LANDMARKS, self.size
         kept = self.config.components or count
         require(kept <= count, "space.components", f"at most the number of landmarks, {count}", kept)
-        _refuse_if_too_large(self.config.name, count, size)
+        what, way = f"space {self.config.name!r}: {count} landmarks of {size} pixels", "lower space.landmarks"
+        # The kernel, the covariance, their eigenvectors and workspaces, and four sets of landmarks.
+        refuse_beyond_memory(what, 8 * (8 * count**2 + 4 * count * size), f"{way} or {self.way_out}")
         self.keeps_rest = self.config.keep_rest
         sizes = {"landmarks": (count, size), "log_density": (count,), "centre": (count,), "axes": (kept, count)}
         sizes |= {"preimage": (kept, size), "mean": (size,), "variance": (kept,), "gamma": (), "preimage_error": (2,)}
@@ -60,9 +68,9 @@ class LandmarkSpace(Space):
         """(B, M) from logarithms of kernels over densities."""
 
     @staticmethod
-    @abstractmethod
     def density(kernel: Tensor) -> Tensor:
         """(M,) what to divide the kernel around each landmark by, from the kernel (M, M) between them."""
+        return torch.ones_like(kernel[0])
 
     @staticmethod
     @abstractmethod
@@ -82,20 +90,21 @@ class LandmarkSpace(Space):
         All of it in float64: the small axes are differences of kernels that float32 cannot tell apart.
         """
         landmarks = choose_landmarks(batches, len(self.centre), self.config.landmark_choice).double()
-        self._refuse_missing_components(len(landmarks))
+        count, wanted = len(landmarks), self.config.components or 1
+        rule = f"at most the number of landmarks, here all {count} images"
+        require(wanted <= count, "space.components", rule, wanted)
         shift = landmarks.mean(0)
         landmarks -= shift
         distances = squared_distances(landmarks, landmarks)
-        gamma = distances.new_tensor(settled_gamma(self.config.gamma, distances))
+        gamma = distances.new_tensor(kernel_gamma(self.config.gamma, distances))
         kernel = distances.mul_(-gamma).exp_()
         log_density = self.density(kernel).log()
-        sums = Sums(shift, len(landmarks))
-        for batch in self.together.share(batches):
-            x = batch.flatten(1).double() - shift
-            sums.add(x, self.features(log_kernel(x, landmarks, gamma, log_density)))
-        moments = sums.moments(self.together.add_up)
+
+        def features(x: Tensor) -> Tensor:
+            return self.features(log_kernel(x, landmarks, gamma, log_density))
+
+        moments = joint_moments(batches, shift, features, count, self.distributed)
         self._store(self.leading_axes(kernel, moments.covariance)[: len(self.axes)], moments)
-        count = len(landmarks)
         self.landmarks[:count], self.gamma[()] = landmarks + (shift - moments.mean), gamma
         self.log_density.fill_(math.inf)[:count] = log_density
 
@@ -106,7 +115,7 @@ class LandmarkSpace(Space):
         return {"gamma": float(self.gamma), "preimage_error": seen, "preimage_error_unseen": unseen}
 
     def _store(self, axes: Tensor, moments: Moments) -> None:
-        """Keep the axes, the variances along them, and the way back with what it misses."""
+        """Keep the axes, the variances along them, and the regression back to pixels with what it misses."""
         covariance = axes @ moments.covariance @ axes.T
         back = fit_preimage(covariance, axes @ moments.cross, moments)
         kept, count = axes.shape
@@ -123,32 +132,10 @@ class LandmarkSpace(Space):
                 stacklevel=3,
             )
 
-    def _refuse_missing_components(self, count: int) -> None:
-        wanted, rule = self.config.components or 1, f"at most the number of landmarks, here all {count} images"
-        require(wanted <= count, "space.components", rule, wanted)
-
 
 def log_kernel(x: Tensor, landmarks: Tensor, gamma: Tensor, log_density: Tensor) -> Tensor:
     """(B, M) logarithm of the Gaussian kernel between images (B, D) and landmarks, over the landmarks' densities."""
     return -gamma * squared_distances(x, landmarks) - log_density
-
-
-def _refuse_if_too_large(name: str, count: int, size: int) -> None:
-    """The fit holds the kernel, the covariance, their eigenvectors and workspaces, and four sets of landmarks."""
-    need = 8 * (8 * count**2 + 4 * count * size)
-    if need > LIMIT:
-        raise UserError(
-            f"space {name!r} must fit in memory: {count} landmarks of {size} pixels need {need:,} bytes for the fit, "
-            f"more than {LIMIT:,}; lower space.landmarks or use smaller images (data.resize)"
-        )
-
-
-# Kernel principal components (KMAE): the principal axes of the images as a Gaussian kernel sees them.
-
-FLOOR = 1e-6
-"""Share of the kernel's largest eigenvalue below which a direction is left out: float32 could not project on it."""
-NOTHING = 1e-10
-"""Share of the largest variance below which an axis is no axis but what float64 rounds off."""
 
 
 class KernelPCA(LandmarkSpace):
@@ -163,10 +150,6 @@ class KernelPCA(LandmarkSpace):
         return scores.exp()
 
     @staticmethod
-    def density(kernel: Tensor) -> Tensor:
-        return torch.ones_like(kernel[0])
-
-    @staticmethod
     def leading_axes(kernel: Tensor, covariance: Tensor) -> Tensor:
         values, vectors = principal_axes(kernel)
         inside = values > FLOOR * values[0]
@@ -177,14 +160,8 @@ class KernelPCA(LandmarkSpace):
         return turn[variance > NOTHING * variance[0]] @ basis
 
 
-# Diffusion maps: coordinates in which images are close when a random walk between landmarks joins them quickly.
-
-LEAST_EIGENVALUE = 1e-6
-"""Eigenvalue of the walk below which a coordinate is left out: it is lost in the rounding of float32."""
-
-
 class DiffusionMaps(LandmarkSpace):
-    """The eigenfunctions of one step of a random walk from an image to landmarks, each times its eigenvalue.
+    """Diffusion maps: the eigenfunctions of one step of a random walk from an image to landmarks, times eigenvalues.
 
     The walk's odds are Gaussian kernels over the landmarks' densities, so that where images lie counts and not how many
     lie there. An eigenfunction's value at any image is its mean after one step, over the eigenvalue (Nystroem), which

@@ -1,6 +1,6 @@
-"""Landmarks: a sample of the images that stands for all of them, and the width of the Gaussian kernel around each."""
+"""Landmarks, a sample of images that stands for all, the kernel's width around them, and pre-images by regression."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from pmae.errors import UserError
-from pmae.spaces.base import AddUp, unchanged
-from pmae.spaces.moments import added, principal_axes
+from pmae.spaces.moments import DistributedFit, principal_axes
 
 SEED = 0
 """Of the draw: a space is a function of the images and its settings, so runs that differ in their seed share it."""
@@ -17,13 +16,21 @@ POOL = 4
 """k-means++ looks at every image for every landmark, so it chooses among so many times the landmarks, not among all."""
 EDGE = 1e-3
 """How near to 0 or to 1 the mean kernel value of two landmarks may come: beyond, float32 keeps under three digits."""
+NEGLIGIBLE = 1e-12
+"""Share of the largest variance below which a direction of the coefficients counts as constant."""
+SLACK = 1.01
+"""The largest ridge is taken whose score is so near to the best: the best is flat, and rounding would choose there."""
 
 
 def choose_landmarks(batches: Iterable[Tensor], count: int, choice: Literal["random", "kmeans++"]) -> Tensor:
     """(M, D) images, M = `count` or all there are, in one pass; the same however the images are batched."""
-    rng = np.random.default_rng(SEED)
-    pool = _sample(batches, count if choice == "random" else POOL * count, rng)
-    return pool if len(pool) <= count else pool[_apart(pool, count, rng)]
+    pool = _sample(batches, count if choice == "random" else POOL * count)
+    if len(pool) <= count:
+        return pool
+    # Heavy to import, and most runs use another space.
+    from sklearn.cluster import kmeans_plusplus
+
+    return pool[kmeans_plusplus(pool.cpu().numpy(), count, random_state=SEED)[1]]
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -32,7 +39,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return (products + x.square().sum(1, keepdim=True)).clamp(min=0)
 
 
-def settled_gamma(gamma: float | None, distances: Tensor) -> float:
+def kernel_gamma(gamma: float | None, distances: Tensor) -> float:
     """The kernel's coefficient as given, or 1 over the median squared distance between landmarks.
 
     One at which all landmarks look alike, or each looks unlike all others, is refused.
@@ -54,12 +61,12 @@ def settled_gamma(gamma: float | None, distances: Tensor) -> float:
     return gamma
 
 
-def _sample(batches: Iterable[Tensor], size: int, rng: np.random.Generator) -> Tensor:
+def _sample(batches: Iterable[Tensor], size: int) -> Tensor:
     """(S, D) images whose random keys are the smallest, in the order of their keys.
 
     NumPy's stream of keys does not depend on how many are asked for at a time, so neither does the sample.
     """
-    count, keys, pool = 0, np.empty(0), torch.empty(0)
+    rng, count, keys, pool = np.random.default_rng(SEED), 0, np.empty(0), torch.empty(0)
     for batch in batches:
         rows, fresh = batch.flatten(1), rng.random(len(batch))
         keys, pool = np.concatenate([keys, fresh]), torch.cat([pool.to(rows), rows]) if count else rows
@@ -70,42 +77,49 @@ def _sample(batches: Iterable[Tensor], size: int, rng: np.random.Generator) -> T
     return pool
 
 
-def _apart(pool: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """(count,) positions in the pool, each drawn with odds by the squared distance to those before (k-means++)."""
-    chosen = torch.zeros(count, dtype=torch.long, device=pool.device)
-    draws = torch.from_numpy(rng.random(count)).to(pool.device)
-    norms = pool.square().sum(1)
-    nearest = torch.full_like(norms, torch.inf)
-    for step in range(1, count):
-        last = chosen[step - 1]
-        nearest = torch.minimum(nearest, (norms - 2 * (pool @ pool[last]) + norms[last]).clamp(min=0))
-        total = nearest.double().cumsum(0)
-        chosen[step] = torch.searchsorted(total, draws[step : step + 1] * total[-1])[0].clamp(max=len(pool) - 1)
-    return chosen
-
-
-# Pre-images, the way back to pixels where a map has no inverse: ridge regression, solved from streamed sums.
-
-NEGLIGIBLE = 1e-12
-"""Share of the largest variance below which a direction of the coefficients counts as constant."""
-SLACK = 1.01
-"""The largest ridge is taken whose score is so near to the best: the best is flat, and rounding would choose there."""
-
-
 class Moments(NamedTuple):
     """Of N images (D,) and M features of each: means, covariances over N - 1 and mean squared norms."""
 
     images: int
     mean: Tensor
     feature_mean: Tensor
-    covariance: Tensor
-    """(M, M) of the features."""
-    cross: Tensor
-    """(M, D) of features and pixels."""
-    spread: float
-    """Mean squared distance from the mean image."""
-    energy: float
-    """Mean squared norm of an image."""
+    covariance: Tensor  # (M, M) of the features
+    cross: Tensor  # (M, D) of features and pixels
+    total_variance: float  # mean squared distance from the mean image
+    energy: float  # mean squared norm of an image
+
+
+def joint_moments(
+    batches: Iterable[Tensor],
+    shift: Tensor,
+    features: Callable[[Tensor], Tensor],
+    count: int,
+    distributed: DistributedFit,
+) -> Moments:
+    """Moments of images about `shift` (D,) and of their `count` features, which are to be near 0, in one pass."""
+    n, squares, total = 0, shift.new_zeros(()), torch.zeros_like(shift)
+    feature_total, products = shift.new_zeros(count), shift.new_zeros(count, count)
+    cross = shift.new_zeros(count, len(shift))
+    for batch in distributed.part(batches):
+        x = batch.flatten(1).double() - shift
+        f = features(x)
+        n += len(x)
+        squares += x.square().sum()
+        total += x.sum(0)
+        feature_total += f.sum(0)
+        products += f.T @ f
+        cross += f.T @ x
+    n = distributed.sum_count(n, shift)
+    if n < 2:
+        raise UserError(f"data must be at least 2 images in every pass, got {n}: fit takes a list, not an iterator")
+    sums = map(distributed.all_reduce, (squares, total, feature_total, products, cross))
+    squares, total, feature_total, products, cross = sums
+    x, f = total / n, feature_total / n
+    # In place, as a copy of the products would double the memory.
+    products.addr_(f, f, alpha=-n).div_(n - 1)
+    cross.addr_(f, x, alpha=-n).div_(n - 1)
+    variance, mean = float(squares / n - x.square().sum()), shift + x
+    return Moments(n, mean, f, products, cross, variance, variance + float(mean.square().sum()))
 
 
 class Preimage(NamedTuple):
@@ -114,35 +128,6 @@ class Preimage(NamedTuple):
     images: Tensor
     error: float
     error_unseen: float
-
-
-class Sums:
-    """Float64 sums over batches of images about `shift` (D,) and of their M features, which are to be near 0."""
-
-    def __init__(self, shift: Tensor, features: int) -> None:
-        self.shift, self.count, self.squares = shift, 0, shift.new_zeros(())
-        self.images, self.features = torch.zeros_like(shift), shift.new_zeros(features)
-        self.products, self.cross = shift.new_zeros(features, features), shift.new_zeros(features, len(shift))
-
-    def add(self, x: Tensor, f: Tensor) -> None:
-        """Count a batch of images (B, D) and features (B, M)."""
-        self.count += len(x)
-        self.squares += x.square().sum(dtype=torch.float64)
-        self.images += x.sum(0, dtype=torch.float64)
-        self.features += f.sum(0, dtype=torch.float64)
-        self.products += f.T @ f
-        self.cross += f.T @ x
-
-    def moments(self, add_up: AddUp = unchanged) -> Moments:
-        """What the sums of all processes say; they are used up, as a copy of the products would double the memory."""
-        n = added(self.count, self.shift, add_up)
-        if n < 2:
-            raise UserError(f"data must be at least 2 images in every pass, got {n}: fit takes a list, not an iterator")
-        x, f = add_up(self.images) / n, add_up(self.features) / n
-        covariance = add_up(self.products).addr_(f, f, alpha=-n).div_(n - 1)
-        cross = add_up(self.cross).addr_(f, x, alpha=-n).div_(n - 1)
-        spread, mean = float(add_up(self.squares) / n - x.square().sum()), self.shift + x
-        return Moments(n, mean, f, covariance, cross, spread, spread + float(mean.square().sum()))
 
 
 def fit_preimage(covariance: Tensor, cross: Tensor, moments: Moments) -> Preimage:
@@ -155,7 +140,7 @@ def fit_preimage(covariance: Tensor, cross: Tensor, moments: Moments) -> Preimag
     along, floor = turn @ cross, NEGLIGIBLE * values[0]
     each = torch.where(values > floor, along.square().sum(1) / values.clamp(min=floor), 0.0)
     explained = each * (1 - 1 / moments.images)
-    left = max(moments.spread - float(explained.sum()), 0.0)
+    left = max(moments.total_variance - float(explained.sum()), 0.0)
     ridges = values[0] * torch.logspace(-6, 0, 25, dtype=values.dtype, device=values.device)[:, None]
     shrinkage = ridges / (values + ridges)
     seen = left + (explained * shrinkage.square()).sum(1)

@@ -48,13 +48,9 @@ class Learned(Recombined):
         # `solve_ex`, because `solve` asks the device whether it went well, which a CUDA graph forbids. It always does.
         return torch.linalg.solve_ex(one - half, one + half).result.to(angles.dtype)
 
-    @property
-    def analysis(self) -> Tensor:
-        return self.rotation
-
-    @property
-    def synthesis(self) -> Tensor:
-        return self.rotation.T
+    def recombination(self) -> tuple[Tensor, Tensor]:
+        rotation = self.rotation
+        return rotation, rotation.T
 
     @property
     def variance(self) -> Tensor:  # type: ignore[override]

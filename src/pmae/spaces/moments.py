@@ -1,64 +1,93 @@
-"""Means, variances and covariances of batches in one pass with float64 sums, and the axes of a covariance."""
+"""Means, variances and covariances of batches in one pass with float64 sums, and the eigenvectors of a covariance."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pmae.errors import UserError
-from pmae.spaces.base import AddUp, unchanged
 
 BLOCK = 1024
 LIMIT = 64 * 2**30
+"""Bytes beyond which a fit is refused whatever the machine has."""
 
 
-def mean_and_variance(batches: Iterable[Tensor], add_up: AddUp = unchanged) -> tuple[Tensor, Tensor]:
-    """Mean (K,) and variance (K,) over N - 1 of batches (B, K), float64, summed about the first batch's mean."""
-    count, shift, total, squares = 0, None, None, None
-    for batch in batches:
-        if shift is None or total is None or squares is None:
-            shift = _mean_of_first(batch, add_up)
-            total, squares = torch.zeros_like(shift), torch.zeros_like(shift)
-        x = centred(batch, shift)
-        count += len(x)
-        total += x.sum(0, dtype=torch.float64)
-        squares += x.square().sum(0, dtype=torch.float64)
-    if shift is None or total is None or squares is None or (count := added(count, shift, add_up)) < 2:
-        raise UserError(f"data must be at least 2 images to measure a variance, got {count}")
-    total, squares = add_up(total), add_up(squares)
+class DistributedFit(NamedTuple):
+    """Several processes that fit one space: each passes over its part of the images, and their sums are added up."""
+
+    part: Callable[[Iterable[Tensor]], Iterable[Tensor]]
+    """This process's part of the batches, at least one."""
+    all_reduce: Callable[[Tensor], Tensor]
+    """A tensor to its sum over all processes, which call it in the same order."""
+
+    def sum_count(self, images: int, like: Tensor) -> int:
+        """A number of images over all processes; `like` says on which device they communicate."""
+        return int(self.all_reduce(like.new_tensor(images, dtype=torch.float64)))
+
+
+ONE_PROCESS = DistributedFit(lambda batches: batches, lambda tensor: tensor)
+
+
+def mean_and_variance(batches: Iterable[Tensor], distributed: DistributedFit = ONE_PROCESS) -> tuple[Tensor, Tensor]:
+    """Mean (K,) and variance (K,) over N - 1 of this process's batches (B, K) and those of the others, float64."""
+    count, shift, total, squares = _sums(batches, torch.zeros_like, _add_squares, distributed)
     variance = (squares - total.square() / count) / (count - 1)
     return shift + total / count, variance.clamp(min=0)
 
 
-def covariance_of(batches: Iterable[Tensor], add_up: AddUp = unchanged) -> tuple[Tensor, Tensor]:
-    """Mean (D,) and the lower triangle of the covariance (D, D) of batches (B, D), float64, over N - 1.
-
-    Sums are taken about the first batch's mean: a large common offset would otherwise cancel digits.
-    """
-    count, shift, total, products = 0, None, None, None
-    for batch in batches:
-        if shift is None or total is None or products is None:
-            shift = _mean_of_first(batch, add_up)
-            total, products = torch.zeros_like(shift), shift.new_zeros(len(shift), len(shift))
-        x = centred(batch, shift)
-        count += len(x)
-        total += x.sum(0, dtype=torch.float64)
-        _add_lower_products(products, x)
-    if shift is None or total is None or products is None or (count := added(count, shift, add_up)) < 2:
-        raise UserError(f"data must be at least 2 images to fit principal components, got {count}")
-    mean, products = add_up(total) / count, add_up(products)
+def covariance_of(batches: Iterable[Tensor], distributed: DistributedFit = ONE_PROCESS) -> tuple[Tensor, Tensor]:
+    """Mean (D,) and the lower triangle of the covariance (D, D) over N - 1 of batches (B, D), as above, float64."""
+    count, shift, total, products = _sums(batches, lambda x: x.new_zeros(len(x), len(x)), _add_products, distributed)
+    mean = total / count
     return shift + mean, products.addr_(mean, mean, alpha=-count).div_(count - 1)
 
 
-def added(count: int, like: Tensor, add_up: AddUp) -> int:
-    """A number of images over all processes; `like` says on which device they talk."""
-    return int(add_up(like.new_tensor(count, dtype=torch.float64)))
+def _sums(
+    batches: Iterable[Tensor],
+    zeros: Callable[[Tensor], Tensor],
+    add_second: Callable[[Tensor, Tensor], None],
+    distributed: DistributedFit,
+) -> tuple[int, Tensor, Tensor, Tensor]:
+    """Over all processes: images, the shift (D,), sums of images about it and of what `add_second` adds up.
+
+    The shift is the mean of the processes' first batches: a large common offset would otherwise cancel digits.
+    """
+    stream = iter(batches)
+    first = next(stream, None)
+    if first is None:
+        raise UserError("data must be at least 2 images in every pass, got 0")
+    weight = distributed.all_reduce(first.new_tensor(len(first), dtype=torch.float64))
+    shift = distributed.all_reduce(first.mean(0).double() * len(first)) / weight
+    count, total, second = 0, torch.zeros_like(shift), zeros(shift)
+    for batch in chain([first], stream):
+        x = centred(batch, shift)
+        count += len(x)
+        total += x.sum(0, dtype=torch.float64)
+        add_second(second, x)
+    count = distributed.sum_count(count, shift)
+    if count < 2:
+        raise UserError(f"data must be at least 2 images to measure a variance, got {count}")
+    return count, shift, distributed.all_reduce(total), distributed.all_reduce(second)
 
 
-def _mean_of_first(batch: Tensor, add_up: AddUp) -> Tensor:
-    """The mean of the first batch of every process, float64: the same in all, so that sums about it can be added."""
-    images = batch.new_tensor(len(batch), dtype=torch.float64)
-    return add_up(batch.mean(0).double() * len(batch)) / add_up(images)
+def _add_squares(squares: Tensor, x: Tensor) -> None:
+    squares += x.square().sum(0, dtype=torch.float64)
+
+
+def _add_products(products: Tensor, x: Tensor) -> None:
+    """Add x^T x to the lower triangle block by block: little over half the work of the full product."""
+    for start in range(0, x.shape[1], BLOCK):
+        products[start:, start : start + BLOCK].add_(x[:, start:].T @ x[:, start : start + BLOCK])
+
+
+def centred(batch: Tensor, shift: Tensor) -> Tensor:
+    """The batch about `shift`. A CPU multiplies float32 batches in float32, sums stay float64: twice as fast as float64
+    and within 2e-7 of it, as the shift keeps numbers small. A GPU may round float32 to TF32, so not there.
+    """
+    keep = batch.device.type == "cpu" and batch.dtype == torch.float32
+    return batch - shift.to(torch.float32) if keep else batch.double() - shift
 
 
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,17 +114,3 @@ def refuse_beyond_memory(what: str, need: int, way: str) -> None:
     """Stop before a fit that would need too many bytes, and name them and a way out."""
     if need > LIMIT:
         raise UserError(f"{what} need {need:,} bytes for the fit, more than {LIMIT:,}; {way}")
-
-
-def _add_lower_products(products: Tensor, x: Tensor) -> None:
-    """Add x^T x to the lower triangle block by block: little over half the work of the full product."""
-    for start in range(0, x.shape[1], BLOCK):
-        products[start:, start : start + BLOCK].add_(x[:, start:].T @ x[:, start : start + BLOCK])
-
-
-def centred(batch: Tensor, shift: Tensor) -> Tensor:
-    """The batch about `shift`. A CPU multiplies float32 batches in float32, sums stay float64: twice as fast as float64
-    products and within 2e-7 of them, as the shift keeps numbers small. A GPU may round float32 to TF32, so not there.
-    """
-    keep = batch.device.type == "cpu" and batch.dtype == torch.float32
-    return batch - shift.to(torch.float32) if keep else batch.double() - shift

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
-from pmae.spaces.base import FitCost, cost_of_exact
+from pmae.spaces.base import FitCost
 from pmae.spaces.fixed import Orthonormal
 from pmae.spaces.moments import covariance_of, principal_axes, refuse_beyond_memory
+from pmae.spaces.pca import cost_of_exact
 
 LARGEST = 16
 
@@ -29,24 +30,21 @@ class PatchPCA(Orthonormal):
         self.patch = patch_side(height, width, self.config.patch)
         # Of a signal, which is one row, a patch is one row too.
         self.sides = (1 if height == 1 else self.patch, self.patch)
-        numbers = self.sides[0] * self.sides[1]
-        size, places = channels * numbers, height * width // numbers
-        need = cost_of_exact(0, size).bytes
-        refuse_beyond_memory(f"space 'patch_pca': patches of {size} numbers", need, "lower space.patch")
-        self.register_buffer("components", torch.eye(size))
+        numbers = channels * self.sides[0] * self.sides[1]
+        self.places = self.size // numbers
+        need = cost_of_exact(0, numbers).bytes
+        refuse_beyond_memory(f"space 'patch_pca': patches of {numbers} numbers", need, "lower space.patch")
+        self.register_buffer("components", torch.eye(numbers))
         if self.config.grouped:
-            self.group(np.repeat(np.arange(size), places))
+            self.group_by(np.repeat(np.arange(numbers), self.places))
 
     def fit_cost(self, images: int) -> FitCost:
-        size = len(self.components)
-        places = self.shape[0] * self.shape[1] * self.shape[2] // size
-        return cost_of_exact(images * places, size)
+        return cost_of_exact(images * self.places, len(self.components))
 
     def learn(self, batches: Iterable[Tensor]) -> None:
-        share, add_up = self.together
-        patches = (self.patches(batch).movedim(1, 2).flatten(0, 1) for batch in share(batches))
-        _, covariance = covariance_of(patches, add_up)
-        self.components.copy_(principal_axes(covariance)[1])
+        part = self.distributed.part(batches)
+        patches = (self.patches(batch).movedim(1, 2).flatten(0, 1) for batch in part)
+        self.components.copy_(principal_axes(covariance_of(patches, self.distributed)[1])[1])
 
     def forward_transform(self, x: Tensor) -> Tensor:
         return self.components @ self.patches(x)

@@ -1,4 +1,7 @@
-"""Principal components: all of them, exact, from a streamed covariance, or the leading ones and the rest as one."""
+"""Principal components: all of them, exact, from a streamed covariance, or the leading ones and the rest as one group.
+
+`Recombined` is the base of spaces that turn the leading components into others, linearly and invertibly.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -9,9 +12,10 @@ from torch import Tensor
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError, require
-from pmae.spaces.base import ALONE, EIGH, QR, FitCost, Space, Together, cost_of_exact
+from pmae.spaces.base import FitCost, Space
 from pmae.spaces.moments import (
-    added,
+    ONE_PROCESS,
+    DistributedFit,
     centred,
     covariance_of,
     mean_and_variance,
@@ -20,15 +24,22 @@ from pmae.spaces.moments import (
     signs,
 )
 
-# The leading principal components where a covariance would be too large: subspace iteration, streamed.
-
+EXACT = 4096
+"""Up to so many pixels leading components come from the covariance; above, iterating costs less than solving."""
 OVERSAMPLE = 32
 """Directions beyond those wanted: the last wanted ones would otherwise converge slowly."""
 PASSES = 4
-"""Products with the covariance before the last one; each is a pass over the images."""
+"""Multiplications by the covariance before the last one; each is a pass over the images."""
+EIGH, QR = 25, 35
+"""Operations of torch.linalg.eigh per side cubed, and of torch.linalg.qr per row and side squared, both in float64, as
+many as a float32 GEMM does in the time; measured on a CPU for sides of 512 to 2,048: 24 to 33, and 34."""
+MOST = 128
+"""How many leading components are recombined where the settings do not say."""
+WHOLE = 16_384
+"""Up to so many pixels the components that are not recombined stay apart; above, they are one mask group, the rest."""
 
 
-class Leading(NamedTuple):
+class Components(NamedTuple):
     """Mean (D,), variances (K,) and axes (K, D) of the leading components, and the variance (D,) that is left."""
 
     mean: Tensor
@@ -37,23 +48,58 @@ class Leading(NamedTuple):
     rest: Tensor
 
 
-def leading_axes(batches: Iterable[Tensor], count: int, together: Together = ALONE) -> Leading:
-    """The `count` leading principal components of images, in six passes over them and without a D x D matrix.
+def exact_components(batches: Iterable[Tensor], count: int, distributed: DistributedFit = ONE_PROCESS) -> Components:
+    """The `count` leading principal components of images, in one pass, from the whole covariance."""
+    mean, covariance = covariance_of((batch.flatten(1) for batch in distributed.part(batches)), distributed)
+    pixels = covariance.diagonal().clone()
+    variance, axes = principal_axes(covariance)
+    if count == len(pixels):
+        return Components(mean, variance, axes, torch.zeros_like(pixels))
+    variance, axes = variance[:count], axes[:count]
+    return Components(mean, variance, axes, (pixels - variance @ axes.square()).clamp(min=0))
+
+
+def leading_components(batches: Iterable[Tensor], count: int, distributed: DistributedFit = ONE_PROCESS) -> Components:
+    """The same by subspace iteration, in six passes over the images and without a D x D matrix.
 
     Where variances lie close together the axes are a mixture of near neighbours; their variances and what they leave
     are those of the axes returned, whatever these are.
     """
-    mean, pixels = mean_and_variance((batch.flatten(1) for batch in together.share(batches)), together.add_up)
-    basis = _start(len(mean), count).to(mean.device)
+    mean, pixels = mean_and_variance((batch.flatten(1) for batch in distributed.part(batches)), distributed)
+    basis = _random_basis(len(mean), count).to(mean.device)
     for _ in range(PASSES):
-        basis = torch.linalg.qr(_covariance_times(basis, batches, mean, together)).Q
-    image = _covariance_times(basis, batches, mean, together)
+        basis = torch.linalg.qr(_covariance_times(basis, batches, mean, distributed)).Q
+    image = _covariance_times(basis, batches, mean, distributed)
     variance, turn = principal_axes(basis.T @ image)
     variance, turn = variance[:count], turn[:count]
     axes, images = turn @ basis.T, turn @ image.T
     # Of x - A^T A x, where A C A^T is diagonal: the variance of each pixel, less twice what the axes share with it.
     rest = pixels - 2 * (axes * images).sum(0) + variance @ axes.square()
-    return Leading(mean, variance, axes.mul_(signs(axes)), rest.clamp(min=0))
+    return Components(mean, variance, axes.mul_(signs(axes)), rest.clamp(min=0))
+
+
+def _random_basis(size: int, count: int) -> Tensor:
+    """An orthonormal basis (D, count and some more), the same at every call."""
+    draw = torch.randn(size, min(size, count + OVERSAMPLE), generator=torch.Generator().manual_seed(0))
+    return torch.linalg.qr(draw.double()).Q
+
+
+def _covariance_times(basis: Tensor, batches: Iterable[Tensor], mean: Tensor, distributed: DistributedFit) -> Tensor:
+    """The covariance of the images times a basis (D, M), in one pass."""
+    count, total = 0, torch.zeros_like(basis)
+    for batch in distributed.part(batches):
+        x = centred(batch.flatten(1), mean)
+        total += x.T @ (x @ basis.to(x.dtype))
+        count += len(x)
+    count = distributed.sum_count(count, total)
+    if count < 2:
+        raise UserError(f"data must be at least 2 images in every pass, got {count}: fit takes a list, not an iterator")
+    return distributed.all_reduce(total) / (count - 1)
+
+
+def cost_of_exact(images: int, size: int) -> FitCost:
+    """The covariance, its eigenvectors and a workspace of twice that, all float64; half of x^T x, and `eigh`."""
+    return FitCost(4 * 8 * size * size, images * size**2 + EIGH * size**3)
 
 
 def cost_of_leading(images: int, size: int, count: int) -> FitCost:
@@ -63,45 +109,21 @@ def cost_of_leading(images: int, size: int, count: int) -> FitCost:
     return FitCost(6 * 8 * size * wide, operations)
 
 
-def _start(size: int, count: int) -> Tensor:
-    """A random orthonormal basis (D, count and some more), the same at every call."""
-    draw = torch.randn(size, min(size, count + OVERSAMPLE), generator=torch.Generator().manual_seed(0))
-    return torch.linalg.qr(draw.double()).Q
-
-
-def _covariance_times(basis: Tensor, batches: Iterable[Tensor], mean: Tensor, together: Together) -> Tensor:
-    """The covariance of the images times a basis (D, M), in one pass."""
-    count, total = 0, torch.zeros_like(basis)
-    for batch in together.share(batches):
-        x = centred(batch.flatten(1), mean)
-        total += x.T @ (x @ basis.to(x.dtype))
-        count += len(x)
-    count = added(count, total, together.add_up)
-    if count < 2:
-        raise UserError(f"data must be at least 2 images in every pass, got {count}: fit takes a list, not an iterator")
-    return together.add_up(total) / (count - 1)
-
-
-EXACT = 4096
-"""Up to so many pixels leading components come from the covariance; above, iterating costs less than solving."""
-
-
 class PCA(Space):
     """The orthonormal basis of eigenvectors of the data's covariance, largest variance first.
 
     `components` (K, D) has one eigenvector a row. The sign of each is fixed by making its largest entry positive.
     With `space.components` = K < D the coefficients are K and the D numbers of what the leading components leave of an
-    image, which are hidden as one: so the map stays exact where a D x D basis does not fit.
+    image, which are one mask group: so the map stays exact where a D x D basis does not fit.
     """
 
     mean: Tensor
     components: Tensor
-    rounded: Tensor | None
+    components_bf16: Tensor | None
     tolerance = 1e-4
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
-        self.size = shape[0] * shape[1] * shape[2]
         self.kept, self.all = self.config.components or self.size, self.config.components is None
         rule = f"below the number of pixels, {self.size}, or unset for all"
         require(self.all or self.kept < self.size, "space.components", rule, self.kept)
@@ -113,33 +135,20 @@ class PCA(Space):
         self.register_buffer("mean", torch.zeros(self.size))
         self.register_buffer("components", torch.eye(self.kept, self.size))
         self.register_buffer("variance", torch.ones(self.size if self.all else self.kept + self.size))
-        self.register_buffer("rounded", None, persistent=False)
+        self.register_buffer("components_bf16", None, persistent=False)
         if not self.all:
-            self.groups = torch.arange(self.kept + self.size).clamp(max=self.kept)
-            self.group_count = self.kept + 1
+            self.set_mask_groups(torch.arange(self.kept + self.size).clamp(max=self.kept), self.kept + 1)
 
     def fit_cost(self, images: int) -> FitCost:
         exact = cost_of_exact(images, self.size)
         return exact if self.exact else cost_of_leading(images, self.size, self.kept)
 
     def fit(self, batches: Iterable[Tensor]) -> None:
-        found = (_exact_axes if self.exact else leading_axes)(batches, self.kept, self.together)
+        find = exact_components if self.exact else leading_components
+        found = find(batches, self.kept, self.distributed)
         self.mean.copy_(found.mean)
         self.components.copy_(found.axes)
         self.variance.copy_(found.variance if self.all else torch.cat([found.variance, found.rest]))
-
-    def allow_rounding(self) -> None:
-        self.rounded = self.components.bfloat16() if self.all else None
-
-    def rough_project(self, x: Tensor) -> Tensor:
-        if self.rounded is None:
-            return self.project(x)
-        return ((x.flatten(1) - self.mean).bfloat16() @ self.rounded.T).float()
-
-    def rough_reconstruct(self, z: Tensor) -> Tensor:
-        if self.rounded is None:
-            return self.reconstruct(z)
-        return ((z.bfloat16() @ self.rounded).float() + self.mean).unflatten(1, self.shape)
 
     def project(self, x: Tensor) -> Tensor:
         centred = x.flatten(1) - self.mean
@@ -150,51 +159,40 @@ class PCA(Space):
         x = z[:, : self.kept] @ self.components + self.mean
         return (x if self.all else x + z[:, self.kept :]).unflatten(1, self.shape)
 
+    def allow_bf16(self) -> None:
+        self.components_bf16 = self.components.bfloat16() if self.all else None
 
-def _exact_axes(batches: Iterable[Tensor], count: int, together: Together) -> Leading:
-    """The same as `leading_axes`, in one pass, from the whole covariance."""
-    mean, covariance = covariance_of((batch.flatten(1) for batch in together.share(batches)), together.add_up)
-    pixels = covariance.diagonal().clone()
-    variance, axes = principal_axes(covariance)
-    if count == len(pixels):
-        return Leading(mean, variance, axes, torch.zeros_like(pixels))
-    variance, axes = variance[:count], axes[:count]
-    return Leading(mean, variance, axes, (pixels - variance @ axes.square()).clamp(min=0))
+    def project_bf16(self, x: Tensor) -> Tensor:
+        if self.components_bf16 is None:
+            return self.project(x)
+        return ((x.flatten(1) - self.mean).bfloat16() @ self.components_bf16.T).float()
 
-
-# Principal components of which the leading ones are recombined, linearly and invertibly, into others.
-
-MOST = 128
-"""How many leading components are recombined where the settings do not say."""
-WHOLE = 16_384
-"""Up to so many pixels the other components stay apart; above, they are the one rest that `pca` makes of them."""
+    def reconstruct_bf16(self, z: Tensor) -> Tensor:
+        if self.components_bf16 is None:
+            return self.reconstruct(z)
+        return ((z.bfloat16() @ self.components_bf16).float() + self.mean).unflatten(1, self.shape)
 
 
 class Recombined(Space):
-    """`count` leading coefficients c of PCA become `analysis` c, and come back through `synthesis`; the others stay."""
+    """The `count` leading coefficients of PCA multiplied by an invertible matrix; the others stay as they are."""
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
-        size = shape[0] * shape[1] * shape[2]
-        self.count = self.config.components or min(MOST, size)
-        require(self.count <= size, "space.components", f"at most the number of pixels, {size}", self.count)
-        self.pca = PCA(shape, SpaceConfig("pca", components=None if size <= WHOLE else self.count))
-        self.groups, self.group_count, self.tolerance = self.pca.groups, self.pca.group_count, self.pca.tolerance
+        self.count = self.config.components or min(MOST, self.size)
+        require(self.count <= self.size, "space.components", f"at most the number of pixels, {self.size}", self.count)
+        self.pca = PCA(shape, SpaceConfig("pca", components=None if self.size <= WHOLE else self.count))
+        self.tolerance = self.pca.tolerance
+        if self.pca.mask_groups is not None:
+            self.set_mask_groups(self.pca.mask_groups, self.pca.mask_group_count)
 
-    @property
     @abstractmethod
-    def analysis(self) -> Tensor:
-        """(count, count): from leading principal coefficients to recombined ones."""
-
-    @property
-    @abstractmethod
-    def synthesis(self) -> Tensor:
-        """(count, count): the inverse of `analysis`."""
+    def recombination(self) -> tuple[Tensor, Tensor]:
+        """(count, count) from leading principal coefficients to recombined ones, and its inverse."""
 
     def project(self, x: Tensor) -> Tensor:
         z = self.pca.project(x)
-        return torch.cat([z[:, : self.count] @ self.analysis.T, z[:, self.count :]], 1)
+        return torch.cat([z[:, : self.count] @ self.recombination()[0].T, z[:, self.count :]], 1)
 
     def reconstruct(self, z: Tensor) -> Tensor:
-        leading = z[:, : self.count] @ self.synthesis.T
+        leading = z[:, : self.count] @ self.recombination()[1].T
         return self.pca.reconstruct(torch.cat([leading, z[:, self.count :]], 1))

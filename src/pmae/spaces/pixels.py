@@ -17,13 +17,11 @@ class Pixels(Space):
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
-        channels, height, width = shape
-        self.register_buffer("variance", torch.ones(channels * height * width))
+        self.register_buffer("variance", torch.ones(self.size))
 
     def fit(self, batches: Iterable[Tensor]) -> None:
-        share, add_up = self.together
-        pixels = (batch.flatten(1) for batch in share(batches))
-        self.variance.copy_(mean_and_variance(pixels, add_up)[1])
+        pixels = (batch.flatten(1) for batch in self.distributed.part(batches))
+        self.variance.copy_(mean_and_variance(pixels, self.distributed)[1])
 
     def project(self, x: Tensor) -> Tensor:
         return x.flatten(1)

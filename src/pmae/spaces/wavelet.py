@@ -1,4 +1,4 @@
-"""Daubechies' orthogonal filters, computed, and the periodised matrices that filter with them."""
+"""Wavelet space: Daubechies' orthogonal wavelets of every channel, periodised, over several levels."""
 
 from math import comb
 
@@ -49,9 +49,6 @@ def filter_bank(name: str, size: int) -> np.ndarray:
     return bank.reshape(size, size)
 
 
-# Wavelet space: orthogonal wavelets of every channel, periodised, over several levels.
-
-
 class Wavelet(FixedBasis):
     """Each level splits what the last one averaged into an average, in the upper left quarter, and three details."""
 
@@ -62,7 +59,7 @@ class Wavelet(FixedBasis):
         for side in {max(1, side >> level) for side in (height, width) for level in range(self.levels)}:
             bank = torch.tensor(filter_bank(self.config.wavelet, side), dtype=torch.float32)
             self.register_buffer(f"bank_{side}", bank, persistent=False)
-        self.hide_bands(subbands(height, width, self.levels))
+        self.group_bands(subbands(height, width, self.levels))
 
     def analyse(self, x: Tensor, level: int = 0) -> Tensor:
         if level == self.levels:

@@ -89,7 +89,7 @@ def _portrait(grid: Grid, space: str, config: Config, scene: Scene) -> Portrait 
         space,
         space_label(space),
         seconds,
-        share=_numpy(made.unit_share.sort(descending=True).values),
+        share=_numpy(made.mask_group_share.sort(descending=True).values),
         basis=_numpy(_basis(made)),
         ratios=ratios,
         visible=_numpy(scene.standardize.invert(seen)),
@@ -109,8 +109,8 @@ def _fit(space: Space, scene: Scene) -> float:
 
 def _visible(space: Space, x: Tensor, ratio: float) -> Tensor:
     """The image (1, C, H, W) without random components; a larger ratio hides those of a smaller one and more."""
-    noise = torch.rand(1, space.units, generator=torch.Generator().manual_seed(SEED)).to(x.device)
-    hidden, z = space.spread(masking.hide_components(noise, space.unit_share, ratio)), space.project(x)
+    noise = torch.rand(1, space.mask_group_count, generator=torch.Generator().manual_seed(SEED)).to(x.device)
+    hidden, z = space.expand_mask(masking.hide_components(noise, space.mask_group_share, ratio)), space.project(x)
     visible = space.reconstruct(z.masked_fill(hidden, 0.0))
     return visible + x - space.reconstruct(z) if space.keeps_rest else visible
 
@@ -126,9 +126,9 @@ def _without_patches(x: Tensor, ratio: float, patch: int) -> Tensor:
 
 def _basis(space: Space) -> Tensor:
     """(`EACH` for each of `PARTS`, C, H, W) what units in each part of the spectrum add to an image; NaN for none."""
-    share, generator = space.unit_share, torch.Generator().manual_seed(SEED)
+    share, generator = space.mask_group_share, torch.Generator().manual_seed(SEED)
     order = share.argsort(descending=True, stable=True)
-    before = space.before[order]
+    before = space.share_before[order]
     images = []
     for low, high in PARTS.values():
         inside = order[(before >= low) & (before < high)]
@@ -143,7 +143,8 @@ def _basis(space: Space) -> Tensor:
 def _unit_image(space: Space, unit: int, generator: torch.Generator) -> Tensor:
     """(1, C, H, W) what one coefficient adds, or a random draw of those that are hidden as one."""
     z = _nothing(space)
-    inside = torch.tensor([unit], device=z.device) if space.groups is None else (space.groups == unit).nonzero()[:, 0]
+    groups = space.mask_groups
+    inside = torch.tensor([unit], device=z.device) if groups is None else (groups == unit).nonzero()[:, 0]
     # Alone a coefficient is 1, as one that never varies has an image too.
     drawn = torch.randn(len(inside), generator=generator).to(z) * space.variance[inside].sqrt()
     z[0, inside] = drawn if len(inside) > 1 else 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pmae.config import Config
@@ -17,7 +17,8 @@ from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
 from pmae.runs import Run, create_run, read_object, write_json, write_whole
 from pmae.spaces import Space, build_space
-from pmae.train.manifest import damage, require_whole, sealed, stated_digest, tensors_digest
+from pmae.tensor_files import read_tensors, write_tensors
+from pmae.train.manifest import damage, require_whole, sealed
 from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
@@ -96,10 +97,7 @@ def save_fitted(run: Run, standardize: Standardize, space: Space) -> None:
     """Write what was learned from the images before training: their statistics and the space."""
     tensors = {f"standardize.{key}": value for key, value in standardize.state_dict().items()}
     tensors |= {f"space.{key}": value for key, value in space.state_dict().items()}
-    whole = {key: value.contiguous() for key, value in tensors.items()}
-    # Inside the file: two files could not be written as one.
-    seal = {"blake2b": tensors_digest(whole)}
-    write_whole(run.path / "fitted.safetensors", lambda temporary: save_file(whole, temporary, seal))
+    write_tensors(run.path / "fitted.safetensors", tensors)
 
 
 def load_space(run: Run, epoch: int | None = None) -> Space:
@@ -140,20 +138,6 @@ def _require_fit(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[st
         got = tuple(tensors[name].shape) if name in tensors else "nothing"
         if want != got:
             raise UserError(f"checkpoint {str(path)!r} does not fit the settings: {name} must be {want}, got {got}")
-
-
-def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Tensors of a safetensors file whose names start with `prefix`, without it; checked if it carries a checksum."""
-    try:
-        # Read, not memory-mapped: a mapped file that is cut short later kills the process without a message.
-        data = path.read_bytes()
-        tensors, stated = load(data), stated_digest(data)
-    # Beside its own error, the format's library lets out whatever an odd header trips over (KeyError, AssertionError).
-    except Exception as error:
-        raise UserError(f"file must be a readable safetensors file, got {str(path)!r}: {error}") from error
-    if stated is not None and stated != tensors_digest(tensors):
-        raise UserError(f"file must be as it was written, got {str(path)!r}, whose checksum differs: it is damaged")
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

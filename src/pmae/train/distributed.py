@@ -33,63 +33,63 @@ class World:
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
         self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
-        self.main, self.share = rank == 0, (rank, size)
+        self.main, self.part = rank == 0, (rank, size)
 
-    share: Share
+    part: Share
     """Which part of the images is this process's, and of how many."""
 
-    def rows(self, count: int) -> slice:
+    def rank_slice(self, count: int) -> slice:
         """This process's part of `count` rows, which the number of processes divides."""
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor on the world's device over all processes, in place."""
         if self.size > 1:
-            with losses(self):
+            with lost_process_errors(self):
                 torch.distributed.all_reduce(tensor)
         return tensor
 
     def average(self, tensors: list[Tensor]) -> None:
         """Put into each tensor its mean over all processes, in one message."""
         if self.size > 1:
-            flat = self.add_up(torch.cat([tensor.flatten() for tensor in tensors])).div_(self.size)
+            flat = self.all_reduce(torch.cat([tensor.flatten() for tensor in tensors])).div_(self.size)
             parts = flat.split([tensor.numel() for tensor in tensors])
             torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
 
-    def gather(self, number: int) -> list[int]:
+    def all_gather(self, number: int) -> list[int]:
         """What every process says, by rank; all wait for the last."""
         if self.size == 1:
             return [number]
         numbers = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         numbers[self.rank] = number
-        return [int(each) for each in self.add_up(numbers).tolist()]
+        return [int(each) for each in self.all_reduce(numbers).tolist()]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all processes are here."""
-        self.gather(0)
+        self.all_gather(0)
 
     @contextlib.contextmanager
-    def agreed(self) -> Iterator[None]:
+    def all_agree(self) -> Iterator[None]:
         """What one process refuses inside is refused by all, so that nobody waits for one that has left."""
         try:
             yield
         except UserError:
-            self.gather(1)
+            self.all_gather(1)
             raise
-        if any(self.gather(0)):
+        if any(self.all_gather(0)):
             raise UserError("the run was refused by another of its processes, which says why")
 
     def require_same(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to train when processes begin with different weights or moments: they would drift apart in silence."""
-        if self.size > 1 and len(set(self.gather(_checksum(model, optimizer)))) > 1:
+        if self.size > 1 and len(set(self.all_gather(_checksum(model, optimizer)))) > 1:
             raise UserError(
                 "all processes must begin with the same weights and moments, and they differ: "
                 "every machine needs the same version of the software and the same run folder"
             )
 
 
-ALONE = World()
+ONE_PROCESS = World()
 
 
 def is_main() -> bool:
@@ -97,13 +97,13 @@ def is_main() -> bool:
     return not _launched() or int(os.environ["RANK"]) == 0
 
 
-def restarted(out: Path) -> bool:
+def was_restarted(out: Path) -> bool:
     """Whether `torchrun --max-restarts` starts the processes once more, for a run that already has its folder."""
     again = _launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     return again and (out / "config.json").exists()
 
 
-def placed(device: torch.device) -> torch.device:
+def local_device(device: torch.device) -> torch.device:
     """The device of this process: on a machine with several, each process has its own GPU."""
     if not _launched() or device.type != "cuda":
         return device
@@ -116,7 +116,7 @@ def placed(device: torch.device) -> torch.device:
 
 
 @contextlib.contextmanager
-def joined(device: torch.device) -> Iterator[World]:
+def process_group(device: torch.device) -> Iterator[World]:
     """Meet the processes that `torchrun` started, over NCCL between GPUs and Gloo between CPUs; part at the end."""
     if not _launched():
         yield World(device=device)
@@ -124,7 +124,7 @@ def joined(device: torch.device) -> Iterator[World]:
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with losses(world):
+    with lost_process_errors(world):
         _meet(world)
     try:
         yield world
@@ -181,7 +181,7 @@ def _timeout() -> timedelta:
 
 
 @contextlib.contextmanager
-def losses(world: World) -> Iterator[None]:
+def lost_process_errors(world: World) -> Iterator[None]:
     """One sentence for whatever a backend says when a process is gone."""
     try:
         yield
@@ -210,7 +210,7 @@ def _checksum(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 # Features of all processes in each of them, with gradients: what a task over the whole batch needs.
 
 
-class Gathered(torch.autograd.Function):
+class AllGather(torch.autograd.Function):
     """(2b, W) here to (2B, W) everywhere: first all first views by rank, then all second ones."""
 
     @staticmethod
@@ -221,12 +221,12 @@ class Gathered(torch.autograd.Function):
         ctx.each = pairs.shape[1]
         whole = pairs.new_zeros(2, world.size * ctx.each, pairs.shape[2], dtype=torch.float32)
         whole[:, _mine(ctx)] = pairs.float()
-        return world.add_up(whole).flatten(0, 1).to(features.dtype)
+        return world.all_reduce(whole).flatten(0, 1).to(features.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Every process computed the whole task: its sum over processes, which their mean gradient then divides."""
-        whole = ctx.world.add_up(gradient.float().unflatten(0, (2, -1)).contiguous())
+        whole = ctx.world.all_reduce(gradient.float().unflatten(0, (2, -1)).contiguous())
         return whole[:, _mine(ctx)].flatten(0, 1).to(gradient.dtype), None
 
 
@@ -234,6 +234,6 @@ def _mine(ctx: Any) -> slice:
     return slice(ctx.world.rank * ctx.each, (ctx.world.rank + 1) * ctx.each)
 
 
-def gathering(world: World) -> Callable[[Tensor], Tensor]:
+def feature_gatherer(world: World) -> Callable[[Tensor], Tensor]:
     """The features of all processes, as a function of this one's."""
-    return lambda features: Gathered.apply(features, world)
+    return lambda features: AllGather.apply(features, world)

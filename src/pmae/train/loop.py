@@ -20,10 +20,18 @@ from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.method import MaskedAutoencoder, build_method, draw_mask
 from pmae.models import Encoder
-from pmae.models.weights import Start
+from pmae.models.weights import Pretrained
 from pmae.runs import Run, write_whole
 from pmae.train import checkpoint, sharding
-from pmae.train.distributed import ALONE, World, gathering, joined, placed, require_divisible, restarted
+from pmae.train.distributed import (
+    ONE_PROCESS,
+    World,
+    feature_gatherer,
+    local_device,
+    process_group,
+    require_divisible,
+    was_restarted,
+)
 from pmae.train.environment import memory_errors, pick_device, pick_engine, pick_precision, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker
 from pmae.train.monitor import hidden_r2, save_samples
@@ -48,7 +56,7 @@ def pretrain(
     With `until` it stops after that epoch, scored and saved; when resumed it goes on as if it had not.
     In processes that `torchrun` started, all of them train one run, and the first one writes it.
     """
-    device, out = placed(pick_device(config.train.device)), Path(out)
+    device, out = local_device(pick_device(config.train.device)), Path(out)
     pick_engine(config.train, device)
     require_tracker(config.train.track)
     if device.type == "cuda":
@@ -56,13 +64,13 @@ def pretrain(
     with torch.device("meta"):
         # A dry build without memory: what does not fit the data is refused before anything is written.
         model = build_method(config, splits.train.shape)
-    with joined(device) as world:
+    with process_group(device) as world:
         require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
-        resume = bool(world.gather(resume or restarted(out))[0])
+        resume = bool(world.all_gather(resume or was_restarted(out))[0])
         start, quiet = given_weights(config, model.encoder, out, resume), quiet or not world.main
         notes = [f"encoder.weights: {'; '.join(start.notes)}"] if start else []
-        with world.agreed():
+        with world.all_agree():
             notes += [] if resume else [foretell_fit(model.space, len(splits.train), device)]
         for note in filter(None, [] if quiet else notes):
             print(note, flush=True)
@@ -83,8 +91,8 @@ class Trainer:
         splits: Splits,
         run: Run,
         device: torch.device,
-        start: Start | None = None,
-        world: World = ALONE,
+        start: Pretrained | None = None,
+        world: World = ONE_PROCESS,
     ) -> None:
         self.config, self.run, self.device, self.world = config, run, device, world
         train = config.train
@@ -101,7 +109,7 @@ class Trainer:
         self.model = seeded_model(config, self.shape, space, start).to("cpu" if train.shard else device)
         self.model.precision = pick_precision(train.precision, device)
         if world.size > 1:
-            self.model.gather = gathering(world)
+            self.model.gather = feature_gatherer(world)
         graph = pick_engine(train, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
@@ -144,7 +152,7 @@ class Trainer:
         """The rest of the current epoch, from whatever step it is at."""
         epoch = self.step // self.steps
         order, first = self.order(epoch), self.step % self.steps
-        coming = self.batches.each(order[first:, self.world.rows(self.batch_size)])
+        coming = self.batches.each(order[first:, self.world.rank_slice(self.batch_size)])
         self.model.train()
         began, since = time.monotonic(), 0
         for position, images in enumerate(coming, first):
@@ -155,7 +163,7 @@ class Trainer:
             stop = self._stopped_by if self.world.size == 1 else 0
             if self.step % self.log_every == 0 or position == self.steps - 1 or stop:
                 values, bad = self.stepper.tally.read(self.world)
-                stop = max(self.world.gather(self._stopped_by))
+                stop = max(self.world.all_gather(self._stopped_by))
                 if bad >= 0:
                     self._stop_on_bad(self.step - since + bad)
                 now = time.monotonic()
@@ -189,7 +197,7 @@ class Trainer:
         crops = draw_crops(count, generator, self.device)
         ratio = masking.draw_ratio(self.config.masking, random.Random(number))
         draw = draw_mask(self.model, count, ratio, generator)
-        rows = slice(None) if whole else self.world.rows(self.batch_size)
+        rows = slice(None) if whole else self.world.rank_slice(self.batch_size)
 
         def mine(drawn: Tensor) -> Tensor:
             return drawn.unflatten(0, (self.model.views, -1))[:, rows].flatten(0, 1)
@@ -218,7 +226,7 @@ class Trainer:
         state, parts = {"epoch": epoch, "step": self.step}, checkpoint.contents(self.model, self.optimizer)
         if self.config.train.shard:
             parts = {file: sharding.gathered(tensors, self.world) for file, tensors in parts.items()}
-        with self.world.agreed():
+        with self.world.all_agree():
             if self.world.main:
                 checkpoint.save(self.run, parts, name, state, self.config.train.keep)
 

@@ -2,12 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from pmae.errors import UserError
 from pmae.runs import read_object
@@ -48,23 +45,6 @@ def require_whole(folder: Path, name: str) -> Path:
     if found:
         raise UserError(f"checkpoint must be whole, got {str(folder)!r}: {found}; use an earlier epoch")
     return folder / name
-
-
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """A checksum of names, kinds, shapes and values, for a file of tensors that carries its own."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def stated_digest(data: bytes) -> str | None:
-    """The checksum in the header of a safetensors file, if it carries one."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    stated: str | None = header.get("__metadata__", {}).get("blake2b")
-    return stated
 
 
 def _same(path: Path, size: object, digest: object) -> bool:

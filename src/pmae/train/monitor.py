@@ -38,7 +38,7 @@ def hidden_r2(
         if isinstance(model, PMAE):
             by_component += torch.stack(model.component_errors(x, draw))
     values = {name: float(1 - error / energy)}
-    return values | (_bands(model.space.before, *by_component) if isinstance(model, PMAE) else {})
+    return values | (_bands(model.space.share_before, *by_component) if isinstance(model, PMAE) else {})
 
 
 def _bands(before: torch.Tensor, error: torch.Tensor, energy: torch.Tensor) -> dict[str, float]:
@@ -82,17 +82,17 @@ def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, b
 
 def _spectrum(model: PMAE, draw: Draw, count: int) -> dict[str, torch.Tensor]:
     """The variance of what is hidden as one, largest first, and in the same order what each mask hides (B, units)."""
-    variance, hidden = model.space.by_unit(model.space.variance), model.hidden_units(draw)
+    variance, hidden = model.space.sum_by_mask_group(model.space.variance), model.hidden_units(draw)
     order = variance.argsort(descending=True, stable=True)
     return {"variance": variance[order], "hidden": hidden[:, order].expand(count, -1)}
 
 
 def _parts_of_spectrum(model: PMAE, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """The images that the components between two shares of cumulated variance make on their own."""
-    z, before = model.space.project(x), model.space.before
+    z, before = model.space.project(x), model.space.share_before
     nothing = model.space.reconstruct(torch.zeros_like(z))
     parts = {}
     for name, (low, high) in THIRDS.items():
         inside = (before >= low) & (before < high)
-        parts[name] = model.space.reconstruct(z * model.space.spread(inside[None])) - nothing
+        parts[name] = model.space.reconstruct(z * model.space.expand_mask(inside[None])) - nothing
     return parts

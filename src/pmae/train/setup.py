@@ -17,19 +17,19 @@ from pmae.data.readers.decode import available_bytes
 from pmae.errors import UserError
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
-from pmae.models.weights import Start, load_start
+from pmae.models.weights import Pretrained, load_weights
 from pmae.runs import Run, create_run, discard, require_vacant, write_json
 from pmae.spaces import Space, build_space
-from pmae.spaces.base import Together
+from pmae.spaces.moments import DistributedFit
 from pmae.train import checkpoint
 from pmae.train.distributed import World
 from pmae.train.environment import describe_environment, locked
 
 
-def given_weights(config: Config, encoder: Encoder, out: Path, resume: bool) -> Start | None:
+def given_weights(config: Config, encoder: Encoder, out: Path, resume: bool) -> Pretrained | None:
     """The weights to start from, unless there are none or a checkpoint replaces them."""
     weights = config.encoder.weights
-    return None if weights is None or (resume and Run(out).checkpoints()) else load_start(weights, encoder)
+    return None if weights is None or (resume and Run(out).checkpoints()) else load_weights(weights, encoder)
 
 
 def fitted(
@@ -41,12 +41,12 @@ def fitted(
     if path.exists():
         checkpoint.load_into(space, path, prefix="space.")
         return checkpoint.load_standardize(run).to(device), space
-    standardize = fit_standardize(batches, config.data.standardize, world.share, world.add_up).to(device)
-    mine = Standardized(batches, standardize, world.share)
+    standardize = fit_standardize(batches, config.data.standardize, world.part, world.all_reduce).to(device)
+    mine = Standardized(batches, standardize, world.part)
     began = _clock(device)
-    space.fit_together(Standardized(batches, standardize), Together(lambda whole: mine, world.add_up))
+    space.fit_distributed(Standardized(batches, standardize), DistributedFit(lambda whole: mine, world.all_reduce))
     seconds = round(_clock(device) - began, 6)
-    with world.agreed():
+    with world.all_agree():
         if world.main:
             # With the machine, which it says something about: what goes into the results is the same on all.
             write_json(run.path / "environment.json", {**run.environment, "fit_seconds": seconds})
@@ -55,7 +55,9 @@ def fitted(
     return (standardize, space) if world.main else fitted(config, run, batches, shape, world)
 
 
-def seeded_model(config: Config, shape: tuple[int, int, int], space: Space, start: Start | None) -> MaskedAutoencoder:
+def seeded_model(
+    config: Config, shape: tuple[int, int, int], space: Space, start: Pretrained | None
+) -> MaskedAutoencoder:
     """Initial weights that depend on the seed and the given ones alone, leaving the caller's random state as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
@@ -80,11 +82,17 @@ FREE = ("train.log_every", "train.keep", "train.track", "train.device", "train.s
 
 @contextlib.contextmanager
 def opened(
-    config: Config, splits: Splits, out: Path, resume: bool, device: torch.device, start: Start | None, world: World
+    config: Config,
+    splits: Splits,
+    out: Path,
+    resume: bool,
+    device: torch.device,
+    start: Pretrained | None,
+    world: World,
 ) -> Iterator[Run]:
     """The folder, which the main process holds for as long as this lasts; taken back if nothing was trained."""
     with contextlib.ExitStack() as held:
-        with world.agreed():
+        with world.all_agree():
             if world.main:
                 if not resume:
                     require_vacant(out)
@@ -101,7 +109,9 @@ def opened(
             raise
 
 
-def _open(config: Config, splits: Splits, out: Path, resume: bool, device: torch.device, start: Start | None) -> None:
+def _open(
+    config: Config, splits: Splits, out: Path, resume: bool, device: torch.device, start: Pretrained | None
+) -> None:
     environment = describe_environment(splits, device) | ({"start": start.notes} if start else {})
     if not resume:
         create_run(out, config, environment)

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pmae.config import OptimConfig
 from pmae.method import MaskedAutoencoder, build_method
-from pmae.train.distributed import World, losses
+from pmae.train.distributed import World, lost_process_errors
 from pmae.train.step import Inputs, Plain, build_optimizer
 
 
@@ -18,7 +18,7 @@ class Sharded(Plain):
     """The plain step; weights come together block by block and gradients leave as means, both by torch's own hooks."""
 
     def __call__(self, inputs: Inputs) -> None:
-        with losses(self.world):
+        with lost_process_errors(self.world):
             super().__call__(inputs)
 
     def _average(self) -> None:
@@ -50,7 +50,7 @@ def gathered(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
     """Tensors put together from the parts of all processes, which call this alike; on the first one's host alone."""
     found = {}
     for name, tensor in tensors.items():
-        with losses(world):
+        with lost_process_errors(world):
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if world.main:
             found[name] = whole.detach().cpu()

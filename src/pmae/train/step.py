@@ -14,7 +14,7 @@ from pmae.config import Config, OptimConfig
 from pmae.data.augment import Standardize, boxes_of, crop
 from pmae.fast.graph import Halves, Replay, compiled
 from pmae.method import Draw, MaskedAutoencoder
-from pmae.train.distributed import ALONE, World
+from pmae.train.distributed import ONE_PROCESS, World
 
 try:
     from pmae.fast.adamw import Update
@@ -46,14 +46,14 @@ class Tally:
         self.sums.add_(values)
         self.steps.add_(1)
 
-    def read(self, world: World = ALONE) -> tuple[dict[str, float], int]:
+    def read(self, world: World = ONE_PROCESS) -> tuple[dict[str, float], int]:
         """Means since the last reading, and the first bad step (counted from the last reading; -1 if none). Waits.
 
         Both are of all processes: a step is bad if one of them found it so.
         """
-        world.add_up(self.sums).div_(world.size)
+        world.all_reduce(self.sums).div_(world.size)
         loss, error, energy, share, steps, bad = self._all.tolist()
-        bad = min((step for step in world.gather(int(bad)) if step >= 0), default=-1)
+        bad = min((step for step in world.all_gather(int(bad)) if step >= 0), default=-1)
         self._all.zero_(), self.bad_step.fill_(-1)
         r2 = 1 - error / energy if energy > 0 else float("nan")
         return {"loss": loss / steps, "r2": r2, "masked_share": share / steps}, bad
@@ -68,7 +68,7 @@ class Plain:
         standardize: Standardize,
         config: Config,
         optimizer: torch.optim.Optimizer,
-        world: World = ALONE,
+        world: World = ONE_PROCESS,
     ) -> None:
         self.world = world
         self.model, self.standardize, self.config, self.optimizer = model, standardize, config, optimizer
@@ -122,18 +122,18 @@ class Graph(Plain):
         standardize: Standardize,
         config: Config,
         optimizer: torch.optim.Optimizer,
-        world: World = ALONE,
+        world: World = ONE_PROCESS,
     ) -> None:
         super().__init__(model, standardize, config, optimizer, world)
         # Crops and projections stay in float32 but may round their products to TF32: 1e-3 of an image, far below R2's
         # resolution, and three times as fast for 12,288 pixels.
         torch.set_float32_matmul_precision("high")
         if model.precision == torch.bfloat16:
-            model.space.allow_rounding()
+            model.space.allow_bf16()
         self._halves = Halves(model) if model.precision == torch.bfloat16 else None
         self._rounded = self._halves.of if self._halves else {}
         self._leaves = [self._rounded.get(p, p) for p in self._leaves]
-        many = config.masking.ratio == "uniform" and config.space.name == "pixels"
+        many = config.masking.ratio_schedule == "uniform" and config.space.name == "pixels"
         self._measure = self.measure if many else compiled(self.measure)
         # A dozen kernels for a few numbers, or one.
         self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]

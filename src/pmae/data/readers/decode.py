@@ -8,11 +8,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from pmae.config import DataConfig
-from pmae.data.readers import scientific as dicom
-from pmae.data.readers import scientific as tiff
+from pmae.data.readers.scientific import DICOM_SUFFIXES, TIFF_SUFFIXES, read_dicom, read_tiff
 from pmae.errors import UserError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *tiff.SUFFIXES, *dicom.SUFFIXES)
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
 # Only these decoders may run, whatever a file claims to be.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 # Grey of more than 8 bits, which Pillow can hold but hardly convert.
@@ -31,14 +30,14 @@ def decode(path: Path, config: DataConfig, content: bytes | None = None) -> np.n
     With the file's `content` at hand, the path is only its name.
     """
     suffix = path.suffix.lower()
-    if suffix in dicom.SUFFIXES:
-        return convert(dicom.read_dicom(_opened(path, content)), config)
+    if suffix in DICOM_SUFFIXES:
+        return convert(read_dicom(_opened(path, content)), config)
     try:
         return _decode_with_pillow(_opened(path, content), config)
     except (LossError, UnidentifiedImageError):
-        if suffix not in tiff.SUFFIXES:
+        if suffix not in TIFF_SUFFIXES:
             raise
-    return convert(tiff.read_tiff(_opened(path, content)), config)
+    return convert(read_tiff(_opened(path, content)), config)
 
 
 def _opened(path: Path, content: bytes | None) -> Path | BytesIO:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from pmae.errors import missing_extra
 
-SUFFIXES = (".dcm", ".dicom")
+DICOM_SUFFIXES = (".dcm", ".dicom")
 
 
 def read_dicom(path: Path | BytesIO) -> np.ndarray:

@@ -1,7 +1,10 @@
 """Starting from other weights: timm's, Hugging Face's and another run's, adapted as timm adapts them, or refused."""
 
+import builtins
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.models import Encoder, build_encoder
-from pmae.models.weights import Start, load_start
+from pmae.models.weights import Pretrained, load_weights
 from pmae.train.checkpoint import load_encoder
 from pmae.train.loop import pretrain
 
@@ -39,9 +42,11 @@ def saved(net: Any, folder: Path, config: dict[str, Any] | None = None) -> str:
     return str(folder)
 
 
-def load(path: str, shape: tuple[int, int, int] = (3, 16, 16), config: EncoderConfig = VIT) -> tuple[Encoder, Start]:
+def load(
+    path: str, shape: tuple[int, int, int] = (3, 16, 16), config: EncoderConfig = VIT
+) -> tuple[Encoder, Pretrained]:
     encoder = build_encoder(config, shape).eval()
-    start = load_start(path, encoder)
+    start = load_weights(path, encoder)
     encoder.net.load_state_dict(start.tensors)
     return encoder, start
 
@@ -157,6 +162,99 @@ def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
     save_file({"pos_embed": torch.zeros(1, 8, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="7 positions make no square grid"):
         load(str(tmp_path / "model.safetensors"))
+
+
+FORBIDDEN = {
+    "pretrained": True,
+    "pretrained_cfg": {"url": "https://example.org/x.pth", "file": "x.pth"},
+    "pretrained_cfg_overlay": {"url": "https://example.org/x.pth"},
+    "cache_dir": "somewhere",
+    "checkpoint_path": "x.pth",
+    "scriptable": True,
+    "features_only": True,
+    "pretrained_strict": False,
+    "block_fn": "os.system",
+    "img_size": "4",
+    "num_heads": 4.5,
+    "patch_size": [4, 4, 4],
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_a_folder_cannot_make_timm_fetch_write_or_run_anything(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"architecture": "vit_tiny_patch16_224", "model_args": {**NAMES, name: FORBIDDEN[name]}}
+    path = saved(timm_vit(num_classes=0), tmp_path / "timm", source)
+    before = sorted(tmp_path.rglob("*"))
+    with no_network_no_writing(monkeypatch), pytest.raises(UserError, match=f"{name}") as refused:
+        load(path)
+    assert str(tmp_path / "timm" / "config.json") in str(refused.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_is_fetched_or_written_for_a_folder_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"architecture": "vit_tiny_patch16_224.augreg_in21k", "model_args": NAMES}
+    source |= {"pretrained": True, "pretrained_cfg": {"url": "https://example.org/x.pth", "hf_hub_id": "a/b"}}
+    path = saved(timm_vit(num_classes=0), tmp_path / "timm", source)
+    with no_network_no_writing(monkeypatch) as created:
+        load(path)
+    assert created == [{"pretrained": False}]
+
+
+@contextmanager
+def no_network_no_writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Inside, a connection or a file opened for writing fails; gives the keywords that timm is called with."""
+    created: list[dict[str, Any]] = []
+    opened, create = builtins.open, timm.create_model
+
+    def refuse(*arguments: Any, **_: Any) -> None:
+        raise AssertionError(f"touched {arguments}")
+
+    def read_only(file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        assert set(mode) <= set("rbt"), f"opened {file} for {mode}"
+        return opened(file, mode, *rest, **more)
+
+    def build(name: str, **given: Any) -> Any:
+        created.append(given)
+        return create(name, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", read_only)
+        patch.setattr(timm, "create_model", build)
+        for target in ("socket.socket.connect", "os.mkdir", "os.replace", "torch.hub.load_state_dict_from_url"):
+            patch.setattr(target, refuse)
+        yield created
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_attention_heads": 4, "image_size": 16, "patch_size": 0},
+        {"num_attention_heads": 4, "image_size": 16, "patch_size": 32},
+        {"num_attention_heads": 4, "image_size": "16", "patch_size": 4},
+        {"num_attention_heads": "4", "image_size": 16, "patch_size": 4},
+        {"num_attention_heads": 4, "image_size": [], "patch_size": 4},
+        {"num_attention_heads": 4, "image_size": 10**30, "patch_size": 4},
+        {"num_attention_heads": 4, "image_size": 64, "patch_size": 4},
+        {"architecture": "vit_tiny_patch16_224", "model_args": [1]},
+    ],
+)
+def test_a_damaged_config_beside_the_weights_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    path = saved(timm_vit(num_classes=0), tmp_path / "timm", config)
+    with pytest.raises(UserError):
+        load(path)
+
+
+def test_tensors_of_odd_shapes_are_refused(tmp_path: Path) -> None:
+    whole = timm_vit(num_classes=0).state_dict()
+    for name, tensor in whole.items():
+        for odd in (tensor[:0], tensor[None], tensor[0]):
+            save_file({**whole, name: odd.contiguous()}, tmp_path / "model.safetensors")
+            with pytest.raises(UserError, match=r"encoder\.weights"):
+                load(str(tmp_path))
 
 
 def test_a_run_continues_from_another_runs_encoder(
