@@ -16,7 +16,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.runs import Run, write_json
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 RUNS = sorted((RESULTS / "runs").iterdir())
 

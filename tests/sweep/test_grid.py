@@ -1,6 +1,7 @@
 """Sweeps: a grid becomes runs, the best is chosen on validation images, and nothing is run twice."""
 
 import csv
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from pmae.errors import UserError
 from pmae.paper.recipes import recipe
 from pmae.report.sweeps import Trial, sweep_plot, trial_of, verdict
 from pmae.runs import Run
-from pmae.sweep.grid import grid_jobs, parse_grid
-from pmae.sweep.jobs import Job, validation
+from pmae.sweep.find import validation
+from pmae.sweep.grid import grid_specs, parse_grid
 
 SMALL = [
     *("--set", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "decoder.width=16", "decoder.depth=1"),
@@ -64,13 +65,13 @@ def test_a_ratio_sweep_finds_the_best_by_validation_and_is_not_repeated(
 def test_several_settings_make_a_grid_over_seeds() -> None:
     grid = parse_grid(["encoder.patch_size", "2", "4", "8", "space.name", "pca", "cosine"], recipe("ours"))
     assert grid == {"encoder.patch_size": ["2", "4", "8"], "space.name": ["pca", "cosine"]}
-    planned = grid_jobs(recipe("ours"), grid, [0, 5])
+    planned = grid_specs(recipe("ours"), grid, [0, 5])
     assert len(planned) == 6
     made = [
-        (j.config.encoder.patch_size, j.config.space.name, j.config.train.seed) for _, jobs in planned for j in jobs
+        (s.config.encoder.patch_size, s.config.space.name, s.config.train.seed) for _, specs in planned for s in specs
     ]
     assert made == [(p, s, seed) for p in (2, 4, 8) for s in ("pca", "cosine") for seed in (0, 5)]
-    assert len({job.folder for _, jobs in planned for job in jobs}) == 12
+    assert len({spec.folder for _, specs in planned for spec in specs}) == 12
 
 
 def test_ratio_means_patches_where_patches_are_hidden() -> None:
@@ -109,9 +110,9 @@ def test_without_labels_there_is_no_best(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_seeds_of_a_combination_are_averaged(store: Callable[..., Run], tmp_path: Path) -> None:
-    ((_, jobs),) = grid_jobs(recipe("ours"), {"data.source": ["bloodmnist"]}, [0, 1, 2])
+    ((_, specs),) = grid_specs(recipe("ours"), {"data.source": ["bloodmnist"]}, [0, 1, 2])
     scores = (0.5, 0.6, 0.85)
-    runs = [store(tmp_path, Job(j.name, j.config), {}, value) for j, value in zip(jobs, scores, strict=True)]
+    runs = [store(tmp_path, spec, {}, value) for spec, value in zip(specs, scores, strict=True)]
     trial = trial_of({"data.source": "bloodmnist"}, runs)
     assert trial.validation == pytest.approx(65)
     assert trial.spread == pytest.approx(100 * np.std(scores, ddof=1))
@@ -129,6 +130,15 @@ def test_the_plot_orders_numbers_and_keeps_names_apart() -> None:
     assert verdict(trials) == "The best by validation is space.name=wavelet, decoder.depth=1 (70.0%)."
     ring = axes.lines[-1]
     assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([1.0], [70.0])
+
+
+def test_settings_that_tie_are_all_named() -> None:
+    trials = [Trial({"a.b": str(v)}, v, None, None, None, None, None, ()) for v in (80.0, 75.0, 80.0)]
+    trials[2] = dataclasses.replace(trials[2], settings={"a.b": "other"})
+    assert verdict(trials) == "Tied for the best by validation: a.b=80.0 and a.b=other (80.0%)."
+    (axes,) = sweep_plot(trials).figure.axes
+    rings = [line for line in axes.lines if line.get_markersize() == 12]
+    assert [list(ring.get_xdata()) for ring in rings] == [[0.0], [2.0]]
 
 
 def test_a_setting_of_text_is_read_as_its_type() -> None:
