@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmae.cli.pretrain import _configure as cli_settings
+from pmae.cli import parsed
 from pmae.config import Config, MaskingConfig, ObjectiveConfig, OptimConfig, SpaceConfig, TrainConfig, replace
 from pmae.config_file import from_dict, to_dict, with_settings
 from pmae.errors import UserError
@@ -59,8 +59,8 @@ def test_a_renamed_setting_is_refused_with_its_new_name(section: str, old: str, 
         lambda: replace(Config(), **{f"{section}__{old}": value}),
         lambda: from_dict({section: {old: value}}),
         lambda: with_settings(Config(), {f"{section}.{old}": str(value)}),
-        lambda: cli_settings([f"--{section}.{old}", str(value)]),
-        lambda: cli_settings([f"--{section}.{old}={value}"]),
+        lambda: parsed("pretrain", [f"--{section}.{old}", str(value)]),
+        lambda: parsed("pretrain", [f"--{section}.{old}={value}"]),
     ]
     for attempt in attempts:
         with pytest.raises(UserError, match=rf"^setting {section}\.{old} is now called {section}\.{new}$"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pmae.cli.pretrain import _configure
+from pmae.cli import parsed
 from pmae.config import replace
 from pmae.config_file import to_dict
 from pmae.derive import resolve
@@ -23,7 +23,7 @@ RUNS = sorted((RESULTS / "runs").iterdir())
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_published_run_can_be_repeated(run: Path) -> None:
-    config, _ = _configure(["--config", str(run / "config.json"), "--out", "unused"])
+    config = parsed("pretrain", ["--config", str(run / "config.json"), "--out", "unused"]).configured()
     assert config.data.root == "data"
     data = json.loads((run / "environment.json").read_text())["data"]
     # Nothing was left to derive: a later change of the rules cannot change what the file means.

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn  # type: ignore[assignment]
-            _command(given[0], given[1:]).run()
+            parsed(given[0], given[1:]).run()
     except UserError as error:
         print(f"pmae: error: {error}", file=sys.stderr)
         return 2
@@ -61,7 +61,8 @@ def kind_of(command: str) -> Any:
     return getattr(import_module(f"pmae.cli.{module}"), command.capitalize())
 
 
-def _command(name: str, arguments: list[str]) -> Any:
+def parsed(name: str, arguments: Sequence[str]) -> Any:
+    """A command with its options, ready to `run`."""
     from pmae.cli.parse import parse
 
     if name not in COMMANDS:

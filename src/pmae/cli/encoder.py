@@ -25,10 +25,10 @@ class Embed:
     """A named set, or the path of a folder, .npy or .npz file, or shards."""
     out: Out
     """The file to write: .npz, .csv or .parquet."""
-    pooling: str = "mean"
-    """mean, cls, both, or patches: every token."""
-    split: str = "all"
-    """all, train, val or test."""
+    pooling: Literal["mean", "cls", "both", "patches"] = "mean"
+    """Of the tokens; patches keeps every one."""
+    split: Literal["all", "train", "val", "test"] = "all"
+    """Which part of the data."""
     epoch: Count = None
     """Checkpoint to use; the last if not given."""
     labels: Literal["none", "folders"] = "none"
@@ -70,8 +70,8 @@ class Export:
 
     path: RunFolder
     """Run folder."""
-    format: str
-    """timm, huggingface, onnx or torch."""
+    format: Literal["timm", "huggingface", "onnx", "torch"]
+    """Whose format."""
     out: Out
     """Folder to write, new or empty."""
     epoch: Count = None

@@ -22,10 +22,12 @@ class Evaluate:
 
     path: RunFolder
     """Run folder."""
-    preset: str = "strong"
-    """paper, released, plain or strong."""
-    protocols: list[str] = field(default_factory=lambda: ["linear", "mlp", "knn"])
-    """linear mlp knn finetune."""
+    preset: Literal["paper", "released", "plain", "strong"] = "strong"
+    """The settings of all protocols."""
+    protocols: list[Literal["linear", "mlp", "knn", "finetune"]] = field(
+        default_factory=lambda: ["linear", "mlp", "knn"]
+    )
+    """What to score with."""
     epochs: list[int] = field(default_factory=list)
     """Checkpoints to score; the last if not given."""
     seeds: list[int] = field(default_factory=lambda: [0])

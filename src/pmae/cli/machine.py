@@ -1,5 +1,6 @@
 """`pmae data`, `doctor`, `demo` and `completions`: this machine, its data sets, and a first look."""
 
+import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,4 +100,5 @@ class Completions:
 
         kinds = {name: kind_of(name) for name in COMMANDS}
         arguments = ["--tyro-print-completion", self.shell]
-        tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, prog="pmae")
+        with contextlib.suppress(SystemExit):  # tyro prints and leaves
+            tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, prog="pmae")

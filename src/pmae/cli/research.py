@@ -122,9 +122,9 @@ class Sweep(ManyRuns):
 class Spaces(ManyRuns):
     """Compare masking spaces: pretrain in each at the same budget and set them in one table; draw what each hides.
 
-    A space is a name, or a name with settings of its own: kernel_pca:landmarks=1024,gamma=0.0003. The same command again
-    continues where it was stopped. Encoder ViT-T, patches of 8 where they divide the images, a small decoder, one mask an
-    image; --set changes that for all.
+    A space is a name, or a name with settings of its own: kernel_pca:landmarks=1024,gamma=0.0003. The same command
+    again continues where it was stopped. Encoder ViT-T, patches of 8 where they divide the images, a small decoder, one
+    mask an image; --set changes that for all.
 
     examples:
       pmae spaces --data cifar10                                  figures, and a table of 13 spaces at three ratios each
@@ -212,7 +212,7 @@ class Paper(ManyRuns):
         default_factory=list
     )
     """Tables and figures by the names that --list gives, or status."""
-    list: Switch = False
+    listed: Annotated[Switch, tyro.conf.arg(name="list")] = False
     """Tables and figures, all or those named, with runs, images seen and hours."""
     datasets: Words = field(default_factory=list)
     """cifar10 tinyimagenet dermamnist bloodmnist pathmnist."""
@@ -247,8 +247,8 @@ class Paper(ManyRuns):
         if self.names == ["status"]:
             print(to_markdown(status(pretraining, scoring)))
             return
-        wanted = [] if self.list and not self.names else items(self.names)
-        if self.list:
+        wanted = [] if self.listed and not self.names else items(self.names)
+        if self.listed:
             from pmae.paper.cost import cost_lines
 
             print("\n".join(cost_lines(pretraining, scoring, self.images_per_second, wanted)))
