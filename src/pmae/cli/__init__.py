@@ -1,5 +1,6 @@
 """The command line: parse, call, print. A command's module is imported when the command is asked for."""
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -24,11 +25,20 @@ COMMANDS = {
     "completions": ("machine", "Print the script that completes commands and flags in bash, zsh or fish."),
 }
 """Where a command is, and what `pmae --help` says of it; command `x` is the dataclass `X` there, and its `run`."""
+LASTING = ("pretrain", "evaluate", "embed", "paper", "spaces", "sweep", "export", "demo")
+"""Commands whose work is in files: who reads what they print may go away."""
+WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+"""How OpenMP threads wait, read when torch is first imported. By default they spin, and beside another busy process,
+which then has the core that the last of them needs, training falls to a tenth of its speed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _reopen_closed_streams()
+        if not any(name in os.environ for name in (*WAITING, "GOMP_SPINCOUNT")):
+            os.environ.update(WAITING)
     if not given or given[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -37,6 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"pmae {version('pmae')}")
         return 0
+    if given[0] not in LASTING:
+        return _run(given)
+    from pmae.train.journal import lasting_output
+
+    with lasting_output():
+        return _run(given)
+
+
+def _run(given: list[str]) -> int:
+    """The exit code of a command."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn  # type: ignore[assignment]
@@ -69,6 +89,17 @@ def parsed(name: str, arguments: Sequence[str]) -> Any:
         raise unknown_name("command", name, COMMANDS)
     kind = kind_of(name)
     return kind.parse(arguments) if hasattr(kind, "parse") else parse(kind, arguments, name)
+
+
+def _reopen_closed_streams() -> None:
+    """Standard streams that were closed (`>&-`) lead nowhere: else the next file opened would take their number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: object) -> None:

@@ -50,6 +50,7 @@ class Evaluate:
         from pmae import api
         from pmae.data.sets import load
         from pmae.evaluate.protocols import only, preset
+        from pmae.evaluate.run import score_table
         from pmae.train.distributed import is_main
 
         protocols = only(preset(self.preset), self.protocols)
@@ -59,7 +60,7 @@ class Evaluate:
             epochs = self.epochs or [None]
             run = api.evaluate(path, protocols, splits, epochs, not self.no_baselines, self.seeds, self.device, print)
             if is_main():
-                print(f"{run.path}\n{api.score_table(run)}")
+                print(f"{run.path}\n{score_table(run)}")
 
     def _labelled(self) -> DataConfig:
         """The run's own data settings, with what the command line says otherwise."""

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -107,10 +106,11 @@ class Pretrain(Common):
         """Train, and print what came of it."""
         config = self.configured()
         from pmae import api
+        from pmae.runs import folder_path
         from pmae.train.distributed import is_main
 
-        out = self.out or f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
-        run = api.pretrain(config, out=out, resume=self.resume)
+        default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
+        run = api.pretrain(config, out=default if self.out is None else folder_path(self.out), resume=self.resume)
         if not is_main():
             return
         scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
@@ -139,12 +139,14 @@ def _start(arguments: Sequence[str]) -> Start:
 
 def _base(start: Start) -> Config:
     from pmae.paper.recipes import recipe
-    from pmae.runs import Run, read_config
+    from pmae.runs import Run, folder_path, read_config
 
-    if sum(map(bool, (start.recipe, start.config, start.resume))) > 1:
+    if sum((start.recipe is not None, start.config is not None, start.resume)) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
     if start.resume:
-        if not start.out:
+        if start.out is None:
             raise UserError("--resume must come with --out, the run folder to continue")
-        return Run(start.out).config
-    return read_config(Path(start.config)) if start.config is not None else recipe(start.recipe or "ours")
+        return Run(folder_path(start.out)).config
+    if start.config is not None:
+        return read_config(folder_path(start.config, "config"))
+    return recipe("ours" if start.recipe is None else start.recipe)
