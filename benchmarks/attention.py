@@ -1,8 +1,7 @@
-"""Time attention over short sequences: our kernel, torch's fused attention and the plain products, all compiled.
+"""Time attention over short sequences: our kernels, torch's fused attention and plain GEMMs, all compiled.
 
 Each is one layer's forward and backward in bfloat16, replayed from a CUDA graph and timed by CUDA events, so that
-neither launches nor Python count. A row "before" is what a power of two of tokens and one had before it got a way back
-of its own. Run `python benchmarks/attention.py`; `--sweep` times every plan of the kernel too.
+neither launches nor Python count. Run `python benchmarks/attention.py`; `--sweep` times every plan of the kernel too.
 """
 
 import argparse
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from pmae.fast import attention_kernels as kernels
-from pmae.fast import lone_attention_kernels as lone
 from pmae.fast.attention import available
 
 SHAPES = [(17, 12, 16), (17, 16, 32), (5, 12, 16), (26, 6, 16), (33, 6, 16), (65, 12, 16), (65, 16, 32)]
@@ -40,7 +38,7 @@ def fused(qkv: Tensor, heads: int) -> Tensor:
 
 
 def plain(qkv: Tensor, heads: int) -> Tensor:
-    """Two batched products and a softmax."""
+    """Two batched GEMMs and a softmax."""
     q, k, v = split(qkv, heads)
     weights = (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
     return (weights @ v).transpose(1, 2).flatten(2)
@@ -117,14 +115,11 @@ def replaced(module: Any, name: str, choice: object) -> Iterator[None]:
 
 
 def sweep(inputs: tuple[Tensor, Tensor], heads: int) -> None:
-    """Every plan for one shape, the chosen one too: heads a program, and the warps of the kernel with a lone token."""
-    tokens, head_dim = inputs[0].shape[1], inputs[0].shape[2] // (3 * heads)
+    """Every number of heads a program for one shape, the chosen one too."""
+    tokens = inputs[0].shape[1]
     for group in (group for group in (1, 2, 4, 8, 16) if heads % group == 0 and tokens <= kernels.SHORT):
         with replaced(kernels, "plan", group):
             measure(f"    {group} heads a program, eager", kernel, inputs, heads)
-    for warps in (1, 2, 4, 8) if lone.fits(tokens, head_dim) else ():
-        with replaced(lone, "warps", warps):
-            measure(f"    {warps} warps a program, eager", kernel, inputs, heads)
 
 
 def compare(batch: int, shape: tuple[int, int, int], every_plan: bool) -> None:
@@ -138,9 +133,6 @@ def compare(batch: int, shape: tuple[int, int, int], every_plan: bool) -> None:
     for attend in (kernel, fused, plain) if short else (fused, plain):
         compiled = torch.compile(attend, dynamic=False, fullgraph=True)
         measure(f"  {attend.__name__}", compiled, (qkv, grad), heads)
-    if short and lone.fits(tokens, width):
-        with replaced(lone, "fits", False):
-            measure("  before, eager", kernel, (qkv, grad), heads)
     if every_plan and short:
         sweep((qkv, grad), heads)
 

@@ -14,7 +14,7 @@ from pmae.fast.graph import compiled
 from pmae.runs import create_run
 from pmae.train import checkpoint
 from pmae.train.environment import pick_device
-from pmae.train.loop import Trainer
+from pmae.train.loop import Pretraining
 
 
 def build(work: Work, engine: str) -> Steps:
@@ -33,7 +33,7 @@ def build(work: Work, engine: str) -> Steps:
     return steps
 
 
-def _trainer(work: Work, config: Config) -> Trainer:
+def _trainer(work: Work, config: Config) -> Pretraining:
     """A trainer on noise; its run folder, of which only the fitted statistics and space matter, goes at once."""
     device = pick_device(config.train.device)
     one = torch.ones(work.shape[0], 1, 1)
@@ -41,4 +41,4 @@ def _trainer(work: Work, config: Config) -> Trainer:
         run = create_run(Path(folder) / "run", config, {})
         space = random_space(config, work.shape, device)
         checkpoint.save_fitted(run, Standardize(MEAN * one, DEVIATION * one), space)
-        return Trainer(config, Splits("noise", ImageSet(work.noise())), run, device)
+        return Pretraining(config, Splits("noise", ImageSet(work.noise())), run, device)

@@ -16,11 +16,11 @@ REST, GAPS = "crops, patches, loss and the rest", "gaps"
 GROUPS = (
     ("optimizer", r"adam|optimizer"),
     ("rounding, clipping", r"multi_tensor|foreach|vector_norm|clip"),
-    # The names of our attention's kernels are the two at the end.
-    ("attention", r"attention|flash|fmha|softmax|sdpa|^_?(forward|backward)_kernel"),
+    # The names of our attention's kernels are the four at the end.
+    ("attention", r"attention|flash|fmha|softmax|sdpa|^_(short|tiled)_(forward|backward)_kernel"),
     # Before GELU, which a product may have at its end. Products that add up parts clear their counters first: of a
     # hundred memsets in a step nearly all are theirs.
-    ("products", r"nvjet|gemm|gemv|cutlass|cublas|xmma|splitk|wgrad|dgrad|convol|triton_tem|^_product|^memset"),
+    ("products", r"nvjet|gemm|gemv|cutlass|cublas|xmma|splitk|wgrad|dgrad|convol|triton_tem|^memset"),
     ("products", r"^(?!triton_).*(matmul|addmm|\bb?mm\b|conv(?!ert)|::linear)"),
     ("GELU", r"gelu"),
     ("masks, random numbers, order", r"^_hide|distribution|philox|rand|uniform|sort|scan|cumsum|radix"),

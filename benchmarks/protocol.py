@@ -108,8 +108,8 @@ def of_pretraining(run: Run, images: int) -> dict[str, float]:
 
 def of_evaluation(run: Run) -> dict[str, float]:
     """What the evaluation itself noted."""
-    (found,) = run.results["evaluation"].values()
-    return {f"  {name}": seconds for name, seconds in found["seconds"].items()}
+    (found,) = run.evaluations
+    return {f"  {name}": seconds for name, seconds in found.seconds.items()}
 
 
 def show(stages: dict[str, float]) -> None:
@@ -123,12 +123,10 @@ def whole(stages: dict[str, float]) -> float:
     return sum(stages[name] for name in ("load", "pretrain", "evaluate"))
 
 
-def accuracies(run: Run) -> dict[str, float]:
+def accuracies(run: Run) -> dict[str, float | None]:
     """What came out, so that speed is not of something else."""
-    (found,) = run.results["evaluation"].values()
-    return {
-        f"{e['protocol']}, {e['pooling']}, {e['split']}": e["metrics"]["accuracy"]["value"] for e in found["results"]
-    }
+    (found,) = run.evaluations
+    return {f"{s.protocol}, {s.pooling}, {s.split}": s.metrics["accuracy"].value for s in found.scores}
 
 
 def main() -> None:

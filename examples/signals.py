@@ -24,7 +24,7 @@ from pmae.data.images import ImageSet, Splits
 from pmae.data.readers.arrays import from_arrays
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import extract
-from pmae.evaluate.online import quick_scores
+from pmae.evaluate.online import probe_accuracies
 from pmae.models import build_encoder
 
 SURFACES = ("brick", "grass", "gravel")
@@ -71,7 +71,7 @@ def scores(represent: torch.nn.Module, standardize: torch.nn.Module, splits: Spl
     for part in (splits.train, splits.test):
         pooled = extract(represent, Batches(part.images, CPU), standardize)
         found += [pooled.get("mean", next(iter(pooled.values()))), torch.as_tensor(part.labels)]
-    return quick_scores(*found)
+    return probe_accuracies(*found)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:

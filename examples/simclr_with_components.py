@@ -20,7 +20,7 @@ from pmae.config import AugmentConfig
 from pmae.data.augment import crop, draw_boxes
 from pmae.data.images import ImageSet
 from pmae.data.photos import load_photos
-from pmae.evaluate.online import quick_scores
+from pmae.evaluate.online import probe_accuracies
 
 WIDTH = 128
 
@@ -69,7 +69,7 @@ def score(backbone: nn.Module, train_part: ImageSet, test_part: ImageSet) -> dic
     """Test accuracy of k-NN and of a linear classifier on the features of plain images."""
     backbone.eval()
     parts = [(backbone(_in_unit_range(part)), torch.as_tensor(part.labels)) for part in (train_part, test_part)]
-    return quick_scores(*parts[0], *parts[1])
+    return probe_accuracies(*parts[0], *parts[1])
 
 
 def _in_unit_range(part: ImageSet) -> Tensor:

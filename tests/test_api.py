@@ -12,8 +12,10 @@ from pmae import api
 from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
-from pmae.evaluate.online import watch_with
+from pmae.evaluate.online import online_probe
 from pmae.evaluate.protocols import only, preset
+from pmae.evaluate.run import score_table
+from pmae.results import scores_of
 from pmae.train.checkpoint import load_encoder
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -52,13 +54,14 @@ def test_evaluations_of_different_protocols_add_up(tiny: Config, toy: Splits, tm
     run = api.pretrain(replace(tiny, train__epochs=2), toy, tmp_path / "run", quiet=True)
     for kinds in (["linear"], ["knn"]):
         api.evaluate(run.path, only(preset("strong"), kinds), toy, epochs=(1, None), device="cpu")
-    found = run.results["evaluation"]
-    assert set(found) == {
-        f"{label} [strong]"
-        for label in ("pmae epoch 1", "pmae epoch 2", "random weights", "raw pixels", "pca features")
-    }
-    assert all({entry["protocol"] for entry in suite["results"]} == {"linear", "knn"} for suite in found.values())
-    assert "pmae epoch 2" in api.score_table(run)
+    scores = scores_of(run.evaluations)
+    labels = ("pmae epoch 1", "pmae epoch 2", "random weights", "raw pixels", "pca features")
+    assert {(s.label, s.protocol) for s in scores} == {(label, kind) for label in labels for kind in ("linear", "knn")}
+    assert {s.preset for s in scores} == {"strong"}
+    # Each says of itself how it was made, whatever came after it.
+    asked = [[name for name in ("probe", "knn") if e.settings[name]] for e in run.evaluations]
+    assert asked == [["probe"]] * 5 + [["knn"]] * 5
+    assert "pmae epoch 2" in score_table(run)
     assert (run.path / "features.safetensors").exists()
 
 
@@ -77,7 +80,9 @@ def test_fine_tuning_under_two_presets_and_on_two_sets(tiny: Config, toy: Splits
             baselines=False,
             figures=False,
         )
-    assert set(run.results["evaluation"]) == {"pmae epoch 1 [paper]", "pmae epoch 1 [strong]"}
+    found = {(score.label, score.preset, score.data) for score in scores_of(run.evaluations)}
+    expected = {("paper", "toy"), ("strong", "toy"), ("paper", "a few/of them")}
+    assert found == {("pmae epoch 1", *rest) for rest in expected}
     assert len(list((run.path / "finetune").iterdir())) == 3
 
 
@@ -106,11 +111,11 @@ def test_watching_never_looks_at_the_test_split(tiny: Config, toy: Splits, tmp_p
     assert toy.test is not None
     nonsense = Splits("toy", toy.train, None, ImageSet(toy.test.images[::-1], toy.test.labels))
     device = torch.device("cpu")
-    scores = [watch_with(splits)(encoder, standardize, device) for splits in (toy, nonsense)]
+    scores = [online_probe(splits)(encoder, standardize, device) for splits in (toy, nonsense)]
     assert scores[0] == scores[1]
     assert {"knn", "linear", "effective_rank"} == scores[0].keys()
     unlabelled = Splits("toy", ImageSet(toy.train.images))
-    assert watch_with(unlabelled)(encoder, standardize, device).keys() == {"effective_rank"}
+    assert online_probe(unlabelled)(encoder, standardize, device).keys() == {"effective_rank"}
 
 
 def test_a_labelled_set_can_watch_over_an_unlabelled_one(tiny: Config, tmp_path: Path) -> None:

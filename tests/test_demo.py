@@ -12,6 +12,7 @@ from pmae.data.photos import load_photos
 from pmae.demo import demo
 from pmae.derive import resolve
 from pmae.errors import UserError
+from pmae.results import scores_of
 from pmae.train.loop import pretrain
 
 
@@ -32,7 +33,9 @@ def test_the_demo_shows_its_table_and_figures(
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("raw pixels", "pca features", "random weights", "PMAE", "report.html"))
     labels = ("pmae epoch 1", "raw pixels", "pca features", "random weights")
-    assert set(run.results["evaluation"]) == {f"{label} [demo]" for label in labels}
+    assert {(score.label, score.preset) for score in scores_of(run.evaluations)} == {
+        (label, "demo") for label in labels
+    }
     assert "Did pretraining help" in (run.path / "report.html").read_text()
     assert {path.name for path in (run.path / "figures").glob("*.png")} >= {"accuracy-test.png", "masks.png"}
 

@@ -9,34 +9,41 @@ from pathlib import Path
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "config", "config_file"}
+LEAVES = {"errors", "validation", "config", "config_file"}
 ALLOWED = {
     "errors": set(),
-    "config": {"errors"},
-    "config_file": {"errors", "config"},
+    "validation": {"errors"},
+    "config": {"errors", "validation"},
+    "config_file": {"errors", "validation", "config"},
     "derive": LEAVES,
-    "masking": LEAVES | {"fast"},
+    "masking": LEAVES,
     "objectives": LEAVES,
-    "contrastive": LEAVES | {"models"},
+    "contrastive": LEAVES,
     "spaces": LEAVES,
-    "models": LEAVES | {"fast", "contrastive", "runs", "tensor_files"},
-    "fast": LEAVES | {"models"},
+    "models": LEAVES | {"runs", "tensor_files"},
+    "fast": LEAVES | {"masking", "models"},
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
-    "runs": LEAVES,
+    "results": {"errors"},
+    "results_file": {"errors", "results"},
+    "runs": LEAVES | {"results", "results_file"},
     "tensor_files": LEAVES | {"runs"},
     "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs", "tensor_files"},
-    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "train.schedule"},
-    # The paper and sweeps run whole jobs through the front door and show them, so they stand above both.
-    "paper": LEAVES | {"derive", "data", "evaluate.protocols", "report", "runs", "train.environment", "api", "sweep"},
-    "sweep": LEAVES | {"derive", "masking", "spaces", "data", "evaluate", "report", "runs", "train", "api", "paper"},
-    "report": LEAVES | {"runs"},
-    "export": LEAVES | {"models", "data", "runs", "tensor_files", "train", "report"},
+    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "results", "tensor_files", "train.schedule"},
+    # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
+    "sweep": LEAVES
+    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "results", "train.environment"}
+    | {"api", "paper.recipes"},
+    "paper": LEAVES | {"derive", "evaluate.protocols", "flops", "report", "runs", "results", "api", "sweep"},
+    "report": LEAVES | {"runs", "results"},
+    "export": LEAVES | {"models", "data", "runs", "results", "tensor_files", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.
-    "app": LEAVES | {"derive", "masking", "spaces", "data", "method", "runs", "train.checkpoint", "evaluate", "report"},
-    "views": LEAVES | {"masking", "spaces", "data", "runs", "train"},
+    "app": LEAVES
+    | {"derive", "masking", "spaces", "data", "method", "runs", "evaluate", "report"}
+    | {"train.checkpoint", "train.monitor"},
+    "component_mask": LEAVES | {"masking", "spaces", "data", "runs", "train"},
 }
 
 

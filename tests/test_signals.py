@@ -22,7 +22,7 @@ from pmae.derive import patch_for, resolve
 from pmae.errors import UserError
 from pmae.evaluate.protocols import preset, without_augmentation
 from pmae.masking import nominal_ratio
-from pmae.method import build_method, draw_mask
+from pmae.method import build_method
 from pmae.models import Encoder, build_encoder, patchify, unpatchify
 from pmae.runs import Run
 from pmae.spaces import PCA, build_space
@@ -185,11 +185,11 @@ def learned_r2(config: Config, signals: torch.Tensor) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(300):
         batch = x[torch.randint(len(x) - 200, (64,), generator=generator)]
-        model(batch, draw_mask(model, 64, ratio, generator)).loss.backward()
+        model(batch, model.draw(64, ratio, generator)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        found = model(x[-200:], draw_mask(model, 200, ratio, generator))
+        found = model(x[-200:], model.draw(200, ratio, generator))
     return float(1 - found.error.sum() / found.energy.sum())
 
 

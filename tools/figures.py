@@ -14,10 +14,9 @@ from published_runs import FIGURES, RUNS, published_runs
 from tables import ratio_page
 
 from pmae.paper.tables import RATIOS
-from pmae.report import charts, galleries
-from pmae.report.charts import save_drawing
+from pmae.report import charts, samples
 from pmae.report.contents import Contents, load
-from pmae.report.style import Drawing
+from pmae.report.style import Drawing, save_drawing
 from pmae.report.tables import Table
 from pmae.runs import Run
 
@@ -60,9 +59,9 @@ def _curves(run: Run, name: str) -> Contents:
 def pictured(run: Run) -> dict[str, Drawing]:
     """What a run's samples show, by file name."""
     contents, name = load(run.path), name_of(run)
-    drawn = {f"reconstructions-{name}": galleries.reconstructions(contents), f"masks-{name}": galleries.masks(contents)}
+    drawn = {f"reconstructions-{name}": samples.reconstructions(contents), f"masks-{name}": samples.masks(contents)}
     if "top" in contents.samples:
-        drawn[f"spectrum-{contents.data['name']}"] = galleries.spectrum_parts(contents)
+        drawn[f"spectrum-{contents.data['name']}"] = samples.spectrum_parts(contents)
     return drawn
 
 

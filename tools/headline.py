@@ -5,7 +5,7 @@ from pathlib import Path
 from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, published_runs
 
 from pmae.report import published
-from pmae.report.scores import scores_of
+from pmae.results import scores_of
 from pmae.runs import Run
 
 SETS = ("cifar10", "dermamnist", "bloodmnist")
@@ -74,7 +74,7 @@ def _ours(data: str, folder: Path) -> dict[int, float]:
 
 def _linear(run: Run) -> dict[str, float]:
     """Test accuracy of linear probes on mean-pooled tokens, or on all a baseline has, by label."""
-    found = scores_of(run.results.get("evaluation", {}))
+    found = scores_of(run.evaluations)
     wanted = [
         s for s in found if (s.preset, s.protocol, s.split) == ("strong", "linear", "test") and s.pooling != "cls"
     ]

@@ -10,7 +10,7 @@ from pmae.config import Config, replace
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.paper.recipes import recipe
-from pmae.report.scores import Score, scores_of
+from pmae.results import Score, scores_of
 from pmae.runs import Run
 from pmae.sweep.find import MACHINE, flat
 
@@ -98,7 +98,7 @@ def _differing(run: Run, name: str) -> list[str] | None:
 
 def of_encoder(run: Run) -> list[Score]:
     """Every score of a run's own encoder at its last epoch."""
-    found = scores_of(run.results.get("evaluation", {}))
+    found = scores_of(run.evaluations)
     return [score for score in found if not score.is_baseline and score.epoch == run.config.train.epochs]
 
 
@@ -107,7 +107,7 @@ def cell(scores: Sequence[Score]) -> str:
     values = [score.accuracy.value for score in scores if score.accuracy.value is not None]
     if not values:
         return ""
-    heads = scores[0].spread if scores[0].protocol != "knn" and scores[0].seeds > 1 else None
+    heads = scores[0].accuracy.std if scores[0].protocol != "knn" and scores[0].seeds > 1 else None
     spread = statistics.stdev(values) if len(values) > 1 else heads
     return f"{statistics.fmean(values):.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 

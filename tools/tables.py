@@ -12,11 +12,11 @@ from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, pu
 
 from pmae.paper.cells import fill_cells
 from pmae.paper.runner import page_of, requirements
-from pmae.paper.tables import ITEMS, RATIOS, Pretraining
+from pmae.paper.tables import ITEMS, RATIOS, RunChoices
 from pmae.report import published
-from pmae.report.scores import Score, scores_of
 from pmae.report.sweeps import Page
 from pmae.report.tables import Table, to_markdown
+from pmae.results import Score, scores_of
 from pmae.runs import Run, write_text
 from pmae.sweep.find import RunIndex
 from pmae.sweep.scored import Scoring
@@ -94,7 +94,7 @@ def accuracy_tables(split: str, folder: Path = RUNS) -> str:
         for preset in ("strong", "paper"):
             rows: dict[str, dict[str, str]] = {}
             for kind in (kind for kind in order if kind.data == data):
-                for score in scores_of(kinds[kind][0].results.get("evaluation", {})):
+                for score in scores_of(kinds[kind][0].evaluations):
                     if (score.preset, score.split) == (preset, split):
                         rows.setdefault(_representation(kind, score), {})[score.protocol] = cell([score])
             if rows:
@@ -114,7 +114,7 @@ def ratio_page(name: str, pooling: str = "cls", folder: Path = RUNS) -> Page:
     """The page of an item of the paper from what results/runs has of the runs that compare ratios."""
     # MAE's usual share is not among the nine, but stands in every other table.
     ratios = tuple(sorted({*RATIOS, 0.75})) if name == "ratio" else RATIOS
-    item, chosen = ITEMS[name], Pretraining("masking", ("cifar10",), SWEPT, ratios=ratios, settings=SWEEP)
+    item, chosen = ITEMS[name], RunChoices("masking", ("cifar10",), SWEPT, ratios=ratios, settings=SWEEP)
     needed = requirements(item, chosen, Scoring(presets=("strong", "paper"), pooling=pooling))
     index = RunIndex([folder])
     filled = fill_cells(item, chosen, lambda specs, _: [index.first(spec.config) for spec in specs], needed)

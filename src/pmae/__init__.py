@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pmae.api import pretrain
+    from pmae.component_mask import ComponentMask
     from pmae.config import Config
     from pmae.estimator import PMAE
     from pmae.paper.recipes import recipe
     from pmae.runs import Run
     from pmae.train.checkpoint import load_encoder
-    from pmae.views import ComponentMask
 
 _HOMES = {
-    "ComponentMask": "pmae.views",
+    "ComponentMask": "pmae.component_mask",
     "PMAE": "pmae.estimator",
     "Config": "pmae.config",
     "Run": "pmae.runs",

@@ -1,36 +1,27 @@
 """The front door in Python: from a name, a path or an array to a finished run folder, and from there to evidence."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
-from pmae.config import Config, DataConfig, SpaceConfig, replace
-from pmae.data.batches import Batches
+from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
+from pmae.config_file import describe
 from pmae.data.images import ImageSet, Splits, with_held_out
 from pmae.data.readers.arrays import from_arrays
 from pmae.data.sets import load
-from pmae.derive import describe, resolve
+from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.evaluate import suite
-from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
-from pmae.evaluate.features import Part, Representation, extract
-from pmae.evaluate.online import watch_with
-from pmae.evaluate.protocols import Protocols, only, preset, without_augmentation
+from pmae.evaluate.online import online_probe
+from pmae.evaluate.protocols import Protocols, preset, without_augmentation
+from pmae.evaluate.run import RunEvaluation
 from pmae.evaluate.splits import complete
-from pmae.models import build_encoder
-from pmae.report.charts import save_figures
-from pmae.runs import Run, write_whole
+from pmae.report.page import save_figures
+from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
-from pmae.train.distributed import World, is_main, local_device, process_group
+from pmae.train.distributed import is_main, local_device, process_group
 from pmae.train.environment import pick_device
-
-MAPPED = 2000
 
 
 def pretrain(
@@ -47,7 +38,8 @@ def pretrain(
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
     seconds, which count where there are many runs.
     """
-    config = config or Config()
+    config = Config() if config is None else config
+    require_config(config)
     whole = load(config.data) if images is None else in_memory(images, config.data)
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
@@ -56,7 +48,7 @@ def pretrain(
     quiet = quiet or not is_main()
     if not quiet:
         print("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]), flush=True)
-    run = loop.pretrain(config, splits, out, resume, quiet, watch_with(probe), until)
+    run = loop.pretrain(config, splits, out, resume, quiet, online_probe(probe), until)
     if is_main():
         if splits.val is not None and splits is not whole:
             run.add_results(held_out=list(splits.val.names))
@@ -80,34 +72,23 @@ def evaluate(
 
     Processes that `torchrun` started compute the features together, and the first one writes.
     """
-    run, protocols, where = Run(path), protocols or preset("strong"), local_device(pick_device(device))
+    run, where = Run(path), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
-    splits = complete(splits or load(config.data))
+    splits, protocols = complete(splits or load(config.data)), protocols or preset("strong")
     _same_shape("data", encoder.shape, splits.train)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
-    standardize = standardize.to(where)
     with process_group(where) as world:
-        _require_no_finetuning(protocols, world)
+        evaluation = RunEvaluation(run, splits, standardize.to(where), protocols, seeds, say, world)
         for epoch in epochs:
             _, encoder, _ = load_encoder(run, epoch)
-            state = epoch or _last_epoch(run)
-            label = f"{'mae' if config.space.name == 'pixels' else 'pmae'} epoch {state}"
-            _score(run, label, encoder.to(where), splits, standardize, protocols, seeds, say, world)
-        for label, (represent, chosen) in _baselines(run, splits, standardize, protocols).items() if baselines else ():
-            _score(run, label, represent, splits, standardize, chosen, seeds, say, world)
+            evaluation.score_encoder(encoder.to(where), epoch or _last_epoch(run))
+        if baselines:
+            evaluation.score_baselines()
     if is_main():
-        _save_features(run, encoder, splits, standardize, where)
+        evaluation.save_features(encoder)
         if figures:
             save_figures(run)
     return run
-
-
-def _require_no_finetuning(protocols: Protocols, world: World) -> None:
-    if world.size > 1 and protocols.finetune:
-        raise UserError(
-            f"protocols must be linear, mlp or knn in several processes ({world.size}), got 'finetune': it trains the "
-            "encoder, which one process does; run it without torchrun"
-        )
 
 
 def pretrain_twin(path: Path | str, splits: Splits | None = None) -> Run:
@@ -130,97 +111,11 @@ def mae_twin(config: Config) -> Config:
     )
 
 
-def score_table(run: Run) -> str:
-    """Accuracies of everything evaluated in a run, as aligned lines."""
-    lines = [f"  {'representation':<28} {'protocol':<9} {'pooling':<8} {'split':<6} {'accuracy':>8}   95% interval"]
-    for label, found in run.results.get("evaluation", {}).items():
-        for entry in found["results"]:
-            score = entry["metrics"]["accuracy"]
-            value, low, high = (float("nan") if score[k] is None else 100 * score[k] for k in ("value", "low", "high"))
-            where = f"  {label:<28} {entry['protocol']:<9} {entry['pooling']:<8} {entry['split']:<6}"
-            lines.append(f"{where} {value:8.1f}   {low:.1f} to {high:.1f}")
-    return "\n".join(lines)
-
-
 def in_memory(images: Any, config: DataConfig) -> Splits:
     """Arrays, tensors, an `ImageSet` or whole `Splits` as a data set."""
     if isinstance(images, Splits):
         return images
     return Splits("array", images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout))
-
-
-def _score(
-    run: Run,
-    label: str,
-    represent: Any,
-    splits: Splits,
-    standardize: Any,
-    protocols: Protocols,
-    seeds: Sequence[int],
-    say: Callable[[str], None],
-    world: World,
-) -> None:
-    """One representation through the suite, merged into results.json as soon as it is there."""
-    # One a preset and data set: each is a fine-tuning of its own, to be gone on with by itself.
-    folder = run.path / "finetune" / re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")
-    found = suite.evaluate(
-        represent,
-        splits,
-        standardize,
-        protocols,
-        device=standardize.mean.device,
-        seeds=seeds,
-        folder=folder,
-        say=lambda message: say(f"{label}: {message}") if world.main else None,
-        part=Part(world.rank, world.size, world.all_reduce),
-    )
-    with world.all_agree():
-        if world.main:
-            known, key = run.results.get("evaluation", {}), f"{label} [{protocols.name}]"
-            run.add_results(evaluation={**known, key: _merged(known.get(key), found)})
-
-
-def _merged(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
-    """The new entries, and the old ones of other protocols on the same data."""
-    if old is None or old["data"] != new["data"]:
-        return new
-    kinds = {entry["protocol"] for entry in new["results"]}
-    kept = [entry for entry in old["results"] if entry["protocol"] not in kinds]
-    return {**new, "results": kept + new["results"], "seconds": {**old["seconds"], **new["seconds"]}}
-
-
-def _baselines(
-    run: Run, splits: Splits, standardize: Any, protocols: Protocols
-) -> dict[str, tuple[Representation, Protocols]]:
-    """What needs no pretraining, by the names the report knows; from scratch is fine-tuning of random weights."""
-    config, shape, device = run.config, splits.train.shape, standardize.mean.device
-    untrained = random_weights(lambda: build_encoder(config.encoder, shape), config.train.seed).to(device)
-    frozen = only(protocols, [kind for kind in ("linear", "mlp", "knn") if kind in kinds(protocols)])
-    found: dict[str, tuple[Representation, Protocols]] = {}
-    if "finetune" in kinds(protocols):
-        found["from scratch"] = (untrained, only(protocols, ["finetune"]))
-    if frozen.probe or frozen.knn:
-        pca = fit_pca(Batches(splits.train.images, device), standardize, shape, untrained.width).to(device)
-        found["random weights"] = (untrained, frozen)
-        found["raw pixels"] = (RawPixels(shape, untrained.width), frozen)
-        found["pca features"] = (pca, frozen)
-    return found
-
-
-def kinds(protocols: Protocols) -> list[str]:
-    """The names of the protocols that are on."""
-    probes = list(protocols.probe.kinds) if protocols.probe else []
-    return probes + ["knn"] * bool(protocols.knn) + ["finetune"] * bool(protocols.finetune)
-
-
-def _save_features(run: Run, encoder: Any, splits: Splits, standardize: Any, device: torch.device) -> None:
-    """Mean features and labels of some test images, for the map in the report."""
-    if splits.test is None or splits.test.labels is None:
-        return
-    part = splits.test.take(torch.linspace(0, len(splits.test) - 1, min(MAPPED, len(splits.test))).long().numpy())
-    features = extract(encoder, Batches(part.images, device), standardize, compile=False)["mean"].cpu()
-    tensors = {"features": features.contiguous(), "labels": torch.as_tensor(part.labels)}
-    write_whole(run.path / "features.safetensors", lambda temporary: save_file(tensors, temporary))
 
 
 def _last_epoch(run: Run) -> int:

@@ -3,7 +3,6 @@
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +13,7 @@ from pmae.data.photos import load_photos
 from pmae.errors import UserError
 from pmae.evaluate import protocols
 from pmae.report.page import write_report
+from pmae.results import Score, primary, scores_of
 from pmae.runs import Run
 
 EPOCHS = 10
@@ -34,7 +34,7 @@ def demo_config(epochs: int | None = None) -> Config:
 
 def demo_protocols() -> protocols.Protocols:
     """The strong preset's linear probe at one rate, and k-NN: seconds instead of minutes on two cores."""
-    probe = protocols.ProbeConfig(
+    probe = protocols.ProbeProtocol(
         kinds=("linear",),
         epochs=20,
         warmup_epochs=2,
@@ -43,7 +43,7 @@ def demo_protocols() -> protocols.Protocols:
         augment=None,
         standardize=True,
     )
-    return protocols.Protocols("demo", probe, protocols.KnnConfig(), None, resamples=500)
+    return protocols.Protocols("demo", probe, protocols.KnnProtocol(), None, resamples=500)
 
 
 def demo(out: Path | str, epochs: int | None = None) -> Run:
@@ -73,9 +73,11 @@ def _print(run: Run, seconds: float) -> None:
     table = Table()
     for column in ("representation", "k-NN", "linear"):
         table.add_column(column, justify="left" if column == "representation" else "right")
-    for label, suite in reversed(run.results["evaluation"].items()):
-        ours = label.startswith("pmae")
-        table.add_row("PMAE" if ours else label.removesuffix(" [demo]"), *_cells(suite), style="bold" if ours else "")
+    scores = primary([score for score in scores_of(run.evaluations) if score.split == "test"])
+    for label in reversed(dict.fromkeys(score.label for score in scores)):
+        found = {score.protocol: score for score in scores if score.label == label}
+        cells, ours = [_cell(found[protocol]) for protocol in ("knn", "linear")], not found["linear"].is_baseline
+        table.add_row("PMAE" if ours else label, *cells, style="bold" if ours else "")
     Console().print(table)
     print(
         f"R2 of the hidden variance on test images {pretrained['held_out_r2']:.3f} (0 is predicting the mean); "
@@ -85,11 +87,6 @@ def _print(run: Run, seconds: float) -> None:
         print(f"  {path}")
 
 
-def _cells(suite: dict[str, Any]) -> list[str]:
-    """k-NN and linear accuracy on test, mean-pooled where there is a choice."""
-    cells = []
-    for protocol in ("knn", "linear"):
-        found = [e for e in suite["results"] if (e["protocol"], e["split"]) == (protocol, "test")]
-        score = next(e for e in found if e["pooling"] != "cls")["metrics"]["accuracy"]
-        cells.append(f"{100 * score['value']:.1f} ({100 * score['low']:.1f} to {100 * score['high']:.1f})")
-    return cells
+def _cell(score: Score) -> str:
+    accuracy = score.accuracy
+    return f"{accuracy.value:.1f} ({accuracy.low:.1f} to {accuracy.high:.1f})"

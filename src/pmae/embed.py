@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
-from pmae.data.chunks import converts, stream
 from pmae.data.images import ImageSet, as_tensor
+from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, unknown_name
 from pmae.evaluate.features import evaluating
 from pmae.feature_files import Rows, writer_for
@@ -118,7 +118,7 @@ def embed(
     _, encoder, standardize = load_encoder(run, epoch)
     embedder = Embedder(encoder, standardize, pooling, where, batch_size)
     with process_group(where) as world:
-        source = stream(data, embedder.batch_size, split, world.part)
+        source = read_chunks(data, embedder.batch_size, split, world.part)
         mine = (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in _fitting(source.chunks, run, data))
         rows = _in_step(mine, world)
         # The first rows before the first file: whatever does not fit leaves nothing behind.

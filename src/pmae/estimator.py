@@ -15,18 +15,18 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pmae.config import Config, replace
-from pmae.config_file import from_dict, to_dict
+from pmae.config_file import describe, from_dict, to_dict
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
-from pmae.derive import describe, resolve
+from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name
-from pmae.evaluate.online import watch_with
-from pmae.report.charts import save_figures
+from pmae.evaluate.online import online_probe
+from pmae.report.page import save_figures
 from pmae.rows import as_fitted, as_images, as_table, is_flat
 from pmae.runs import Run
 from pmae.train import loop
-from pmae.train.checkpoint import read_fitted, write_finished, write_start
+from pmae.train.checkpoint import load_trained, write_at_step_0, write_finished
 from pmae.train.environment import describe_environment, pick_device, pick_precision
 from pmae.train.monitor import hidden_r2
 
@@ -137,7 +137,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if self.verbose:
             print(describe(config, reasons), flush=True)
         with self._folder() as folder:
-            self.fitted_ = read_fitted(self._train(config, splits, folder))
+            self.fitted_ = load_trained(self._train(config, splits, folder))
         self.image_shape_, self.n_features_in_ = self.fitted_.shape, math.prod(self.fitted_.shape)
         return self
 
@@ -173,7 +173,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
     @classmethod
     def load(cls, run: Run | str | Path, **parameters: Any) -> Self:
         """The fitted estimator of a run folder, at its last checkpoint; `parameters` are those of the constructor."""
-        fitted = read_fitted(run if isinstance(run, Run) else Run(run))
+        fitted = load_trained(run if isinstance(run, Run) else Run(run))
         made = cls(**{"config": fitted.config, "random_state": fitted.config.train.seed, **parameters})
         made.fitted_, made.image_shape_, made.n_features_in_ = fitted, fitted.shape, math.prod(fitted.shape)
         return made
@@ -210,8 +210,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         seed = self.random_state
         drawn = seed if isinstance(seed, int | np.integer) else check_random_state(seed).randint(2**31 - 1)
         values["train"]["seed"] = int(drawn)
-        config: Config = from_dict(values)
-        return config
+        return from_dict(values)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -233,8 +232,8 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if again:
             self._require_same(config, splits.train.shape)
             data = describe_environment(splits, pick_device(config.train.device))
-            write_start(folder, self.fitted_._replace(config=config, environment=data))
-        watch = None if self.out is None else watch_with(splits)
+            write_at_step_0(folder, self.fitted_._replace(config=config, environment=data))
+        watch = None if self.out is None else online_probe(splits)
         run = loop.pretrain(config, splits, folder, again, not self.verbose, watch)
         if self.out is not None:
             save_figures(run)

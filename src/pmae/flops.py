@@ -3,7 +3,7 @@
 import math
 
 from pmae.config import Config
-from pmae.contrastive import HIDDEN, POINTS
+from pmae.contrastive import HIDDEN, OUT
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
@@ -11,12 +11,12 @@ from pmae.models.encoder import VIT_TINY, patch_sides
 
 
 def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = False) -> int:
-    """Operations of one image's step, forward and backward: those of matrix products, 2mnk for (m, k) times (k, n).
+    """Operations of one image's step, forward and backward: those of its GEMMs, 2mnk for (m, k) times (k, n).
 
     With N patches of P numbers, an encoder W wide and L deep over T tokens ([CLS] and the visible patches), a decoder
     w wide and l deep over N + 1, and D pixels:
 
-        patches to tokens  2 x 2NPW                    (the image needs no gradient, so two products instead of three)
+        patches to tokens  2 x 2NPW                    (the image needs no gradient, so two GEMMs instead of three)
         encoder            3 x L (24 T W^2 + 4 T^2 W)  (24: qkv 6, projection 2, MLP 16; then scores and their sum)
         to the decoder     3 x 2TWw
         decoder            3 x l (24 (N+1) w^2 + 4 (N+1)^2 w)
@@ -26,8 +26,8 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
 
     What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
     blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
-    PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrast there are two views of
-    everything, and two layers on top; the batch's similarities are left out, as they grow with it. Crops, norms,
+    PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrastive loss there are two views
+    of everything, and two layers on top; the batch's similarities are left out, as they grow with it. Crops, norms,
     activations, masks and the optimizer are not counted: they are costs, not work.
     """
     channels, height, width = shape
@@ -58,8 +58,8 @@ def _block(tokens: int, width: int) -> int:
 
 
 def _contrast(width: int) -> int:
-    """The two layers of the projector."""
-    return 3 * 2 * (width * HIDDEN + HIDDEN * POINTS)
+    """The two layers of the projection head."""
+    return 3 * 2 * (width * HIDDEN + HIDDEN * OUT)
 
 
 def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from pmae.config import MaskingConfig
 
-try:
-    from pmae.fast import masks as masking_kernels
-except ImportError:  # no Triton: a machine without a GPU, or not Linux
-    masking_kernels = None  # type: ignore[assignment]
+
+class Draw(NamedTuple):
+    """The randomness of a mask: noise (B or 1, K or N), and the ratio, also as the number of visible patches."""
+
+    noise: Tensor
+    ratio: Tensor
+    visible: int
 
 
 class PatchMask(NamedTuple):
@@ -53,6 +56,15 @@ def draw_ratio(config: MaskingConfig, stream: random.Random) -> float:
     return stream.uniform(*config.ratio_range) if config.ratio_schedule == "uniform" else nominal_ratio(config)
 
 
+def draw_mask(
+    config: MaskingConfig, batch: int, groups: int, patches: int, ratio: float, generator: torch.Generator
+) -> Draw:
+    """Noise for one batch on the generator's device, one row an image or one for all."""
+    rows = batch if config.per == "image" else 1
+    noise = torch.rand(rows, groups, generator=generator, device=generator.device)
+    return Draw(noise, torch.full((), ratio, device=generator.device), visible_patches(patches, ratio))
+
+
 def hide_components(
     noise_BK: Tensor, share_K: Tensor, ratio: Tensor | float, prefix: Literal["closest", "shorter"] = "closest"
 ) -> Tensor:
@@ -60,19 +72,12 @@ def hide_components(
 
     "shorter" stops one component earlier, as the released code does. At least one is hidden and one visible.
     """
-    if _on_kernel(noise_BK, ratio) and prefix == "closest":
-        return masking_kernels.hide_components(noise_BK, share_K.detach(), ratio)
     order = noise_BK.argsort(dim=1)
     distance = (share_K[order].cumsum(1) - ratio).abs()
     count = distance.argmin(1, keepdim=True) + (1 if prefix == "closest" else 0)
     count = count.clamp(1, share_K.shape[0] - 1)
     first = torch.arange(share_K.shape[0], device=noise_BK.device) < count
     return torch.zeros_like(first).scatter(1, order, first)
-
-
-def _on_kernel(noise_BK: Tensor, ratio: Tensor | float) -> bool:
-    fits = noise_BK.is_cuda and noise_BK.dtype == torch.float32 and isinstance(ratio, Tensor) and ratio.ndim == 0
-    return masking_kernels is not None and fits and noise_BK.shape[1] <= masking_kernels.WIDEST
 
 
 def hide_patches(noise_BN: Tensor, visible: int) -> PatchMask:

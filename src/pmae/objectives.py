@@ -5,9 +5,9 @@ R2 = 1 - error / energy is the share of hidden variance that is predicted; 0 is 
 
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
-from torch.nn import functional
+
+from pmae.errors import UserError
 
 
 class Comparison(NamedTuple):
@@ -41,26 +41,28 @@ def on_patches(predicted_BHP: Tensor, patches_BHP: Tensor, normalize: bool) -> C
     return Comparison(error, patches_BHP.square().sum((1, 2)), size)
 
 
-def unexplained(comparison: Comparison) -> Tensor:
-    """1 - R2 of the batch: a space that learns cannot raise or lower it by hiding more or less energy."""
-    return comparison.error.sum() / comparison.energy.sum()
+def scaled(
+    comparison: Comparison, scale: Literal["constant", "sum", "mean", "hidden"], constant: Tensor | float
+) -> Tensor:
+    """The loss: the batch's mean error over a constant, over nothing, over the batch's count of hidden numbers, or over
+    the hidden energy.
 
-
-def scaled(comparison: Comparison, scale: Literal["constant", "sum", "mean"], constant: Tensor | float) -> Tensor:
-    """The loss: the batch's mean error over a constant, over nothing, or over the batch's count of hidden numbers.
-
-    The last is the released code's. With one mask per batch it explodes when a leading component is hidden alone,
-    because the count is then 1 and the error that of the largest variance.
+    The third is the released code's. With one mask per batch it explodes when a leading component is hidden alone,
+    because the count is then 1 and the error that of the largest variance. The last is 1 - R2 of the batch: a space
+    that learns cannot raise or lower it by hiding more or less energy.
     """
+    if scale == "hidden":
+        return comparison.error.sum() / comparison.energy.sum()
     if scale == "mean":
         return comparison.error.sum() / comparison.size.sum()
     return comparison.error.mean() / (constant if scale == "constant" else 1.0)
 
 
-def contrast(points: Tensor, temperature: float) -> Tensor:
-    """How badly each of 2B points on the unit sphere finds its partner, B rows away, among all others."""
-    count, device = len(points), points.device
-    near = points @ points.t() / temperature
-    itself = torch.eye(count, dtype=torch.bool, device=device)
-    partner = torch.arange(count, device=device).roll(count // 2)
-    return functional.cross_entropy(near.masked_fill(itself, float("-inf")), partner)
+def require_inverse(space: str, preimage_error: float | None) -> None:
+    """Refuse pixels as target where the hidden image is known only up to the error of pre-images."""
+    if preimage_error is not None:
+        raise UserError(
+            "objective.target 'pixels' must have a space with an exact inverse, or space.keep_rest; space.name "
+            f"{space!r} has none, its pre-images have a relative error of {preimage_error:.4f}; "
+            "choices without the rest: components"
+        )

@@ -19,6 +19,8 @@ from typing import Any
 from pmae.config import Config
 from pmae.config_file import from_dict, of_older_versions, to_dict
 from pmae.errors import UserError, require
+from pmae.results import Evaluation
+from pmae.results_file import read_evaluations
 
 REASONS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
@@ -26,6 +28,10 @@ REASONS = {
     errno.EFBIG: "a file may not grow this large",
 }
 """Why a file cannot be written, in words."""
+
+
+LONGEST, LONGEST_PATH = 255, 3900
+"""Bytes of a file's name, and of a folder's path so that its files' paths still fit."""
 
 
 class Run:
@@ -65,6 +71,18 @@ class Run:
         """Merge sections into results.json."""
         write_json(self.path / "results.json", {**self.results, **sections})
 
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """Every evaluation in results.json, oldest first."""
+        return read_evaluations(self.results, self.path / "results.json")
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Add one to results.json; what earlier ones recorded stays as it is."""
+        known = self.results.get("evaluations", [])
+        if not isinstance(known, list):
+            raise UserError(f"evaluations must be a list in {str(self.path / 'results.json')!r}")
+        self.add_results(evaluations=[*known, evaluation.to_json()])
+
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""
         path = self.path / "metrics.jsonl"
@@ -94,6 +112,20 @@ def _step(state: Path) -> int | None:
     except UserError:
         return None
     return step if type(step) is int and step >= 0 else None
+
+
+def folder_path(given: Path | str, parameter: str = "out") -> Path:
+    """A path that a person wrote, with `~` expanded; refused where no file system could take it."""
+    require(str(given) != "", parameter, "a path", given)
+    path = Path(given).expanduser()
+    longest = max(len(os.fsencode(part)) for part in path.parts) if path.parts else 0
+    require(longest <= LONGEST, parameter, f"a path of names of at most {LONGEST} bytes", f"one of {longest}")
+    whole = len(os.fsencode(path))
+    require(whole <= LONGEST_PATH, parameter, f"a path of at most {LONGEST_PATH:,} bytes", f"one of {whole:,}")
+    for each in (path, *path.parents):
+        dangling = each.is_symlink() and not each.exists()
+        require(not dangling, parameter, "a path whose links lead somewhere", str(each))
+    return path
 
 
 def require_vacant(path: Path) -> None:
@@ -136,8 +168,7 @@ def read_json(path: Path) -> Any:
 
 def read_config(path: Path) -> Config:
     """The settings in a file, of this version or an older one."""
-    config: Config = from_dict(of_older_versions(read_json(path)))
-    return config
+    return from_dict(of_older_versions(read_json(path)))
 
 
 def read_object(path: Path) -> dict[str, Any]:

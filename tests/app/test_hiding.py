@@ -11,13 +11,14 @@ from pmae.app import hiding
 from pmae.app.material import LABELS, Material, patch_of_pixel
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
-from pmae.method import PMAE
+from pmae.method import PrincipalMAE
 from pmae.models import patchify
 from pmae.runs import Run
+from pmae.train.monitor import hidden_parts, visualize
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_visible_and_hidden_make_the_image_and_differ_in_the_hidden_units_alone(material: Material, name: str) -> None:
+def test_visible_and_hidden_make_the_image_and_differ_in_the_hidden_groups_alone(material: Material, name: str) -> None:
     space, x = material.space(name), material.standardized(material.picked.images[3])
     masked = hiding.hide(space, x, hiding.draw_for(space, 0.3, 5))
     torch.testing.assert_close(masked.visible + masked.hidden, x, atol=1e-4, rtol=1e-4)
@@ -60,13 +61,13 @@ def test_a_run_sees_and_predicts_what_the_method_does(
     own = material.space(space)
     draw = hiding.draw_for(own, material.masked_share, 7)
     masked, (prediction, r2) = hiding.hide(own, x, draw), hiding.predict(model, x, draw)
-    pictures = model.pictures(x, draw)
+    pictures = visualize(model, x, draw)
     torch.testing.assert_close(masked.visible, pictures.visible, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(masked.hidden, pictures.target, atol=1e-5, rtol=1e-5)
     assert torch.equal(prediction, pictures.prediction)
-    marked = model.hidden_units(draw) if isinstance(model, PMAE) else model.hidden(draw)
+    marked = model.hidden_groups(draw) if isinstance(model, PrincipalMAE) else hidden_parts(model, draw)
     assert torch.equal(masked.units, marked[0])
-    if isinstance(model, PMAE):
+    if isinstance(model, PrincipalMAE):
         # The basis is orthonormal, so the error in components is that of the pictures.
         expected = 1 - (prediction - masked.hidden).square().sum() / masked.hidden.square().sum()
         assert r2 == pytest.approx(float(expected), abs=1e-3)

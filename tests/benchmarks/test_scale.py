@@ -10,7 +10,7 @@ from benchmarks.scale import Card, Job, Profile, Site
 from benchmarks import plans, scale
 from pmae.config import Config, DecoderConfig, EncoderConfig, SpaceConfig
 from pmae.derive import resolve
-from pmae.method import build_method, draw_mask
+from pmae.method import build_method
 from pmae.spaces import build_space
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_activations_and_parameters_are_those_of_the_networks(space: str) -> Non
     passed = []
     for block in (*model.encoder.net.blocks, *model.decoder.blocks):
         block.attn.register_forward_hook(lambda _module, _inputs, tokens: passed.append(tokens[0].numel()))
-    model(torch.zeros(2, *SHAPE), draw_mask(model, 2, 0.75 if space == "pixels" else 0.2, torch.Generator()))
+    model(torch.zeros(2, *SHAPE), model.draw(2, 0.75 if space == "pixels" else 0.2, torch.Generator()))
     assert scale.activations(config, SHAPE) == sum(passed)
 
 

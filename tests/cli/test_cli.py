@@ -164,7 +164,10 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (lambda tmp: ["--data", "digits", "--recipe", "papers"], "did you mean 'paper'"),
         (lambda tmp: ["--data", "digits", "--masked-variance", "1.5"], "masking.masked_variance must be"),
         (lambda tmp: ["--data", "digits", "--masked-variance", "nan"], "masking.masked_variance must be"),
-        (lambda tmp: ["--data", "digits", "--space", "pixels", "--masked-variance", "0.2"], "belongs to a space"),
+        (
+            lambda tmp: ["--data", "digits", "--space", "pixels", "--masked-variance", "0.2"],
+            "must be left unset where",
+        ),
         (lambda tmp: ["--data", "digits", "--epochs", "three"], "--epochs must be a whole number, got 'three'"),
         (lambda tmp: ["--data", "digits", "--epochs", "-3"], "train.epochs must be at least 1, got -3"),
         (lambda tmp: ["--data", "digits", "--batch_size=2.5"], "--batch-size must be a whole number, got '2.5'"),

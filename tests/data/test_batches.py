@@ -1,5 +1,7 @@
 """Batches and statistics, against NumPy."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -79,3 +81,28 @@ def test_an_image_set_checks_itself() -> None:
         ImageSet(np.zeros((3, 1, 4, 4), np.complex64))
     with pytest.raises(UserError, match="2 labels for 3 images"):
         ImageSet(np.zeros((3, 1, 4, 4), np.uint8), np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("per", ["channel", "pixel"])
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.full((20, 3, 4, 4), 7, np.uint8),
+        np.arange(48, dtype=np.uint8).reshape(1, 3, 4, 4).repeat(20, 0),
+        np.random.default_rng(0).random((20, 1, 4, 4)).astype(np.float32) * np.float32(1e-42),
+        1e9 + 1e-3 * np.random.default_rng(0).random((20, 1, 4, 4)),
+        np.zeros((1, 1, 4, 4), np.float32),
+    ],
+    ids=["one colour", "one image", "denormal", "tiny on an offset", "a single image"],
+)
+def test_images_that_do_not_vary_are_refused(images: np.ndarray, per: Literal["channel", "pixel"]) -> None:
+    with pytest.raises(UserError, match="data must be images that vary, got images that are all alike"):
+        fit_standardize(Batches(images, CPU), per)
+
+
+def test_a_little_variation_is_enough() -> None:
+    images = np.full((20, 2, 4, 4), 30_000, np.uint16)
+    images[7, 0, 1, 2] += 1
+    fitted = fit_standardize(Batches(images, CPU), "channel")
+    expected = images[:, 0].astype(np.float64).std()
+    np.testing.assert_allclose(fitted.std.ravel().numpy(), [expected, 1.0], rtol=1e-6)

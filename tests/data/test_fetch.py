@@ -146,7 +146,7 @@ def test_cifar10_from_its_own_archive(source: Path, root: Path, monkeypatch: pyt
     with tarfile.open(source / "c.tar.gz", "w:gz") as archive:
         archive.add(source / "cifar-10-batches-py", "cifar-10-batches-py")
     monkeypatch.setattr(fetch, "CIFAR10", local(source / "c.tar.gz"))
-    assert "MD5 of the archive is right" in fetch.fetch("cifar10", root)[0]
+    assert "checksum of the archive is right" in fetch.fetch("cifar10", root)[0]
     assert left_in(root) == ["cifar-10-batches-py"]
     with pytest.raises(UserError, match="not CIFAR-10 as published"):
         fetch.fetch("cifar10", root)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,9 @@ from PIL import Image
 
 from pmae.config import DataConfig
 from pmae.data.batches import Batches
-from pmae.data.chunks import stream
 from pmae.data.images import ImageSet, OnDemand
 from pmae.data.readers import tables
-from pmae.data.sets import load
+from pmae.data.sets import load, read_chunks
 from pmae.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def test_a_saved_data_set_and_its_splits(tmp_path: Path) -> None:
         assert (part.labels.tolist(), part.classes) == ([i % 2 for i in numbers], ("cat", "dog"))
     whole["train"].save_to_disk(tmp_path / "one")
     same(source(tmp_path / "one"), FIRST[:50])
-    chunks = [part for _, part in stream(DataConfig(source=str(tmp_path / "one")), 20).chunks]
+    chunks = [part for _, part in read_chunks(DataConfig(source=str(tmp_path / "one")), 20).chunks]
     assert ([len(part) for part in chunks], chunks[0].names[:2]) == ([20, 20, 10], ("row 0", "row 1"))
 
 
@@ -166,3 +166,101 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pip install 'pmae\[stream\]'"):
         source(tmp_path / "a.parquet")
+
+
+def table_of(paths: list[str]) -> pyarrow.Table:
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    return pyarrow.table({"image": pyarrow.array([{"bytes": None, "path": path} for path in paths], kind)})
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_row_names_only_regular_files_below_the_data(tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for path in (tmp_path / "secret.png", folder / "in.png"):
+        Image.fromarray(PIXELS[0]).save(path)
+    os.mkfifo(folder / "fifo.png")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    paths = ["in.png", str(folder / "in.png"), str(tmp_path / "secret.png"), "../secret.png", "link.png"]
+    paths += [str(folder / "fifo.png"), "/dev/zero", "in.png\0", "."]
+    table, file = table_of(paths), folder / f"a.{suffix}"
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(table, file)
+    else:
+        with pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    found = source(file, max_unreadable=7)
+    with pytest.warns(UserWarning, match="unreadable") as told:
+        images = found.loaded()
+    np.testing.assert_array_equal(images.images, FIRST[[0, 0]])
+    words = " ".join(str(one.message) for one in told)
+    assert words.count("outside the data's folder") == 4
+    assert words.count("not a regular file") == 2
+
+
+def test_an_arrow_file_with_offsets_beyond_its_end_is_refused(tmp_path: Path) -> None:
+    table = pyarrow.table({"image": [b"0123456789"] * 3})
+    with pyarrow.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    data = (tmp_path / "a.arrow").read_bytes()
+    offsets = np.array([0, 10, 20, 30], "<i4").tobytes()
+    assert data.count(offsets) == 1
+    for wrong in ([0, 10, 2**31 - 8, 2**31 - 4], [0, -(2**30), 20, 30], [0, 20, 10, 30]):
+        (tmp_path / "a.arrow").write_bytes(data.replace(offsets, np.array(wrong, "<i4").tobytes()))
+        with pytest.raises(UserError, match=r"a\.arrow cannot be read as a table"):
+            source(tmp_path / "a.arrow")
+
+
+IMAGE: dict[str, Any] = {"_type": "Image"}
+ARRAY: dict[str, Any] = {"_type": "Array2D", "shape": [2, 2], "dtype": "uint8"}
+
+
+def noted_as(**features: Any) -> bytes:
+    return json.dumps({"info": {"features": features}}).encode()
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        b"{",
+        b"[" * 100_000,
+        b"[]",
+        b"null",
+        b'{"info": [1]}',
+        b'{"info": {"features": [1]}}',
+        b"\xff\xfe",
+        noted_as(image={**ARRAY, "shape": None}),
+        noted_as(image={"_type": "Array2D"}),
+        noted_as(image={**ARRAY, "dtype": "object"}),
+        noted_as(image={**ARRAY, "dtype": [7]}),
+        noted_as(image=IMAGE, label={"_type": "ClassLabel", "names": 3}),
+        noted_as(image=IMAGE, label={"_type": "ClassLabel", "names": [1]}),
+    ],
+)
+def test_odd_metadata_is_one_sentence(tmp_path: Path, noted: bytes) -> None:
+    table = pyarrow.table({"image": [b"x", b"y"], "label": [0, 1]}).replace_schema_metadata({"huggingface": noted})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"data\.source.*a\.parquet"):
+        source(tmp_path / "a.parquet")
+
+
+def test_odd_metadata_of_a_column_that_says_nothing_is_passed_over(tmp_path: Path) -> None:
+    pictures(range(3)).to_parquet(tmp_path / "a.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    for noted in (b"{}", b'{"info": null}', b'{"info": {"features": {"image": 3, "label": null}}}'):
+        pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": noted}), tmp_path / "a.parquet")
+        same(source(tmp_path / "a.parquet"), FIRST[:3])
+
+
+def test_columns_of_one_name_and_files_that_differ_are_refused(tmp_path: Path) -> None:
+    twice = pyarrow.table([pyarrow.array([b"x"]), pyarrow.array([b"y"])], names=["image", "image"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(UserError, match=r"twice\.parquet must have columns of different names"):
+        source(tmp_path / "twice.parquet")
+    (tmp_path / "set").mkdir()
+    pictures(range(3)).to_parquet(tmp_path / "set" / "0.parquet")
+    others: list[dict[str, Any]] = [{"image": [b"x"]}, {"picture": [b"x"], "label": [1]}, {"a": [1.0]}]
+    for other in others:
+        pyarrow.parquet.write_table(pyarrow.table(other), tmp_path / "set" / "1.parquet")
+        with pytest.raises(UserError, match=r"1\.parquet"):
+            source(tmp_path / "set")

@@ -19,7 +19,7 @@ from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.baselines import random_weights
 from pmae.evaluate.finetune import Classifier, Finetuned, _optimizer, finetune, layer_depths
-from pmae.evaluate.protocols import FinetuneConfig, preset, without_augmentation
+from pmae.evaluate.protocols import FinetuneProtocol, preset, without_augmentation
 from pmae.evaluate.splits import BOXES, generator, order
 from pmae.models.encoder import Encoder, build_encoder
 
@@ -33,7 +33,7 @@ SHAPE: dict[str, Any] = {
     "depth": 2,
     "num_heads": 2,
 }
-FAST = FinetuneConfig(epochs=3, warmup_epochs=1, batch_size=32, base_lr=0.02, weight_decay=0.05)
+FAST = FinetuneProtocol(epochs=3, warmup_epochs=1, batch_size=32, base_lr=0.02, weight_decay=0.05)
 
 
 EVERYTHING: dict[str, Any] = {
@@ -49,7 +49,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def run(
-    encoder: nn.Module, splits: Splits, standardize: Standardize, config: FinetuneConfig = FAST, **more: Any
+    encoder: nn.Module, splits: Splits, standardize: Standardize, config: FinetuneProtocol = FAST, **more: Any
 ) -> Finetuned:
     labels = torch.from_numpy(splits.train.labels)
     return finetune(encoder, Batches(splits.train.images, CPU), labels, 3, standardize, config, **more)
@@ -233,7 +233,7 @@ def test_strong_settings_learn(encoder: Encoder, splits: Splits, standardize: St
 
 
 def test_the_other_presets_have_none_of_it_and_vectors_only_what_needs_no_place() -> None:
-    off = {name: getattr(FinetuneConfig(), name) for name in EVERYTHING}
+    off = {name: getattr(FinetuneProtocol(), name) for name in EVERYTHING}
     assert set(off.values()) == {0.0, None}
     for name in ("paper", "released", "plain"):
         config = preset(name).finetune
@@ -250,9 +250,9 @@ def test_the_other_presets_have_none_of_it_and_vectors_only_what_needs_no_place(
 )
 def test_settings_out_of_range_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"finetune\.{name} must be .*{value}"):
-        FinetuneConfig(**{name: value})  # type: ignore[arg-type]
+        FinetuneProtocol(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"finetune\.cutmix must be at most what mixup \(0.6\) leaves of 1, got 0.5"):
-        FinetuneConfig(mixup=0.6, cutmix=0.5)
+        FinetuneProtocol(mixup=0.6, cutmix=0.5)
 
 
 def test_depth_and_rates_of_a_vit(encoder: Encoder) -> None:
@@ -263,7 +263,7 @@ def test_depth_and_rates_of_a_vit(encoder: Encoder) -> None:
     assert depths["encoder.net.blocks.1.mlp.fc1.bias"] == 2
     assert depths["encoder.net.norm.weight"] == depths["head.weight"] == 3
     groups = _optimizer(
-        classifier, FinetuneConfig(base_lr=0.1, layer_decay=0.5, weight_decay=0.3), 256, CPU
+        classifier, FinetuneProtocol(base_lr=0.1, layer_decay=0.5, weight_decay=0.3), 256, CPU
     ).param_groups
     peak = {id(p): group for group in groups for p in group["params"]}
     found = {name: peak[id(p)] for name, p in classifier.named_parameters() if p.requires_grad}

@@ -1,11 +1,10 @@
-import json
-
 import numpy as np
 import pytest
 from sklearn import metrics as reference
 
 from pmae.errors import UserError
-from pmae.evaluate.metrics import METRICS, _ranking, confusion, evaluate_scores, per_class, weighted_metrics
+from pmae.evaluate.metrics import _ranking, confusion, evaluate_scores, per_class, weighted_metrics
+from pmae.results import METRICS, Interval
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -38,7 +37,7 @@ def test_values_equal_scikit_learn(classes: int, ties: bool) -> None:
     scores, labels = case(200, classes, classes, ties)
     found = evaluate_scores(scores, labels, resamples=10)
     for name, value in sklearn_metrics(scores, labels).items():
-        assert found[name]["value"] == pytest.approx(value, abs=1e-12), name
+        assert found[name].value == pytest.approx(value, abs=1e-12), name
 
 
 def test_one_resampling_serves_all_metrics_and_equals_scikit_learn_on_the_resampled_rows() -> None:
@@ -57,17 +56,17 @@ def test_table_and_confusion_equal_scikit_learn() -> None:
     table = confusion(scores.argmax(1), labels, 4)
     assert (table == reference.confusion_matrix(labels, scores.argmax(1))).all()
     precision, recall, _, support = reference.precision_recall_fscore_support(labels, scores.argmax(1))
-    for c, row in enumerate(per_class(table)):
-        assert (row["precision"], row["recall"]) == pytest.approx((precision[c], recall[c]))
-        assert row["support"] == support[c]
+    for c, row in enumerate(per_class(table, "abcd")):
+        assert (row.precision, row.recall) == pytest.approx((precision[c], recall[c]))
+        assert row.support == support[c]
 
 
 def test_interval_of_the_accuracy_is_about_the_binomial_one_and_follows_the_seed() -> None:
     scores, labels = case(400, 3, 5)
     found = evaluate_scores(scores, labels, resamples=2000)["accuracy"]
-    share = found["value"]
+    share = found.value
     half = 1.96 * (share * (1 - share) / 400) ** 0.5
-    assert (found["low"], found["high"]) == pytest.approx((share - half, share + half), abs=0.01)
+    assert (found.low, found.high) == pytest.approx((share - half, share + half), abs=0.01)
     assert evaluate_scores(scores, labels, 50, seed=1) == evaluate_scores(scores, labels, 50, seed=1)
     assert evaluate_scores(scores, labels, 50, seed=1) != evaluate_scores(scores, labels, 50, seed=2)
 
@@ -79,7 +78,7 @@ def test_interval_contains_the_truth_about_95_times_in_100() -> None:
         right = rng.random(150) < 0.7
         scores = np.eye(2)[np.where(right, labels, 1 - labels)]
         found = evaluate_scores(scores, labels, resamples=200, seed=trial)["accuracy"]
-        inside += found["low"] <= 0.7 <= found["high"]
+        inside += found.low <= 0.7 <= found.high
     assert 0.89 <= inside / 200 <= 0.99
 
 
@@ -89,29 +88,27 @@ def test_a_class_missing_from_the_test_part_is_left_out_of_the_averages() -> Non
     found = evaluate_scores(scores[rows], labels[rows], resamples=20)
     recalls = [(scores[rows][labels[rows] == c].argmax(1) == c).mean() for c in range(3)]
     aucs = [reference.roc_auc_score(labels[rows] == c, scores[rows][:, c]) for c in range(3)]
-    assert found["balanced_accuracy"]["value"] == pytest.approx(np.mean(recalls))
-    assert found["macro_auc"]["value"] == pytest.approx(np.mean(aucs))
-    assert per_class(confusion(scores[rows].argmax(1), labels[rows], 4))[3]["recall"] is None
+    assert found["balanced_accuracy"].value == pytest.approx(np.mean(recalls))
+    assert found["macro_auc"].value == pytest.approx(np.mean(aucs))
+    assert per_class(confusion(scores[rows].argmax(1), labels[rows], 4), "abcd")[3].recall is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_single_class_has_no_auc_and_no_nan(count: int) -> None:
     found = evaluate_scores(np.tile([0.3, 0.7], (count, 1)), np.ones(count, int), resamples=5)
-    assert found["macro_auc"] == {"value": None, "low": None, "high": None}
-    assert found["accuracy"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert "NaN" not in json.dumps(found)
+    assert found["macro_auc"] == Interval()
+    assert found["accuracy"] == Interval(1.0, 1.0, 1.0)
 
 
 def test_constant_scores_have_an_auc_of_one_half() -> None:
     found = evaluate_scores(np.full((6, 3), 1 / 3), np.array([0, 0, 1, 1, 2, 2]), resamples=30)
-    assert found["macro_auc"] == {"value": 0.5, "low": 0.5, "high": 0.5}
-    assert found["accuracy"]["value"] == pytest.approx(1 / 3)
+    assert found["macro_auc"] == Interval(0.5, 0.5, 0.5)
+    assert found["accuracy"].value == pytest.approx(1 / 3)
 
 
 def test_two_samples_of_two_classes() -> None:
     found = evaluate_scores(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 1]), resamples=20)
-    assert all(found[name]["value"] == 1.0 for name in METRICS)
-    assert "NaN" not in json.dumps(found)
+    assert all(found[name].value == 1.0 for name in METRICS)
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pmae.errors import UserError
-from pmae.evaluate.online import logistic_regression, quick_scores
-from pmae.evaluate.probes import Heads, Source, Task, choose, train_probes, train_together
-from pmae.evaluate.protocols import PRESETS, ProbeConfig, only, paper, preset, released, strong
+from pmae.evaluate.online import logistic_regression, probe_accuracies
+from pmae.evaluate.probes import Heads, ProbeTask, Source, choose, train_probes, train_together
+from pmae.evaluate.protocols import PRESETS, ProbeProtocol, only, paper, preset, released, strong
 from pmae.evaluate.splits import batch_of, hold_out, order
 from pmae.train.schedule import rate
 
 CPU = torch.device("cpu")
 
-FAST = ProbeConfig(epochs=4, warmup_epochs=1, batch_size=32, augment=None)
+FAST = ProbeProtocol(epochs=4, warmup_epochs=1, batch_size=32, augment=None)
 
 
 def blobs(count: int, classes: int, width: int, spread: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -39,11 +39,11 @@ def always(x: Tensor) -> Source:
     return lambda epoch: x
 
 
-def task(labels: Tensor, classes: int = 4) -> Task:
-    return Task(labels, classes, ("cls", "mean"), hidden=10)
+def task(labels: Tensor, classes: int = 4) -> ProbeTask:
+    return ProbeTask(labels, classes, ("cls", "mean"), hidden=10)
 
 
-def every(config: ProbeConfig) -> dict[tuple[str, str], tuple[tuple[float, float], ...]]:
+def every(config: ProbeProtocol) -> dict[tuple[str, str], tuple[tuple[float, float], ...]]:
     return {(kind, pooling): config.grid for kind in config.kinds for pooling in ("cls", "mean")}
 
 
@@ -55,7 +55,7 @@ def test_each_head_of_a_stack_is_what_it_would_be_alone() -> None:
         for p, pooling in enumerate(("cls", "mean")):
             for r, setting in enumerate(config.grid):
                 lone = dataclasses.replace(config, kinds=(kind,))
-                alone_task = Task(labels, 4, (pooling,), 10)
+                alone_task = ProbeTask(labels, 4, (pooling,), 10)
                 alone = train_probes(always(x[p : p + 1]), alone_task, lone, {(kind, pooling): (setting,)}, 3)
                 assert torch.allclose(
                     alone.scores(x[p : p + 1])[kind, pooling][0], together[kind, pooling][r], atol=1e-4
@@ -105,7 +105,7 @@ def test_training_equals_torch_layers_with_torch_sgd(kind: Literal["linear", "ml
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-    probes = train_probes(always(x[:1]), Task(labels, 4, ("cls",), 10), config, {(kind, "cls"): config.grid}, 5)
+    probes = train_probes(always(x[:1]), ProbeTask(labels, 4, ("cls",), 10), config, {(kind, "cls"): config.grid}, 5)
     with torch.no_grad():
         expected = model(x[0]).softmax(1)
     # torch's momentum folds the rate in at the update, as ours does, so the schedules agree step by step.
@@ -139,9 +139,9 @@ def test_an_mlp_learns_what_a_linear_head_cannot() -> None:
     x = rng.normal(size=(600, 2)).astype(np.float32)
     labels = torch.from_numpy((x[:, 0] * x[:, 1] > 0).astype(np.int64))
     both = torch.from_numpy(x)[None]
-    config = ProbeConfig(epochs=60, warmup_epochs=5, batch_size=60, base_lrs=(0.5,), augment=None)
+    config = ProbeProtocol(epochs=60, warmup_epochs=5, batch_size=60, base_lrs=(0.5,), augment=None)
     grid = {("linear", "cls"): config.grid, ("mlp", "cls"): config.grid}
-    probes = train_probes(always(both), Task(labels, 2, ("cls",), 32), config, grid, 0)
+    probes = train_probes(always(both), ProbeTask(labels, 2, ("cls",), 32), config, grid, 0)
     right = {kind: float((s[0].argmax(1) == labels).float().mean()) for (kind, _), s in probes.scores(both).items()}
     assert right["linear"] < 0.7
     assert right["mlp"] > 0.95
@@ -155,7 +155,7 @@ def test_permuted_labels_score_at_chance() -> None:
     for scores in probes.scores(test).values():
         # Four equal classes: the deviation of chance over 800 images is 1.5 points, and classes move together.
         assert float((scores[0].argmax(1) == truth).float().mean()) == pytest.approx(0.25, abs=0.12)
-    quick = quick_scores(x[0], shuffled, test[0], truth)
+    quick = probe_accuracies(x[0], shuffled, test[0], truth)
     assert quick["linear"] == pytest.approx(0.25, abs=0.12)
     assert quick["knn"] == pytest.approx(0.25, abs=0.12)
 
@@ -202,10 +202,12 @@ def test_quick_logistic_regression_equals_scikit_learn() -> None:
 def test_quick_scores_on_separable_constant_and_tiny_data() -> None:
     x, labels = features(300, 0, spread=0.2)
     test, truth = features(100, 1, spread=0.2)
-    assert quick_scores(x[0], labels, test[0], truth) == {"linear": 1.0, "knn": 1.0}
-    constant = quick_scores(torch.ones(6, 3), torch.tensor([0, 0, 0, 0, 1, 1]), torch.ones(2, 3), torch.tensor([0, 0]))
+    assert probe_accuracies(x[0], labels, test[0], truth) == {"linear": 1.0, "knn": 1.0}
+    constant = probe_accuracies(
+        torch.ones(6, 3), torch.tensor([0, 0, 0, 0, 1, 1]), torch.ones(2, 3), torch.tensor([0, 0])
+    )
     assert constant == {"linear": 1.0, "knn": 1.0}
-    two = quick_scores(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 1]))
+    two = probe_accuracies(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 1]))
     assert two["linear"] == 1.0
 
 
@@ -253,4 +255,4 @@ def test_only_keeps_the_named_protocols() -> None:
 )
 def test_wrong_settings_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError, match=f"probe.{next(iter(wrong))}"):
-        ProbeConfig(**wrong)  # type: ignore[arg-type]
+        ProbeProtocol(**wrong)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import pytest
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.splits import complete, duplicates, hold_out
+from pmae.results import DuplicatePair, Duplicates
 
 Pictures = Callable[..., ImageSet]
 
@@ -62,8 +63,5 @@ def test_duplicates_across_splits_are_counted_and_named(pictures: Pictures) -> N
     images[[3, 7]] = train.images[[5, 5]]
     names = tuple(f"{n}.png" for n in range(10))
     found = duplicates(train, ImageSet(images, test.labels, names=names))
-    assert found == {
-        "count": 2,
-        "pairs": [{"train": "#5", "held_out": "3.png"}, {"train": "#5", "held_out": "7.png"}],
-    }
-    assert duplicates(train, test)["count"] == 0
+    assert found == Duplicates(2, (DuplicatePair("#5", "3.png"), DuplicatePair("#5", "7.png")))
+    assert duplicates(train, test).count == 0

@@ -13,25 +13,32 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.errors import UserError
+from pmae.evaluate import suite
 from pmae.evaluate.baselines import RawPixels, fit_pca
 from pmae.evaluate.features import shape_of
-from pmae.evaluate.protocols import FinetuneConfig, KnnConfig, ProbeConfig, Protocols, only
-from pmae.evaluate.results import Measured, Run, entry
-from pmae.evaluate.suite import evaluate
+from pmae.evaluate.metrics import Predictions, SeedPredictions, score_of
+from pmae.evaluate.protocols import FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols, only
 from pmae.models.encoder import Encoder
+from pmae.results import Evaluation, Score
+from pmae.results_file import read_evaluations
 
 CPU = torch.device("cpu")
 Pictures = Callable[..., ImageSet]
 
-PROBE = ProbeConfig(epochs=6, warmup_epochs=1, batch_size=32, base_lrs=(0.1, 0.5), augment=None, standardize=True)
+PROBE = ProbeProtocol(epochs=6, warmup_epochs=1, batch_size=32, base_lrs=(0.1, 0.5), augment=None, standardize=True)
 SMALL = Protocols(
-    "small", PROBE, KnnConfig((1, 3, 5)), FinetuneConfig(epochs=2, warmup_epochs=0, base_lr=0.01), resamples=50
+    "small", PROBE, KnnProtocol((1, 3, 5)), FinetuneProtocol(epochs=2, warmup_epochs=0, base_lr=0.01), resamples=50
 )
 
 
-def find(results: dict[str, Any], protocol: str, pooling: str, split: str) -> dict[str, Any]:
-    (one,) = [e for e in results["results"] if (e["protocol"], e["pooling"], e["split"]) == (protocol, pooling, split)]
-    return dict(one)
+def find(evaluation: Evaluation, protocol: str, pooling: str, split: str) -> Score:
+    (one,) = [s for s in evaluation.scores if (s.protocol, s.pooling, s.split) == (protocol, pooling, split)]
+    return one
+
+
+def evaluate(*arguments: Any, **named: Any) -> Evaluation:
+    """The suite on something made by PMAE, on a CPU."""
+    return suite.evaluate(*arguments, method="pmae", epoch=3, device=CPU, **named)
 
 
 def shuffled(part: ImageSet, seed: int) -> ImageSet:
@@ -43,30 +50,32 @@ def test_everything_at_once_is_plain_json(
     encoder: Encoder, splits: Splits, standardize: Standardize, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    found = evaluate(encoder, splits, standardize, SMALL, device=CPU, seeds=(0, 1), folder=tmp_path, say=said.append)
-    assert json.loads(json.dumps(found["results"], allow_nan=False)) == found["results"]
-    json.dumps(found, allow_nan=False)
-    assert len(found["results"]) == (4 + 2 + 1) * 2
+    found = evaluate(encoder, splits, standardize, SMALL, seeds=(0, 1), folder=tmp_path, say=said.append)
+    written = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    (read,) = read_evaluations({"evaluations": [written]}, "results.json")
+    assert dataclasses.replace(read, settings=found.settings) == found
+    assert len(found.scores) == (4 + 2 + 1) * 2
     assert said == ["features", "probes", "neighbours", "fine-tuning", "metrics"]
     linear = find(found, "linear", "mean", "test")
-    assert [run["seed"] for run in linear["runs"]] == [0, 1]
-    assert linear["images"] == 60
-    values = [run["metrics"]["accuracy"]["value"] for run in linear["runs"]]
-    assert linear["metrics"]["accuracy"]["value"] == pytest.approx(np.mean(values))
-    assert linear["metrics"]["accuracy"]["std"] == pytest.approx(np.std(values, ddof=1))
-    assert "split off the training part" in linear["chosen_on"]
-    assert np.sum(linear["confusion"]) == 60
-    assert [row["support"] for row in linear["per_class"]] == [20, 20, 20]
+    assert (linear.label, linear.preset, linear.data) == ("pmae epoch 3", "small", splits.name)
+    assert [one.seed for one in linear.by_seed] == [0, 1]
+    assert linear.images == 60
+    values = [one.metrics["accuracy"].value for one in linear.by_seed if one.metrics]
+    assert linear.metrics["accuracy"].value == pytest.approx(np.mean(values))
+    assert linear.metrics["accuracy"].std == pytest.approx(np.std(values, ddof=1))
+    assert "split off the training part" in linear.chosen_on
+    assert np.sum(linear.confusion) == 60
+    assert [row.support for row in linear.per_class] == [20, 20, 20]
     neighbours = find(found, "knn", "cls", "val")
-    assert [row["k"] for row in neighbours["by_k"]] == [1, 3, 5]
-    chosen = neighbours["runs"][0]["chosen"]["k"]
-    assert max(row["validation"] for row in neighbours["by_k"]) == next(
-        row["validation"] for row in neighbours["by_k"] if row["k"] == chosen
+    assert [row.k for row in neighbours.by_k] == [1, 3, 5]
+    chosen = neighbours.by_seed[0].chosen["k"]
+    assert max(row.validation for row in neighbours.by_k) == next(
+        row.validation for row in neighbours.by_k if row.k == chosen
     )
-    assert len(find(found, "finetune", "cls", "test")["losses"]) == 2
-    assert found["data"]["majority"]["test"] == pytest.approx(1 / 3)
-    assert set(found["seconds"]) == {"features", "probes", "knn", "finetune", "metrics"}
-    assert 1 <= found["features"]["cls"]["effective_rank"] <= 16
+    assert len(find(found, "finetune", "cls", "test").losses) == 2
+    assert found.data.majority["test"] == pytest.approx(1 / 3)
+    assert set(found.seconds) == {"features", "probes", "knn", "finetune", "metrics"}
+    assert 1 <= found.features["cls"].effective_rank <= 16
     assert (tmp_path / "seed-1" / "finetune.json").exists()
 
 
@@ -74,15 +83,13 @@ def test_the_same_seed_gives_the_same_results_and_the_test_part_no_influence(
     encoder: Encoder, splits: Splits, standardize: Standardize
 ) -> None:
     protocols = only(SMALL, ["linear", "knn"])
-    first, again = (evaluate(encoder, splits, standardize, protocols, device=CPU)["results"] for _ in range(2))
+    first, again = (evaluate(encoder, splits, standardize, protocols).scores for _ in range(2))
     assert first == again
     assert splits.test is not None
     scrambled = shuffled(splits.test, 0)
-    other = evaluate(encoder, dataclasses.replace(splits, test=scrambled), standardize, protocols, device=CPU)[
-        "results"
-    ]
-    assert [e["runs"][0]["chosen"] for e in other] == [e["runs"][0]["chosen"] for e in first]
-    assert [e for e in other if e["split"] == "val"] == [e for e in first if e["split"] == "val"]
+    other = evaluate(encoder, dataclasses.replace(splits, test=scrambled), standardize, protocols).scores
+    assert [e.by_seed[0].chosen for e in other] == [e.by_seed[0].chosen for e in first]
+    assert [e for e in other if e.split == "val"] == [e for e in first if e.split == "val"]
 
 
 def test_augmented_probes_run_the_encoder_anew_each_epoch(
@@ -90,34 +97,34 @@ def test_augmented_probes_run_the_encoder_anew_each_epoch(
 ) -> None:
     config = dataclasses.replace(PROBE, base_lrs=(0.1,), augment=AugmentConfig())
     protocols = Protocols("augmented", config, None, None, resamples=10)
-    found = evaluate(encoder, splits, standardize, protocols, device=CPU)
-    assert {(e["protocol"], e["pooling"]) for e in found["results"]} == {
+    found = evaluate(encoder, splits, standardize, protocols)
+    assert {(e.protocol, e.pooling) for e in found.scores} == {
         (kind, pooling) for kind in ("linear", "mlp") for pooling in ("cls", "mean")
     }
-    assert found["results"][0]["chosen_on"] == "fixed by the preset"
+    assert found.scores[0].chosen_on == "fixed by the preset"
     plain = dataclasses.replace(protocols, probe=dataclasses.replace(config, augment=None))
-    other = evaluate(encoder, splits, standardize, plain, device=CPU)
-    assert [e["metrics"] for e in found["results"]] != [e["metrics"] for e in other["results"]]
+    other = evaluate(encoder, splits, standardize, plain)
+    assert [e.metrics for e in found.scores] != [e.metrics for e in other.scores]
 
 
 def test_baselines_go_through_the_same_door(splits: Splits, standardize: Standardize) -> None:
     pixels = RawPixels(splits.train.shape, 16)
     pca = fit_pca(Batches(splits.train.images, CPU), standardize, splits.train.shape, 16)
     for represent, name in ((pixels, "pixels"), (pca, "pca")):
-        found = evaluate(represent, splits, standardize, SMALL, device=CPU)
-        assert {e["pooling"] for e in found["results"]} == {name}
-        assert any("nothing to train" in note for note in found["notes"])
-        assert find(found, "linear", name, "test")["metrics"]["accuracy"]["value"] > 0.9
+        found = evaluate(represent, splits, standardize, SMALL)
+        assert {e.pooling for e in found.scores} == {name}
+        assert any("nothing to train" in note for note in found.notes)
+        assert find(found, "linear", name, "test").metrics["accuracy"].value > 0.9
 
 
 def test_permuted_labels_score_at_chance(
     encoder: Encoder, splits: Splits, standardize: Standardize, pictures: Pictures
 ) -> None:
     permuted = Splits("permuted", shuffled(splits.train, 1), test=shuffled(pictures(300, 5), 2))
-    for one in evaluate(encoder, permuted, standardize, SMALL, device=CPU)["results"]:
-        accuracy = one["metrics"]["accuracy"]
-        assert accuracy["low"] - 0.03 <= 1 / 3 <= accuracy["high"] + 0.03
-        assert one["metrics"]["macro_auc"]["value"] == pytest.approx(0.5, abs=0.1)
+    for one in evaluate(encoder, permuted, standardize, SMALL).scores:
+        accuracy = one.metrics["accuracy"]
+        assert accuracy.low - 0.03 <= 1 / 3 <= accuracy.high + 0.03
+        assert one.metrics["macro_auc"].value == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_set_without_test_split_and_with_duplicates_says_so(
@@ -131,13 +138,12 @@ def test_a_set_without_test_split_and_with_duplicates_says_so(
         Splits("mine", dataclasses.replace(train, images=images)),
         standardize,
         only(SMALL, ["knn"]),
-        device=CPU,
     )
-    assert found["data"]["test"] == 18
-    assert found["data"]["val"] is None
-    assert "no test split" in found["data"]["notes"][0]
-    assert found["data"]["duplicates"]["test"]["count"] == 6
-    assert {e["split"] for e in found["results"]} == {"test"}
+    assert found.data.test == 18
+    assert found.data.val is None
+    assert "no test split" in found.data.notes[0]
+    assert found.data.duplicates["test"].count == 6
+    assert {e.split for e in found.scores} == {"test"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -145,13 +151,11 @@ def test_every_dtype_and_one_channel(dtype: str, pictures: Pictures) -> None:
     train, test = pictures(60, 0, (1, 8, 8)), pictures(30, 1, (1, 8, 8))
     cast = [dataclasses.replace(part, images=part.images.astype(dtype)) for part in (train, test)]
     standardize = Standardize(torch.tensor(100.0), torch.tensor(40.0))
-    found = evaluate(
-        RawPixels((1, 8, 8), 8), Splits("cast", cast[0], test=cast[1]), standardize, only(SMALL, ["knn"]), device=CPU
-    )
-    assert find(found, "knn", "pixels", "test")["metrics"]["accuracy"]["value"] > 0.9
+    found = evaluate(RawPixels((1, 8, 8), 8), Splits("cast", cast[0], test=cast[1]), standardize, only(SMALL, ["knn"]))
+    assert find(found, "knn", "pixels", "test").metrics["accuracy"].value > 0.9
 
 
-def edge(pictures: Pictures, train: list[int], test: list[int], constant: bool = False) -> dict[str, Any]:
+def edge(pictures: Pictures, train: list[int], test: list[int], constant: bool = False) -> Evaluation:
     def part(labels: list[int], seed: int) -> ImageSet:
         made = pictures(len(labels), seed)
         images = np.full_like(made.images, 7) if constant else made.images
@@ -159,21 +163,21 @@ def edge(pictures: Pictures, train: list[int], test: list[int], constant: bool =
 
     standardize = Standardize(torch.tensor(100.0), torch.tensor(40.0))
     splits = Splits("edge", part(train, 0), test=part(test, 1))
-    return evaluate(RawPixels((2, 8, 12), 4), splits, standardize, SMALL, device=CPU)
+    return evaluate(RawPixels((2, 8, 12), 4), splits, standardize, SMALL)
 
 
 def test_one_class_a_missing_class_and_constant_images_have_no_nan(pictures: Pictures) -> None:
     one = edge(pictures, [1] * 6, [1] * 4)
-    assert "single class" in " ".join(one["notes"])
-    assert find(one, "linear", "pixels", "test")["metrics"]["accuracy"]["value"] == 1.0
-    assert find(one, "linear", "pixels", "test")["metrics"]["macro_auc"]["value"] is None
+    assert "single class" in " ".join(one.notes)
+    assert find(one, "linear", "pixels", "test").metrics["accuracy"].value == 1.0
+    assert find(one, "linear", "pixels", "test").metrics["macro_auc"].value is None
     missing = edge(pictures, [0, 1] * 6, [0, 1, 2, 2])
-    assert any("class 'c' is in test but not in train" in note for note in missing["notes"])
-    assert find(missing, "knn", "pixels", "test")["per_class"][2]["recall"] == 0.0
+    assert any("class 'c' is in test but not in train" in note for note in missing.notes)
+    assert find(missing, "knn", "pixels", "test").per_class[2].recall == 0.0
     constant = edge(pictures, [0, 0, 0, 1, 1, 0] * 3, [0, 0, 1], constant=True)
-    assert find(constant, "linear", "pixels", "test")["metrics"]["macro_auc"]["value"] == 0.5
+    assert find(constant, "linear", "pixels", "test").metrics["macro_auc"].value == 0.5
     for found in (one, missing, constant):
-        json.dumps(found, allow_nan=False)
+        json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_two_images_and_missing_labels_are_clear_errors(pictures: Pictures) -> None:
@@ -185,27 +189,26 @@ def test_two_images_and_missing_labels_are_clear_errors(pictures: Pictures) -> N
 
 def test_seeds_must_differ(encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
     with pytest.raises(UserError, match="no two alike"):
-        evaluate(encoder, splits, standardize, SMALL, device=CPU, seeds=(1, 1))
+        evaluate(encoder, splits, standardize, SMALL, seeds=(1, 1))
 
 
 def test_a_diverged_seed_is_named_and_has_no_metrics() -> None:
     good, bad = np.eye(2)[[0, 1, 1]], np.full((3, 2), np.nan)
-    runs = [Run(0, bad, {}), Run(1, good, {})]
-    made = entry(Measured("mlp", "cls", "test", "x", runs), np.array([0, 1, 0]), ("a", "b"), 20)
-    assert made["runs"][0]["metrics"] is None
-    assert made["metrics"]["accuracy"]["value"] == pytest.approx(2 / 3)
-    assert "diverged for 1 of 2 seeds" in made["notes"][0]
-    lost = entry(Measured("mlp", "cls", "test", "x", runs[:1]), np.array([0, 1, 0]), ("a", "b"), 20)
-    assert lost["metrics"]["accuracy"]["value"] is None
-    assert lost["confusion"] is None
-    json.dumps([made, lost], allow_nan=False)
+    runs = [SeedPredictions(0, bad, {}), SeedPredictions(1, good, {})]
+    made = score_of(Predictions("mlp", "cls", "test", "x", runs), np.array([0, 1, 0]), ("a", "b"), 20)
+    assert made.by_seed[0].metrics is None
+    assert made.metrics["accuracy"].value == pytest.approx(2 / 3)
+    assert "diverged for 1 of 2 seeds" in made.notes[0]
+    lost = score_of(Predictions("mlp", "cls", "test", "x", runs[:1]), np.array([0, 1, 0]), ("a", "b"), 20)
+    assert lost.metrics["accuracy"].value is None
+    assert lost.confusion is None
 
 
 def test_a_head_that_died_to_a_constant_is_named() -> None:
-    dead = Run(0, np.tile([0.7, 0.3], (3, 1)), {})
-    made = entry(Measured("mlp", "cls", "test", "x", [dead]), np.array([0, 1, 0]), ("a", "b"), 20)
-    assert "its training died" in made["notes"][0]
-    assert made["metrics"]["macro_auc"]["value"] == 0.5
+    dead = SeedPredictions(0, np.tile([0.7, 0.3], (3, 1)), {})
+    made = score_of(Predictions("mlp", "cls", "test", "x", [dead]), np.array([0, 1, 0]), ("a", "b"), 20)
+    assert "its training died" in made.notes[0]
+    assert made.metrics["macro_auc"].value == 0.5
 
 
 def test_features_that_are_not_finite_are_refused_before_any_head_is_trained() -> None:

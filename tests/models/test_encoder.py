@@ -1,5 +1,7 @@
 """Encoders and decoder: timm's own forward and state dict, any shape, clear refusals."""
 
+from typing import Literal
+
 import pytest
 import timm
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from pmae.config import DecoderConfig, EncoderConfig
 from pmae.errors import UserError
 from pmae.models import Decoder, Encoder, build_encoder
-from pmae.models.encoder import PatchProduct, sine_cosine
+from pmae.models.encoder import sine_cosine
 
 
 def vit(shape: tuple[int, int, int] = (3, 32, 32), patch: int = 8, **settings: int) -> Encoder:
@@ -87,6 +89,25 @@ def test_named_decoders_have_their_sizes(name: str, width: int, depth: int, coun
     assert sum(p.numel() for p in decoder.parameters()) == pytest.approx(count, rel=0.02)
 
 
+@pytest.mark.parametrize("init", ["xavier", "normal"])
+def test_initial_matrices_have_the_standard_deviation_that_is_asked_for(init: Literal["xavier", "normal"]) -> None:
+    encoder = build_encoder(EncoderConfig(patch_size=8, init=init), (3, 32, 32))
+    decoder = Decoder(DecoderConfig("text", init=init), encoder, 8)
+    layers = [m for m in (*encoder.modules(), *decoder.modules()) if isinstance(m, nn.Linear | nn.Conv2d)]
+    assert len(layers) == 1 + 24 * 4 + 2
+    for layer in layers:
+        inputs, outputs = layer.weight[0].numel(), len(layer.weight)
+        expected = 0.02 if init == "normal" else (2 / (inputs + outputs)) ** 0.5
+        assert float(layer.weight.detach().std()) == pytest.approx(expected, rel=0.03)
+        assert layer.bias is not None
+        assert not bool(layer.bias.any())
+
+
+def test_a_timm_name_keeps_timms_initial_weights() -> None:
+    with pytest.raises(UserError, match=r"encoder\.init must be left unset unless encoder\.name is vit_tiny"):
+        EncoderConfig("resnet18", init="normal")
+
+
 def test_positions_tell_rows_and_columns_apart() -> None:
     table = sine_cosine(32, 5, 7, prefix=2)[0]
     assert bool((table[:2] == 0).all())
@@ -97,14 +118,3 @@ def test_positions_tell_rows_and_columns_apart() -> None:
     # A step to the right changes one half, a step down the other.
     assert bool((grid[0] != grid[1]).nonzero().max() < 16)
     assert bool((grid[0] != grid[7]).nonzero().min() >= 16)
-
-
-def test_the_patch_product_is_the_convolution() -> None:
-    convolution = nn.Conv2d(3, 16, (4, 8), (4, 8))
-    x = torch.randn(2, 3, 8, 16)
-    expected = convolution(x)
-    convolution.__class__ = PatchProduct
-    assert torch.equal(convolution(x), expected)
-    half = convolution.bfloat16()(x.bfloat16())
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.05)

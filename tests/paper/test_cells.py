@@ -10,7 +10,7 @@ from tests.sweep.conftest import SMALL
 
 from pmae.cli import main
 from pmae.paper.runner import reproduce
-from pmae.paper.tables import ITEMS, Item, Pretraining, Row, spec_of, specs_of
+from pmae.paper.tables import ITEMS, Item, Row, RunChoices, spec_of, specs_of
 from pmae.runs import Run
 from pmae.sweep.scored import Scoring
 
@@ -30,16 +30,16 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_a_run_without_checkpoints_serves_the_search_but_not_a_missing_evaluation(
     root: Path, store: Store, tmp_path: Path
 ) -> None:
-    chosen = Pretraining(datasets=("dermamnist",), epochs=1, settings=tuple(s.split("=") for s in SMALL[1:10]))  # type: ignore[misc]
+    chosen = RunChoices(datasets=("dermamnist",), epochs=1, settings=tuple(s.split("=") for s in SMALL[1:10]))  # type: ignore[misc]
     spec = spec_of(ITEMS["knn"], Row("mae", 0.75), "dermamnist", 0.75, 0, chosen)
     store(tmp_path / "kept", spec, {1: 0.7}, 0.8)
     item = Item("one", "One", "none", "table", (Row("mae", 0.75),), ("dermamnist",), ("linear",))
     here = {"root": str(root), "device": "cpu", "epochs": 1, "settings": chosen.settings}
     scoring = Scoring(tmp_path / "a", (tmp_path / "kept",))
-    reproduce(item, Pretraining(**here), scoring)  # type: ignore[arg-type]
+    reproduce(item, RunChoices(**here), scoring)  # type: ignore[arg-type]
     assert not (tmp_path / "a/runs").exists()
     other = Item("one", "One", "none", "table", (Row("mae", 0.75),), ("dermamnist",), ("knn",))
-    reproduce(other, Pretraining(**here), scoring)  # type: ignore[arg-type]
+    reproduce(other, RunChoices(**here), scoring)  # type: ignore[arg-type]
     assert len(list((tmp_path / "a/runs").iterdir())) == 1
 
 
@@ -60,7 +60,7 @@ def test_published_results_of_the_repository_build_a_table(tmp_path: Path, forbi
 def test_where_no_run_is_found_the_nearest_is_named(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = spec_of(ITEMS["spread"], Row("pmae", "every"), "bloodmnist", 0.4, 0, Pretraining(epochs=9))
+    spec = spec_of(ITEMS["spread"], Row("pmae", "every"), "bloodmnist", 0.4, 0, RunChoices(epochs=9))
     run = store(tmp_path / "kept", spec, {9: 0.5}, 0.6)
     common = ["--runs", tmp_path / "kept", "--only-found", "--out", tmp_path / "out", "--datasets"]
     assert paper("spread", "ratio", "--epochs", 8, *common, "bloodmnist") == 0
@@ -77,7 +77,7 @@ def test_where_no_run_is_found_the_nearest_is_named(
 def test_notes_say_what_a_found_run_lacks_and_what_an_oracle_rests_on(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = spec_of(ITEMS["main"], Row("pmae", "oracle"), "bloodmnist", 0.4, 0, Pretraining(epochs=9))
+    spec = spec_of(ITEMS["main"], Row("pmae", "oracle"), "bloodmnist", 0.4, 0, RunChoices(epochs=9))
     store(tmp_path / "kept", spec, {9: 0.5}, 0.6, preset="strong")
     common = ["--datasets", "bloodmnist", "--epochs", 9, "--runs", tmp_path / "kept", "--only-found", "--out", tmp_path]
     assert paper("main", *common, "--preset", "strong") == 0
@@ -96,7 +96,7 @@ def test_results_without_pictures_are_no_pictures(
     root: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = [text.partition("=")[::2] for text in SMALL[1:10]]
-    chosen = Pretraining(datasets=("dermamnist",), settings=tuple(small))
+    chosen = RunChoices(datasets=("dermamnist",), settings=tuple(small))
     for spec in specs_of(ITEMS["examples"], chosen):
         store(tmp_path / "kept", spec, {1: 0.5}, 0.6)
     common = ["--datasets", "dermamnist", "--root", root, *SMALL, "--runs", tmp_path / "kept", "--out", tmp_path]
@@ -123,7 +123,7 @@ def test_all_data_are_looked_for_before_anything_runs(
 
 
 def test_a_run_folder_is_not_a_folder_of_runs(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = store(tmp_path, spec_of(ITEMS["main"], Row("mae", 0.75), "cifar10", 0.75, 0, Pretraining()), {}, 0.5)
+    run = store(tmp_path, spec_of(ITEMS["main"], Row("mae", 0.75), "cifar10", 0.75, 0, RunChoices()), {}, 0.5)
     assert paper("main", "--only-found", "--runs", run.path, "--out", tmp_path / "out") == 2
     assert "--runs must be folders that hold run folders" in capsys.readouterr().err
 
@@ -132,10 +132,10 @@ def test_the_ledger_counts_what_was_scored_at_which_length(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for epochs, seed, ratio, scores in ((800, 0, 0.2, {"mlp": 0.6}), (800, 1, 0.4, {}), (200, 0, 0.2, {})):
-        chosen = Pretraining(epochs=epochs)
+        chosen = RunChoices(epochs=epochs)
         spec = spec_of(ITEMS["main"], Row("pmae", "oracle"), "bloodmnist", ratio, seed, chosen)
         store(tmp_path / "kept", spec, {epochs: 0.5}, 0.6, **scores)
-    stopped = spec_of(ITEMS["main"], Row("mae", 0.75), "bloodmnist", 0.75, 0, Pretraining())
+    stopped = spec_of(ITEMS["main"], Row("mae", 0.75), "bloodmnist", 0.75, 0, RunChoices())
     store(tmp_path / "kept", stopped, {800: 0.5}, 0.6).add_results(pretrain={"epoch": 400})
     assert paper("status", "--runs", tmp_path / "kept", "--out", tmp_path / "out") == 0
     printed = capsys.readouterr().out

@@ -1,7 +1,6 @@
 """From nothing to a table: runs are made once, found again, continued when stopped, and set beside the published."""
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from pmae import api
 from pmae.cli import main
 from pmae.errors import Interrupted
 from pmae.paper.runner import reproduce
-from pmae.paper.tables import DATASETS, ITEMS, Item, Pretraining, Row, spec_of, specs_of
+from pmae.paper.tables import DATASETS, ITEMS, Item, Row, RunChoices, spec_of, specs_of
+from pmae.results import scores_of
 from pmae.runs import Run
 from pmae.sweep.find import finished
 from pmae.sweep.scored import Scoring
@@ -69,12 +69,10 @@ def test_the_comparison_sets_ours_beside_the_published(root: Path, tmp_path: Pat
         assert len(names) == 2
         values = []
         for name in names:
-            results = json.loads((tmp_path / "runs" / name / "results.json").read_text())["evaluation"]
-            (suite,) = results.values()
-            (entry,) = [
-                e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == ("linear", "cls", "test")
-            ]
-            values.append(100 * entry["metrics"]["accuracy"]["value"])
+            (evaluation,) = Run(tmp_path / "runs" / name).evaluations
+            wanted = ("linear", "cls", "test")
+            (score,) = [s for s in evaluation.scores if (s.protocol, s.pooling, s.split) == wanted]
+            values.append(score.accuracy.value)
         assert float(row["ours"]) == pytest.approx(np.mean(values))
         assert float(row["difference"]) == pytest.approx(np.mean(values) - float(row["published"]))
         assert float(row["spread"]) == pytest.approx(np.std(values, ddof=1))
@@ -139,7 +137,8 @@ def test_a_run_is_evaluated_before_the_next_one_begins(
     monkeypatch.setattr(api, "pretrain", die)
     assert paper("spread", *common) == 130
     # The second one too: its evaluation came before the third run was to begin.
-    assert [list(run.results["evaluation"]) for run in trained] == [["mae epoch 1 [paper, 2 epochs]"]] * 2
+    found = [[(e.method, e.epoch, e.preset) for e in run.evaluations] for run in trained]
+    assert found == [[("mae", 1, "paper, 2 epochs")]] * 2
     monkeypatch.setattr(api, "pretrain", whole)
     capsys.readouterr()
     assert paper("spread", *common) == 0
@@ -151,17 +150,15 @@ def test_presets_and_poolings_are_told_apart(root: Path, tmp_path: Path) -> None
     common = ["--datasets", "bloodmnist", "--epochs", 1, "--ratios", 0.3, "--root", root, *SMALL, "--out", tmp_path]
     for pooling in ("cls", "mean"):
         assert paper("ratio", "spread", *common, "--preset", "paper", "strong", "--pooling", pooling) == 0
-        runs = {path.name: Run(path).results["evaluation"] for path in (tmp_path / "runs").iterdir()}
+        runs = {path.name: scores_of(Run(path).evaluations) for path in (tmp_path / "runs").iterdir()}
         found = rows(tmp_path / "ratio-cells-comparison.csv")
         # Three methods at one ratio and two random ones: linear in three presets, k-NN once.
         assert len(found) == 5 * (3 + 1)
         for row in found:
-            (suite,) = [s for s in runs[row["runs"]].values() if s["preset"] == row["preset"]]
             kind = {"linear probe": "linear", "k-NN": "knn"}[row["protocol"]]
-            (entry,) = [
-                e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == (kind, pooling, "test")
-            ]
-            assert float(row["ours"]) == pytest.approx(100 * entry["metrics"]["accuracy"]["value"])
+            wanted = (row["preset"], kind, pooling, "test")
+            (score,) = [s for s in runs[row["runs"]] if (s.preset, s.protocol, s.pooling, s.split) == wanted]
+            assert float(row["ours"]) == pytest.approx(score.accuracy.value)
             assert row["features"] == pooling
     grid = rows(tmp_path / "ratio-grid.csv")
     shown = [(row["protocol"], row["preset"].partition(",")[0]) for row in grid[::3]]
@@ -181,7 +178,7 @@ def test_all_five_data_sets_load_from_their_standard_files(root: Path, tmp_path:
     item = Item("five", "All five", "none", "table", (Row("mae", 0.75),), protocols=("knn",))
     small = tuple((name, value) for name, _, value in (text.partition("=") for text in SMALL[1:10]))
     page, _ = reproduce(
-        item, Pretraining(epochs=1, settings=small, root=str(root), device="cpu"), Scoring(tmp_path, head_epochs=1)
+        item, RunChoices(epochs=1, settings=small, root=str(root), device="cpu"), Scoring(tmp_path, head_epochs=1)
     )
     assert page.tables[0].header[2:] == ["CIFAR-10", "TinyImageNet", "DermaMNIST", "BloodMNIST", "PathMNIST"]
     (row,) = page.tables[0].rows
@@ -199,7 +196,7 @@ def test_all_five_data_sets_load_from_their_standard_files(root: Path, tmp_path:
 def test_the_oracle_is_chosen_on_validation_images_never_on_test(
     store: Store, tmp_path: Path, forbid_work: Callable[[], None]
 ) -> None:
-    item, chosen = ITEMS["main"], Pretraining(datasets=("bloodmnist",), epochs=9)
+    item, chosen = ITEMS["main"], RunChoices(datasets=("bloodmnist",), epochs=9)
     for ratio, validation, test in ((0.2, 0.80, 0.70), (0.3, 0.85, 0.60), (0.4, 0.75, 0.90)):
         store(
             tmp_path / "kept",
@@ -230,7 +227,7 @@ def pictures(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_curves_and_bars_from_stored_results(store: Store, tmp_path: Path, forbid_work: Callable[[], None]) -> None:
-    chosen = Pretraining(datasets=("cifar10", "bloodmnist"), epochs=8)
+    chosen = RunChoices(datasets=("cifar10", "bloodmnist"), epochs=8)
     for number, spec in enumerate(specs_of(ITEMS["ratio"], chosen)):
         ratio = spec.config.masking.masked_patches or spec.config.masking.masked_variance or 0
         ends = {epoch: 0.5 + 0.02 * epoch - 0.3 * ratio + 0.01 * (number % 3) for epoch in (2, 4, 8)}

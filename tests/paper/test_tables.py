@@ -10,7 +10,7 @@ from pmae.config import Config, replace
 from pmae.errors import UserError
 from pmae.paper.cost import cost_of
 from pmae.paper.recipes import recipe
-from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Pretraining, Row, spec_of, specs_of
+from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Row, RunChoices, spec_of, specs_of
 from pmae.report.published import accuracy
 
 LABELS = """
@@ -50,7 +50,7 @@ def test_a_row_finds_its_published_number(protocol: str, row: Row, data: str, va
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.kind == "table"])
 def test_every_cell_of_a_table_has_a_published_number(name: str) -> None:
     item = ITEMS[name]
-    for row, data in item.cells(Pretraining()):
+    for row, data in item.cells(RunChoices()):
         assert all(accuracy(protocol, row.key, data) is not None for protocol in item.protocols)
 
 
@@ -64,7 +64,7 @@ def settings_that_differ(config: Config, base: Config) -> set[str]:
 
 
 def test_the_cells_are_the_recipes_with_what_the_paper_varies() -> None:
-    item, chosen = ITEMS["main"], Pretraining()
+    item, chosen = ITEMS["main"], RunChoices()
     std = spec_of(item, Row("mae", 0.75), "cifar10", 0.75, 0, chosen).config
     assert settings_that_differ(std, recipe("mae")) == set()
     third = spec_of(item, Row("pmae", "oracle"), "cifar10", 0.3, 0, chosen).config
@@ -76,12 +76,12 @@ def test_the_cells_are_the_recipes_with_what_the_paper_varies() -> None:
     kernel = spec_of(item, Row("kmae", "oracle"), "cifar10", 0.3, 0, chosen).config
     assert settings_that_differ(kernel, recipe("kmae")) == set()
     assert (kernel.space.name, kernel.space.gamma) == ("kernel_pca", 3e-4)
-    ours = spec_of(item, Row("mae", 0.75), "cifar10", 0.75, 4, Pretraining("ours", epochs=7)).config
+    ours = spec_of(item, Row("mae", 0.75), "cifar10", 0.75, 4, RunChoices("ours", epochs=7)).config
     assert ours == replace(recipe("mae_ours"), data__source="cifar10", train__seed=4, train__epochs=7)
 
 
 def test_rows_can_be_left_out() -> None:
-    chosen = Pretraining(datasets=("cifar10",), ratios=(0.1, 0.2), methods=("mae_std", "pmae_oracle_components"))
+    chosen = RunChoices(datasets=("cifar10",), ratios=(0.1, 0.2), methods=("mae_std", "pmae_oracle_components"))
     assert [spec.name for spec in specs_of(ITEMS["main"], chosen)] == [
         f"cifar10-{name}-seed0" for name in ("mae-0.75", "pmae-0.1", "pmae-0.2")
     ]
@@ -89,10 +89,10 @@ def test_rows_can_be_left_out() -> None:
 
 
 def test_items_share_their_runs() -> None:
-    main_runs = {spec.config for spec in specs_of(ITEMS["main"], Pretraining())}
-    assert {spec.config for spec in specs_of(ITEMS["spread"], Pretraining())} < main_runs
-    assert {spec.config for spec in specs_of(ITEMS["epochs"], Pretraining())} < main_runs
-    assert len(specs_of(ITEMS["ratio"], Pretraining())) == (3 * len(RATIOS) + 2) * len(DATASETS)
+    main_runs = {spec.config for spec in specs_of(ITEMS["main"], RunChoices())}
+    assert {spec.config for spec in specs_of(ITEMS["spread"], RunChoices())} < main_runs
+    assert {spec.config for spec in specs_of(ITEMS["epochs"], RunChoices())} < main_runs
+    assert len(specs_of(ITEMS["ratio"], RunChoices())) == (3 * len(RATIOS) + 2) * len(DATASETS)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_items_share_their_runs() -> None:
         (["main", "--protocols", "lienar"], "did you mean 'linear'"),
         (["main", "--set", "encoder.depth"], "--set must be settings as name=value"),
         (["main", "--set", "encoder.dept=1"], "did you mean 'encoder.depth'"),
-        (["main", "--set", "encoder.depth=deep"], "encoder.depth must be int, got 'deep'"),
+        (["main", "--set", "encoder.depth=deep"], "encoder.depth must be a whole number, got 'deep'"),
         (["main", "--preset", "papr"], "did you mean 'paper'"),
         (["main", "--preset", "plain", "strnog"], "did you mean 'strong'"),
         (["main", "--preset", "plain", "plain"], "preset must be one or more, no two alike"),
@@ -139,4 +139,4 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 def test_choices_are_checked_when_they_are_made() -> None:
     with pytest.raises(UserError, match="recipe: unknown name 'papers'"):
-        Pretraining("papers")
+        RunChoices("papers")

@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
+from pmae.cli import main
 from pmae.errors import UserError
 from pmae.report.contents import load
-from pmae.report.overview import training_seconds
-from pmae.report.page import write_report
+from pmae.report.page import save_figures, write_report
+from pmae.report.tables import training_seconds
 from pmae.runs import Run
 
 Suite = Callable[..., dict[str, Any]]
 MakeRun = Callable[..., Run]
 EVIL = "<script>alert('x')</script>"
+PICTURES = {"reconstructions", "masks", "learning-curves"}
+SPECTRAL = {"spectrum", "spectrum-parts", "r2-by-band"}
 
 
 class Page(HTMLParser):
@@ -87,13 +90,33 @@ def test_names_of_runs_classes_and_notes_are_harmless(make_run: MakeRun, suite: 
     assert "Pretraining report: <script>" in page.text
 
 
-def test_no_runs_and_no_run_folders_still_make_a_page(make_run: MakeRun, tmp_path: Path) -> None:
-    write_report([], tmp_path / "none.html")
-    assert "No run folder was given." in Page(tmp_path / "none.html").text
-    write_report([tmp_path / "nowhere", make_run(pictures=False).path], tmp_path / "some.html")
-    text = Page(tmp_path / "some.html").text
+def test_folders_that_are_no_run_are_refused_or_left_out(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere, out = str(tmp_path / "nowhere"), tmp_path / "deep" / "report.html"
+    assert main(["report", nowhere, "-o", str(out)]) == 2
+    printed = capsys.readouterr().err
+    assert "run must be a folder that pretraining wrote" in printed
+    assert printed.count("\n") == 1
+    assert not out.parent.exists()
+    with pytest.raises(UserError, match="at least one run folder"):
+        write_report([], out)
+    assert main(["report", nowhere, str(make_run(pictures=False).path), "-o", str(out)]) == 0
+    assert nowhere in capsys.readouterr().err
+    text = Page(out).text
     assert "run must be a folder that pretraining wrote" in text
     assert "toy: a closer look" in text
+
+
+def test_the_page_says_how_much_was_asked_to_be_hidden_and_how_much_was(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(pictures=False, masking__masked_variance=0.3)
+    write_report([run.path], tmp_path / "r.html")
+    assert "30% of variance (20.0%)" in Page(tmp_path / "r.html").text
+    run = make_run("older", pictures=False, space="pixels")
+    metrics = run.path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"masked_share": 0.2, ', ""))
+    write_report([run.path], tmp_path / "r.html")
+    assert "75% of patchesvit_tiny" in Page(tmp_path / "r.html").text
 
 
 def test_an_interrupted_run_makes_a_page_that_says_so(make_run: MakeRun, tmp_path: Path) -> None:
@@ -132,7 +155,7 @@ def test_an_evaluation_of_another_shape_is_named(make_run: MakeRun, tmp_path: Pa
         [make_run(evaluation={"pmae epoch 3": found}, pictures=False).path],
         tmp_path / "r.html",
     )
-    assert "the evaluation in results.json could not be read" in Page(tmp_path / "r.html").text
+    assert "results.json could not be read" in Page(tmp_path / "r.html").text
 
 
 def test_duplicates_are_counted_and_named(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
@@ -154,7 +177,7 @@ def test_an_output_that_cannot_be_written_is_refused(make_run: MakeRun, tmp_path
     assert kept.is_dir()
     (tmp_path / "report_files").write_text("in the way")
     with pytest.raises(UserError, match="in its way"):
-        write_report([], tmp_path / "report.html")
+        write_report([make_run("other").path], tmp_path / "report.html")
 
 
 def test_the_same_runs_make_the_same_page(make_run: MakeRun, tmp_path: Path) -> None:
@@ -167,3 +190,34 @@ def test_the_same_runs_make_the_same_page(make_run: MakeRun, tmp_path: Path) -> 
 def test_seconds_are_images_over_speed(make_run: MakeRun) -> None:
     # 30 steps of 20 images at 100 images a second.
     assert training_seconds(load(make_run().path)) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "space"),
+    [
+        ((3, 8, 8), "uint8", "pca"),
+        ((1, 6, 10), "uint16", "pca"),
+        ((5, 8, 6), "float32", "pca"),
+        ((2, 8, 8), "int16", "pixels"),
+    ],
+)
+def test_every_kind_of_image_is_drawn(make_run: MakeRun, shape: tuple[int, int, int], dtype: str, space: str) -> None:
+    run = make_run(shape=shape, dtype=dtype, space=space)
+    paths = save_figures(run)
+    assert {path.stem for path in paths} == PICTURES | (SPECTRAL if space == "pca" else set())
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.parent == run.path / "figures" for path in paths)
+    assert not list((run.path / "figures").glob(".*"))
+    assert load(run.path).problems == []
+
+
+def test_evaluated_runs_get_bars_curves_confusion_and_a_map(make_run: MakeRun, suite: Suite) -> None:
+    scores = {"linear/cls/test": 0.7, "knn/mean/test": 0.6}
+    evaluation = {"pmae epoch 1": suite(scores), "pmae epoch 3": suite(scores), "random weights": suite(scores)}
+    paths = save_figures(make_run(evaluation=evaluation, features=True), ("png", "svg"))
+    found = {path.name for path in paths}
+    assert {"accuracy-test.png", "accuracy-by-epoch-test.svg", "confusion.png", "feature-map.svg"} <= found
+
+
+def test_an_unknown_format_is_refused(make_run: MakeRun) -> None:
+    with pytest.raises(UserError, match="formats: unknown name 'bmp'"):
+        save_figures(make_run(), ("bmp",))

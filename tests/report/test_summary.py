@@ -9,7 +9,7 @@ import pytest
 from pmae.config import replace
 from pmae.report.charts import learning_curves
 from pmae.report.contents import load
-from pmae.report.galleries import reconstructions
+from pmae.report.samples import reconstructions
 from pmae.report.summary import between, verdict
 from pmae.runs import Run
 
@@ -46,6 +46,16 @@ def test_the_verdict_follows_the_intervals(
     assert len(said.comparisons) == len(found)
 
 
+def test_the_mean_of_the_patches_decides_and_not_the_class_token(make_run: MakeRun, suite: Suite) -> None:
+    ours = suite({"linear/cls/test": 0.739, "linear/mean/test": 0.79})
+    random = suite({"linear/cls/test": 0.696, "linear/mean/test": 0.689})
+    rivals = {name: suite({KEYS[name]: 0.5}) for name in ("raw pixels", "pca features")}
+    said = verdict(load(make_run(evaluation={"pmae epoch 3": ours, "random weights": random, **rivals}).path))
+    assert said.headline == "Yes: pretraining helped"
+    assert "a linear probe on pmae epoch 3 (patch mean) gets 79.0% right" in said.sentences[0]
+    assert said.comparisons[0].startswith("10.1 points more than the same encoder with random weights (68.9%)")
+
+
 def test_points_and_overlap_are_said(make_run: MakeRun, suite: Suite) -> None:
     rivals = {
         "random weights": suite({KEYS["random weights"]: 0.623}),
@@ -62,7 +72,7 @@ def test_points_and_overlap_are_said(make_run: MakeRun, suite: Suite) -> None:
 def test_without_labels_the_page_does_not_pretend(make_run: MakeRun) -> None:
     said = verdict(load(make_run().path))
     assert (said.kind, said.headline) == ("open", "No evidence yet")
-    assert "It predicts 20% of the hidden variance of held-out images (R² 0.20)." in said.more
+    assert "It predicts 20.0% of the hidden variance of held-out images (R²)." in said.more
 
 
 def test_r2_of_training_images_is_not_called_held_out(make_run: MakeRun) -> None:
@@ -70,9 +80,9 @@ def test_r2_of_training_images_is_not_called_held_out(make_run: MakeRun) -> None
     metrics = path / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("held_out_r2", "train_r2"))
     run = load(path)
-    assert "It predicts 20% of the hidden variance of training images (R² 0.20)." in verdict(run).more
+    assert "It predicts 20.0% of the hidden variance of training images (R²)." in verdict(run).more
     titles = [axes.get_title(loc="left") for axes in learning_curves([run]).figure.axes]
-    assert "R² on training images (faint: in training)" in titles
+    assert "R² on training images (%; faint: in training)" in titles
     assert "Train r2" not in titles
     assert "on training images" in reconstructions(run).caption
 

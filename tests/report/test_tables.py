@@ -3,8 +3,10 @@
 import csv
 import io
 
-from pmae.report.scores import Interval
+import pytest
+
 from pmae.report.tables import Table, shown, to_csv, to_html, to_markdown
+from pmae.results import Interval
 
 TABLE = Table(
     "results",
@@ -48,3 +50,17 @@ def test_html_escapes_every_text_and_sets_numbers_flush_right() -> None:
 def test_shown_values() -> None:
     cells = [None, "", float("nan"), 12345, 0.25, "text", Interval(50.0), Interval(None), True]
     assert [shown(cell) for cell in cells] == ["–", "–", "–", "12,345", "0.2", "text", "50.0", "–", "yes"]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "@SUM(A1)", "-2+3", "\t=1", " =1"])
+def test_no_cell_of_a_csv_file_is_a_formula(text: str) -> None:
+    made = Table("t", "t", ["name", text], [[text, Interval(1.0, 0.5, 1.5)]])
+    header, row = csv.reader(io.StringIO(to_csv(made)))
+    assert header == ["name", f"'{text}", f"'{text} low", f"'{text} high"]
+    assert row[0] == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["-0.5", "+3", "-1e-4", "a=b", "", "−5"])
+def test_numbers_and_other_text_stay_as_they_are_in_csv(text: str) -> None:
+    made = Table("t", "t", ["name", "b"], [[text, -1.5]])
+    assert list(csv.reader(io.StringIO(to_csv(made))))[1] == [text, "-1.5"]

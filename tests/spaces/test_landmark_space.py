@@ -16,9 +16,10 @@ from pmae.config import Config, SpaceConfig, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.method import PMAE, build_method, draw_mask
+from pmae.method import PrincipalMAE, build_method
 from pmae.spaces import Space, build_space
 from pmae.spaces.landmarks import choose_landmarks
+from pmae.train.monitor import visualize
 
 NAMES = ["diffusion", "kernel_pca"]
 SHAPE = (3, 4, 4)
@@ -162,9 +163,9 @@ def config(tiny: Config) -> Config:
     return replace(tiny, space__name="kernel_pca", space__landmarks=48, train__epochs=2)
 
 
-def model_of(config: Config, toy: Splits, space: Space | None = None) -> PMAE:
+def model_of(config: Config, toy: Splits, space: Space | None = None) -> PrincipalMAE:
     model = build_method(resolve(config, len(toy.train), toy.train.shape)[0], toy.train.shape, space)
-    assert isinstance(model, PMAE)
+    assert isinstance(model, PrincipalMAE)
     return model
 
 
@@ -176,9 +177,9 @@ def standardized(toy: Splits) -> torch.Tensor:
 def test_the_rest_makes_the_round_trip_exact(name: str, config: Config, toy: Splits) -> None:
     model, x = model_of(replace(config, space__name=name, objective__target="pixels"), toy), standardized(toy)
     model.space.fit([x])
-    draw = draw_mask(model, len(x), 0.3, torch.Generator().manual_seed(0))
+    draw = model.draw(len(x), 0.3, torch.Generator().manual_seed(0))
     z, hidden, visible = model.hide(x, draw)
-    torch.testing.assert_close(visible + model.pictures(x, draw).target, x, atol=1e-5, rtol=0)
+    torch.testing.assert_close(visible + visualize(model, x, draw).target, x, atol=1e-5, rtol=0)
     # The visible coefficients make up the visible image, apart from what no coefficient can express.
     shown = model.space.reconstruct(z.masked_fill(hidden, 0.0))
     torch.testing.assert_close(visible - shown, x - model.space.reconstruct(z), atol=1e-5, rtol=0)
@@ -222,7 +223,7 @@ def test_hidden_coefficients_can_be_learnt(name: str, config: Config, toy: Split
     torch.manual_seed(0)
     model, x = model_of(replace(config, space__name=name), toy), standardized(toy)
     model.space.fit([x])
-    draw = draw_mask(model, 32, 0.3, torch.Generator().manual_seed(0))
+    draw = model.draw(32, 0.3, torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
     losses = []
     for _ in range(20):

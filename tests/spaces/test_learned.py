@@ -13,11 +13,11 @@ from pmae.config import Config, SpaceConfig, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
-from pmae.method import build_method, draw_mask
-from pmae.objectives import on_components, unexplained
+from pmae.method import build_method
+from pmae.objectives import on_components, scaled
 from pmae.spaces import Learned
 from pmae.train.checkpoint import load_space
-from pmae.train.loop import Trainer, pretrain
+from pmae.train.loop import Pretraining, pretrain
 
 SHAPE = (1, 4, 4)
 
@@ -109,7 +109,7 @@ def _unexplained_by_regression(space: Learned, x: torch.Tensor) -> torch.Tensor:
         weights = torch.linalg.lstsq(part.detach(), target, driver="gelsd").solution
         predicted.append(part @ weights)
     y = torch.cat(predicted).unflatten(1, space.shape)
-    return unexplained(on_components(space.project(y), z, hidden))
+    return scaled(on_components(space.project(y), z, hidden), "hidden", 1.0)
 
 
 @pytest.mark.parametrize(("towards", "sign"), [("hard", 1), ("easy", -1)])
@@ -120,7 +120,7 @@ def test_turns_against_or_with_a_network(tiny: Config, toy: Splits, towards: str
     model = build_method(config, toy.train.shape)
     x = torch.from_numpy(toy.train.images[:64]).float().sub(128).div(30)
     model.space.fit([x])
-    draw = draw_mask(model, len(x), 0.2, torch.Generator().manual_seed(1))
+    draw = model.draw(len(x), 0.2, torch.Generator().manual_seed(1))
     networks = [*model.encoder.parameters(), *model.decoder.parameters()]
     _descend(model, x, draw, torch.optim.AdamW(networks, lr=3e-3), 30)
     before = float(model(x, draw).loss.detach())
@@ -160,17 +160,17 @@ def test_a_run_trains_saves_and_resumes_the_basis_bit_for_bit(
 ) -> None:
     config = settled(tiny, toy)
     whole = pretrain(config, toy, tmp_path / "whole", quiet=True)
-    original = Trainer.inputs
+    original = Pretraining.inputs
 
-    def inputs(self: Trainer, *arguments: object) -> object:
+    def inputs(self: Pretraining, *arguments: object) -> object:
         if self.step == 6:
             self._on_signal(signal.SIGTERM, None)
         return original(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trainer, "inputs", inputs)
+    monkeypatch.setattr(Pretraining, "inputs", inputs)
     with pytest.raises(Interrupted):
         pretrain(config, toy, tmp_path / "halves", quiet=True)
-    monkeypatch.setattr(Trainer, "inputs", original)
+    monkeypatch.setattr(Pretraining, "inputs", original)
     resumed = pretrain(config, toy, tmp_path / "halves", resume=True, quiet=True)
     for file in ("encoder", "decoder", "optimizer", "space"):
         ours, theirs = (load_file(run.checkpoint() / f"{file}.safetensors") for run in (resumed, whole))

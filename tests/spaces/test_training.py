@@ -9,9 +9,9 @@ from safetensors.numpy import load_file
 from pmae import api
 from pmae.config import Config, SpaceConfig, replace
 from pmae.data.images import Splits
-from pmae.report import charts, contents, galleries
+from pmae.report import contents, samples
 from pmae.runs import Run
-from pmae.train.loop import Trainer
+from pmae.train.loop import Pretraining
 
 GROUPED = SpaceConfig("cosine", grouped=True)
 SPACES = {
@@ -63,17 +63,17 @@ def test_a_stopped_run_resumes_bit_for_bit(
     whole = api.pretrain(config, toy, tmp_path / "whole", quiet=True)
     _check(whole)
     shown = contents.load(whole.path)
-    assert "hidden groups" in galleries.masks(shown).caption
-    assert charts.spectrum(shown).caption.startswith("The first of 63 groups holds")
-    original = Trainer.inputs
+    assert "hidden groups" in samples.masks(shown).caption
+    assert samples.spectrum(shown).caption.startswith("The first of 63 groups holds")
+    original = Pretraining.inputs
 
-    def stop(self: Trainer, *arguments: object) -> object:
+    def stop(self: Pretraining, *arguments: object) -> object:
         if self.step == 4:
             raise RuntimeError("power cut")
         return original(self, *arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "inputs", stop)
+        patched.setattr(Pretraining, "inputs", stop)
         with pytest.raises(RuntimeError, match="power cut"):
             api.pretrain(config, toy, tmp_path / "halves", quiet=True)
     resumed = api.pretrain(config, toy, tmp_path / "halves", resume=True, quiet=True)

@@ -103,7 +103,14 @@ def forbid_work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def entry(protocol: str, split: str, value: float, std: float | None = None) -> dict[str, Any]:
     metric = {"value": value, "low": value - 0.01, "high": value + 0.01, "std": std}
     metrics = dict.fromkeys(("accuracy", "balanced_accuracy", "macro_auc", "macro_f1"), metric)
-    return {"protocol": protocol, "pooling": "cls", "split": split, "images": 100, "metrics": metrics, "runs": [{}]}
+    return {
+        "protocol": protocol,
+        "pooling": "cls",
+        "split": split,
+        "images": 100,
+        "metrics": metrics,
+        "runs": [{"seed": 0}],
+    }
 
 
 @pytest.fixture

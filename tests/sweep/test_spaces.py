@@ -15,7 +15,7 @@ from pmae.runs import Run
 from pmae.spaces import SPACES
 from pmae.sweep.space_figures import figures_page
 from pmae.sweep.spaces import CHOSEN, SpaceGrid, scores_figure, space_label, space_settings, space_specs
-from pmae.train.loop import Trainer
+from pmae.train.loop import Pretraining
 
 from .conftest import SMALL, shaded
 
@@ -67,10 +67,10 @@ def _check_row(row: dict[str, str], run: Run) -> None:
     """The row says what the run folder says."""
     ends = run.results["pretrain"]
     assert float(row["R2"].replace("−", "-")) == pytest.approx(ends["held_out_r2"], abs=6e-4)
-    (suite,) = run.results["evaluation"].values()
+    (evaluation,) = run.evaluations
     for kind, column in (("linear", "linear %"), ("knn", "k-NN %")):
-        (entry,) = [e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == (kind, "mean", "test")]
-        assert float(row[column]) == pytest.approx(100 * entry["metrics"]["accuracy"]["value"])
+        (score,) = [s for s in evaluation.scores if (s.protocol, s.pooling, s.split) == (kind, "mean", "test")]
+        assert float(row[column]) == pytest.approx(score.accuracy.value)
     shares = [line["masked_share"] for line in run.metrics() if "masked_share" in line]
     assert float(row["hidden"]) == pytest.approx(np.mean(shares), abs=6e-4)
     logged = [line["images_per_second"] for line in run.metrics() if "images_per_second" in line]
@@ -102,17 +102,17 @@ def test_a_killed_table_goes_on_where_it_was(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["table", "--data", files, "--spaces", "pca", "cosine", "--ratios", 0.2, "--epochs", 2, *SMALL]
-    before, steps = Trainer.inputs, []
+    before, steps = Pretraining.inputs, []
 
-    def die(self: Trainer, *arguments: object, **named: object) -> object:
+    def die(self: Pretraining, *arguments: object, **named: object) -> object:
         steps.append(self.step)
         if len(steps) == 7:  # of 2 steps an epoch and 4 a run: in the second run, after its first epoch
             raise KeyboardInterrupt
         return before(self, *arguments, **named)
 
-    monkeypatch.setattr(Trainer, "inputs", die)
+    monkeypatch.setattr(Pretraining, "inputs", die)
     assert spaces(*common, "--out", tmp_path) == 130
-    monkeypatch.setattr(Trainer, "inputs", before)
+    monkeypatch.setattr(Pretraining, "inputs", before)
     capsys.readouterr()
     assert spaces(*common, "--out", tmp_path) == 0
     printed = capsys.readouterr().out
@@ -165,7 +165,7 @@ def test_figures_have_a_row_a_space_and_a_column_a_picture(tmp_path: Path) -> No
     assert "Not shown: learned" in table.note
 
 
-def test_portraits_show_the_basis_and_hide_what_adds_up(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitted_spaces_show_their_basis_and_hide_what_adds_up(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Basis images are scikit-learn's axes, and visible and hidden parts make the image, in every space."""
     seen: list = []
     monkeypatch.setattr("pmae.sweep.space_figures.spectra_figure", lambda made, said: seen.extend(made))

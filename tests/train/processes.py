@@ -29,9 +29,9 @@ from pmae.errors import Interrupted, UserError
 from pmae.evaluate import features
 from pmae.evaluate.protocols import Protocols, only, preset
 from pmae.runs import Run
-from pmae.train.loop import Trainer, pretrain
+from pmae.train.loop import Pretraining, pretrain
 
-Act = Callable[[Trainer], None]
+Act = Callable[[Pretraining], None]
 Work = Callable[[], object]
 
 
@@ -74,13 +74,13 @@ def code_of(name: str, work: Work) -> int:
 
 
 def _after_every_step(act: Act) -> None:
-    take = Trainer.inputs
+    take = Pretraining.inputs
 
-    def inputs(self: Trainer, *arguments: object, **named: object) -> object:
+    def inputs(self: Pretraining, *arguments: object, **named: object) -> object:
         act(self)
         return take(self, *arguments, **named)  # type: ignore[arg-type]
 
-    Trainer.inputs = inputs  # type: ignore[method-assign, assignment]
+    Pretraining.inputs = inputs  # type: ignore[method-assign, assignment]
 
 
 def together(count: int, out: Path, **options: object) -> list[int]:
@@ -113,7 +113,7 @@ def _forked(rank: int, count: int, port: int, work: Callable[[], int]) -> int:
 def send(number: int, rank: int, step: int) -> Act:
     """The process of this rank sends itself a signal when it has taken so many steps."""
 
-    def act(trainer: Trainer) -> None:
+    def act(trainer: Pretraining) -> None:
         if trainer.world.rank == rank and trainer.step == step:
             os.kill(os.getpid(), number)
 
@@ -208,7 +208,7 @@ MAE |= {"objective__target": "patches", "objective__scale": "mean", "masking__ra
 CLIPPED = {"optim__clip_norm": 0.05}
 
 
-def _fall_asleep(trainer: Trainer) -> None:
+def _fall_asleep(trainer: Pretraining) -> None:
     if trainer.world.rank == 1 and trainer.step == 4:
         time.sleep(8)
 

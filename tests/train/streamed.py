@@ -18,8 +18,8 @@ from pmae.data import batches
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
-from pmae.train import monitor as signals
-from pmae.train.loop import Trainer, pretrain
+from pmae.train import monitor
+from pmae.train.loop import Pretraining, pretrain
 
 
 def config_for(source: str, **changes: object) -> Config:
@@ -44,8 +44,8 @@ def train(config: Config, out: Path, resume: bool = False) -> None:
 
 def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
     """Patches of pixels, whose fit needs the statistics alone: they pass over all images, and so does training."""
-    # A pass takes 2**24 numbers at a time and the signals 256 images: scaled down as the set is.
-    batches.NUMBERS, signals.MOST_IMAGES = 2**18, 16
+    # A pass takes 2**24 numbers at a time and the monitor 256 images: scaled down as the set is.
+    batches.NUMBERS, monitor.MOST_IMAGES = 2**18, 16
     config = mae_twin(config_for(shards, encoder__patch_size=64, train__batch_size=16, train__epochs=1))
     small = load(config.data).train.take(torch.arange(8).numpy()).loaded()
     pretrain(
@@ -68,14 +68,14 @@ def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
 
 def killed(shards: str, out: Path, step: int) -> dict[str, object]:
     """Dies in the middle of an epoch."""
-    original = Trainer._rate
+    original = Pretraining.inputs
 
-    def rate(self: Trainer, epoch: int, position: int) -> float:
+    def inputs(self: Pretraining, *arguments: object) -> object:
         if self.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(self, epoch, position)
+        return original(self, *arguments)  # type: ignore[arg-type]
 
-    Trainer._rate = rate  # type: ignore[method-assign]
+    Pretraining.inputs = inputs  # type: ignore[method-assign, assignment]
     train(config_for(shards), out)
     return {}
 

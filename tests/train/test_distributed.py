@@ -1,5 +1,6 @@
 """Several processes train one run: the curve of one process, one writer, and nobody left waiting for the dead."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -169,11 +170,11 @@ def test_one_process_has_nobody_to_divide_a_model_with(tried: Tried) -> None:
 def test_two_processes_evaluate_as_one_does(tried: Tried) -> None:
     assert tried.codes["scored-1"] == [0]
     assert tried.codes["scored-2"] == [0, 0]
-    found = [tried.run(name).results["evaluation"] for name in ("scored-1", "scored-2")]
+    found = [tried.run(name).evaluations for name in ("scored-1", "scored-2")]
     assert len(found[0]) == 4
-    for one, two in zip(*(scores.values() for scores in found), strict=True):
-        assert len(one["results"]) >= 2
-        assert {**one, "seconds": 0} == {**two, "seconds": 0}
+    for one, two in zip(*found, strict=True):
+        assert len(one.scores) >= 2
+        assert dataclasses.replace(one, seconds={}) == dataclasses.replace(two, seconds={})
     assert tried.codes["finetuned"] == [2, 2]
     assert "protocols must be linear, mlp or knn in several processes (2), got 'finetune'" in tried.errors
 

@@ -14,7 +14,7 @@ from pmae.errors import UserError
 from pmae.spaces import build_space
 from pmae.train import setup as forecast
 from pmae.train.loop import pretrain
-from pmae.train.setup import foretell_fit
+from pmae.train.setup import expected_fit
 
 SHAPE = (3, 224, 224)
 CPU = torch.device("cpu")
@@ -72,20 +72,20 @@ def test_a_fit_that_memory_is_too_small_for_is_refused(monkeypatch: pytest.Monke
         space = build_space(SpaceConfig("pca", components=512), SHAPE)
         need = 6 * 8 * 150528 * (512 + 32)
         with pytest.raises(UserError, match=f"needs {need:,} bytes, and 1,000,000,000 are free on cpu; lower space"):
-            foretell_fit(space, 1000, CPU)
+            expected_fit(space, 1000, CPU)
         # What has no basis as large as the images needs next to nothing.
-        assert foretell_fit(build_space(SpaceConfig("cosine"), SHAPE), 1000, CPU) == ""
+        assert expected_fit(build_space(SpaceConfig("cosine"), SHAPE), 1000, CPU) == ""
         assert build_space(SpaceConfig("patch_pca"), SHAPE).fit_cost(1000).bytes == 4 * 8 * 768**2
 
 
 def test_the_time_of_a_fit_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "_speed", lambda device: 1e11)
+    monkeypatch.setattr(forecast, "_operations_a_second", lambda device: 1e11)
     with torch.device("meta"):
         space = build_space(SpaceConfig("pca"), (3, 32, 32))
     # Half of 2 N D^2 products, and 25 D^3 for the axes.
     seconds = (50_000 * 3072**2 + 25 * 3072**3) / 1e11
-    assert foretell_fit(space, 50_000, CPU) == (
+    assert expected_fit(space, 50_000, CPU) == (
         f"the fit of space 'pca' to 50,000 images takes about {seconds:.0f} s and 0.3 GB on cpu"
     )
-    monkeypatch.setattr(forecast, "_speed", lambda device: 1e15)
-    assert foretell_fit(space, 50_000, CPU) == ""
+    monkeypatch.setattr(forecast, "_operations_a_second", lambda device: 1e15)
+    assert expected_fit(space, 50_000, CPU) == ""

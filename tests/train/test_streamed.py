@@ -118,7 +118,7 @@ def test_everything_after_training_takes_shards(tmp_path: Path, small: Path) -> 
     config = streamed.config_for(str(small), data__resize=12, train__epochs=1, data__channels=1)
     run = api.pretrain(config, out=tmp_path / "run", quiet=True)
     api.evaluate(run.path, only(preset("plain"), ["knn"]), baselines=False, device="cpu")
-    assert next(iter(run.results["evaluation"].values()))["results"]
+    assert run.evaluations[0].scores
     data = DataConfig(source=str(small), resize=12, channels=1)
     assert embed(run, data, tmp_path / "features.npz", device="cpu", batch_size=24) == 64
     with np.load(tmp_path / "features.npz") as found:

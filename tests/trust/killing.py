@@ -22,9 +22,8 @@ from pmae.config import Config, DecoderConfig, EncoderConfig, OptimConfig, Train
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.runs import Run
-from pmae.train.checkpoint import load_encoder
+from pmae.train.checkpoint import damage, load_encoder
 from pmae.train.loop import pretrain
-from pmae.train.manifest import damage
 
 WRITES = ("open", "os.rename", "os.remove", "os.mkdir", "shutil.rmtree")
 

@@ -104,9 +104,6 @@ def test_scores_repeat(tiny: Config, toy: Splits, tmp_path: Path) -> None:
         torch.manual_seed(seed)
         protocols = only(preset("plain"), ["linear", "knn"])
         api.evaluate(run.path, protocols, toy, baselines=False, device="cpu")
-        suites = run.results["evaluation"].values()
-        found.append(
-            [(entry["protocol"], entry["pooling"], entry["metrics"]) for s in suites for entry in s["results"]]
-        )
+        found.append([(score.protocol, score.pooling, score.metrics) for score in run.evaluations[-1].scores])
     assert found[0] == found[1]
     assert len(found[0]) >= 2

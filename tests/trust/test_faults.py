@@ -21,7 +21,7 @@ from pmae.config import Config, DataConfig, replace
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.data.readers.arrays import read_npy
-from pmae.data.readers.folder import read_folder
+from pmae.data.sets import load
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.runs import Run, write_text
@@ -161,7 +161,7 @@ def thousands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_broken_pictures_among_thousands_are_named_and_skipped(thousands: Path) -> None:
     with pytest.warns(UserWarning, match=r"skipped 7 unreadable files: '0007\.png'"):
-        splits = read_folder(thousands, DataConfig(str(thousands)))
+        splits = load(DataConfig(str(thousands)))
     assert len(splits.train) == 3001 - 8
     assert not {"0007.png", "2407.png", "2999.png"} & set(splits.train.names)
     assert (splits.train.images == splits.train.images[0]).all()
@@ -169,7 +169,7 @@ def test_broken_pictures_among_thousands_are_named_and_skipped(thousands: Path) 
 
 def test_more_broken_pictures_than_allowed_are_refused(thousands: Path) -> None:
     with pytest.raises(UserError, match=r"data\.max_unreadable is 6, and more files than that cannot be read"):
-        read_folder(thousands, DataConfig(str(thousands), max_unreadable=6))
+        load(DataConfig(str(thousands), max_unreadable=6))
 
 
 def test_pictures_that_vanish_while_they_are_read_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,16 @@ def test_pictures_that_vanish_while_they_are_read_are_skipped(tmp_path: Path, mo
 
     monkeypatch.setattr(Image, "open", vanish)
     with pytest.warns(UserWarning, match=r"skipped 1 unreadable files: '19\.png' \(FileNotFoundError"):
-        assert len(read_folder(tmp_path, DataConfig(str(tmp_path))).train) == 19
+        assert len(load(DataConfig(str(tmp_path))).train) == 19
+
+
+def test_images_that_are_all_alike_are_refused_before_anything_is_written(
+    config: Config, toy: Splits, tmp_path: Path
+) -> None:
+    images = np.repeat(np.asarray(toy.train.images[:1]), 40, 0)
+    with pytest.raises(UserError, match="data must be images that vary, got images that are all alike"):
+        pretrain(config, Splits("bad", ImageSet(images)), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -22,7 +22,8 @@ from PIL import Image
 import pmae
 from pmae.config import DataConfig
 from pmae.data import fetch
-from pmae.data.readers.folder import read_folder
+from pmae.data.readers.named import BatchUnpickler, Inert
+from pmae.data.sets import load
 from pmae.errors import UserError
 from pmae.report.page import write_report
 
@@ -56,7 +57,10 @@ def test_no_file_of_the_package_can_run_what_it_reads() -> None:
     files = list(SOURCE.rglob("*.py"))
     found = {str(file): unsafe_uses(ast.parse(file.read_text())) for file in files}
     assert len(files) > 100
-    assert not {file: uses for file, uses in found.items() if uses}
+    # The reader of CIFAR-10's batches imports no name that a pickle asks for: find_class makes an inert one.
+    known = {str(SOURCE / "data" / "readers" / "named.py"): ["import pickle"]}
+    assert {file: uses for file, uses in found.items() if uses} == known
+    assert isinstance(BatchUnpickler(io.BytesIO(b"")).find_class("numpy", "ndarray"), Inert)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def test_a_picture_larger_than_the_limit_is_refused_by_its_header(tmp_path: Path
     Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png", optimize=True)
     assert (tmp_path / "bomb.png").stat().st_size < 50_000
     with pytest.warns(Image.DecompressionBombWarning), pytest.raises(UserError, match="it may be a decompression bomb"):
-        read_folder(tmp_path, DataConfig(str(tmp_path)))
+        load(DataConfig(str(tmp_path)))
 
 
 CALLS = """
@@ -193,9 +197,11 @@ def test_a_page_about_hostile_names_is_harmless(offline: tuple[Path, list[int], 
     assert not re.search(r"<img[^>]*onerror", page)
 
 
-def test_a_page_about_a_folder_that_is_no_run_is_harmless(tmp_path: Path) -> None:
+def test_a_page_about_a_folder_that_is_no_run_is_harmless(
+    offline: tuple[Path, list[int], list[str]], tmp_path: Path
+) -> None:
     (tmp_path / "<script>alert(1)").mkdir()
-    write_report([tmp_path / "<script>alert(1)"], tmp_path / "report.html")
+    write_report([offline[0] / "<script>run", tmp_path / "<script>alert(1)"], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "&lt;script&gt;" in page
     assert "<script>alert" not in page

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from pmae import masking
-from pmae.method import Draw, MaskedAutoencoder
+from pmae.masking import Draw
+from pmae.method import MaskedAutoencoder
 from pmae.spaces import Pixels, Space
+from pmae.train.monitor import visualize
 
 
 class Masked(NamedTuple):
@@ -51,7 +53,7 @@ def predict(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> tuple[Tensor, fl
     """The model's picture of the hidden part, and the share of its energy that is right, as training counts it."""
     outcome = model(x, draw)
     r2 = 1 - outcome.error / outcome.energy.clamp(min=1e-12)
-    return model.pictures(x, draw).prediction, float(r2)
+    return visualize(model, x, draw).prediction, float(r2)
 
 
 @torch.no_grad()

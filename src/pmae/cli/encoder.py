@@ -115,11 +115,11 @@ class Explore:
 
     def run(self) -> None:
         """Gather what the page works with, and serve it."""
-        from pmae.app.explorer import explore, gather, import_layout
+        from pmae.app.explorer import explore, gather, gradio
         from pmae.runs import Run
 
         # Before the data is read and a space fitted: without Gradio there is no page.
-        import_layout()
+        gradio()
         run = Run(self.path) if self.path else None
         given = {"source": self.data, "root": self.root, "labels": self.labels, "resize": self.resize}
         data = read_as(run.config.data if run else DataConfig(), {**given, "channels": self.channels})
@@ -128,7 +128,7 @@ class Explore:
 
 def read_as(of_run: DataConfig, given: dict[str, object]) -> DataConfig:
     """A run's way of reading with what was given instead; what converts image files is not handed on to other kinds."""
-    from pmae.data.chunks import converts
+    from pmae.data.sets import converts
 
     given = {key: value for key, value in given.items() if value is not None}
     asked = {key: given[key] for key in ("source", "root") if key in given}

@@ -1,5 +1,6 @@
 """`pmae evaluate` and `pmae report`: what a run's encoder is worth, and a page that shows it."""
 
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -80,7 +81,7 @@ class Report:
     """
 
     runs: Annotated[tyro.conf.Positional[list[str]], tyro.conf.arg(metavar="RUN...")]
-    """Run folders."""
+    """Run folders; a page about several compares them."""
     out: Out = "report.html"
     """The page to write; its tables and figures go beside it."""
 
@@ -89,5 +90,6 @@ class Report:
         require(bool(self.runs), "runs", "one run folder or more", self.runs)
         from pmae.report.page import write_report
 
-        write_report(self.runs, self.out)
+        for sentence in write_report(self.runs, self.out):
+            print(f"left out: {sentence}", file=sys.stderr)
         print(f"report: {self.out}")

@@ -8,8 +8,9 @@ from typing import Annotated
 import tyro
 
 from pmae.cli.parse import Count, Number, Switch, Text, parse
-from pmae.config import Config, check_not_renamed, replace
+from pmae.config import Config, replace
 from pmae.errors import UserError
+from pmae.validation import check_not_renamed
 
 SHORT = {
     "data": "data.source",

@@ -11,7 +11,7 @@ from pmae.cli.parse import Count, Number, Switch, Text
 from pmae.errors import require, unknown_name
 
 if TYPE_CHECKING:
-    from pmae.paper.tables import Pretraining
+    from pmae.paper.tables import RunChoices
     from pmae.sweep.scored import Scoring
     from pmae.sweep.spaces import SpaceGrid
 
@@ -261,11 +261,11 @@ class Paper(ManyRuns):
                 notes = [f"- {note}" for note in page.notes]
                 print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *notes, *map(str, paths)]))
 
-    def _pretraining(self) -> "Pretraining":
+    def _pretraining(self) -> "RunChoices":
         from pmae.config_file import settings_given
-        from pmae.paper.tables import RATIOS, Pretraining
+        from pmae.paper.tables import RATIOS, RunChoices
 
-        return Pretraining(
+        return RunChoices(
             self.recipe,
             tuple(self.datasets),
             self.epochs,

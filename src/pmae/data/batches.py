@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ NUMBERS = 2**24
 """How many numbers a batch of a pass may have: 64 MiB in float32."""
 AHEAD = 2
 """How many batches are read before they are asked for."""
-Share = tuple[int, int]
-"""Which part of the images, and of how many parts."""
+SMALLEST_STD = 1e-30
+"""Below it, float32 has too few digits left for a variation."""
+Part = tuple[int, int]
+"""Which part of the images, and of how many: each process has its own, one run of neighbours."""
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Batches:
@@ -53,18 +57,7 @@ class Batches:
         if self.resident:
             yield from map(self.take, indices)
             return
-        coming: deque[Future[Tensor]] = deque()
-        with ThreadPoolExecutor(1) as reader:
-            try:
-                for index in indices:
-                    coming.append(reader.submit(self._read, index))
-                    if len(coming) > AHEAD:
-                        yield self._moved(coming.popleft().result())
-                while coming:
-                    yield self._moved(coming.popleft().result())
-            finally:
-                for future in coming:
-                    future.cancel()
+        yield from map(self._moved, read_ahead(self._read, indices, AHEAD))
 
     def order(self, generator: torch.Generator) -> Tensor:
         """All positions in a random order; where the disk gives only whole blocks, a few of them mixed at a time."""
@@ -84,11 +77,11 @@ class Batches:
     def _moved(self, rows: Tensor) -> Tensor:
         return rows if self.device.type == "cpu" else rows.pin_memory().to(self.device, non_blocking=True)
 
-    def passes(self, size: int = 1024, share: Share = (0, 1)) -> Iterator[Tensor]:
-        """All images of a share once, in order, at most `size` at a time and fewer where they are large."""
+    def passes(self, size: int = 1024, part: Part = (0, 1)) -> Iterator[Tensor]:
+        """All images of a part once, in order, at most `size` at a time and fewer where they are large."""
         size = max(1, min(size, NUMBERS // math.prod(self._array.shape[1:])))
-        part, parts = share
-        first, last = len(self) * part // parts, len(self) * (part + 1) // parts
+        number, parts = part
+        first, last = len(self) * number // parts, len(self) * (number + 1) // parts
         starts = range(first, last, size)
         yield from self.each(torch.arange(start, min(start + size, last), device=self._at) for start in starts)
 
@@ -96,11 +89,27 @@ class Batches:
 class Standardized:
     """Standardized batches of all images in order, a new pass at every iteration: what a space is fitted on."""
 
-    def __init__(self, batches: Batches, standardize: Standardize, share: Share = (0, 1)) -> None:
-        self.batches, self.standardize, self.share = batches, standardize, share
+    def __init__(self, batches: Batches, standardize: Standardize, part: Part = (0, 1)) -> None:
+        self.batches, self.standardize, self.part = batches, standardize, part
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self.standardize(batch) for batch in self.batches.passes(2048, self.share))
+        return (self.standardize(batch) for batch in self.batches.passes(2048, self.part))
+
+
+def read_ahead(read: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
+    """What `read` gives for each item in turn, so many read by a thread before they are asked for."""
+    coming: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(1) as reader:
+        try:
+            for item in items:
+                coming.append(reader.submit(read, item))
+                if len(coming) > ahead:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for future in coming:
+                future.cancel()
 
 
 def _belongs_on_device(images: np.ndarray | OnDemand, device: torch.device, keep_on: str) -> bool:
@@ -127,32 +136,51 @@ def _whole(images: np.ndarray | OnDemand, device: torch.device) -> Tensor:
 def fit_standardize(
     batches: Batches,
     per: Literal["channel", "pixel"],
-    share: Share = (0, 1),
+    part: Part = (0, 1),
     add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Standardize:
-    """Mean and deviation of the training images, in float64 in one pass; of a share, if `add_up` adds the others."""
-    axes = (0, 2, 3) if per == "channel" else (0,)
+    """Mean and standard deviation of the training images, in float64 in one pass; `add_up` adds those of all processes.
+
+    Sums are kept for every pixel, so that images that are all alike are told from images that vary.
+    """
     count, total, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     shift: Tensor | None = None
-    for batch in batches.passes(share=share):
+    for batch in batches.passes(part=part):
         x = batch.to(torch.float64)
         # Sums about the first batch's mean, so that 16-bit data with a large offset loses no digits.
-        shift = _mean_of_first(x.mean(axes, keepdim=True), add_up) if shift is None else shift
+        shift = _mean_of_first(x.mean(0), add_up) if shift is None else shift
         x = x - shift
-        count += x.numel() // x.mean(axes).numel()
-        total = total.to(x.device) + x.sum(axes, keepdim=True)
-        squares = squares.to(x.device) + x.square().sum(axes, keepdim=True)
+        count += len(x)
+        total = total.to(x.device) + x.sum(0)
+        squares = squares.to(x.device) + x.square().sum(0)
     if shift is None:
         raise UserError("data must be at least one image, got none")
     images = add_up(shift.new_tensor(count))
-    mean, squares = add_up(total) / images, add_up(squares)
-    std = (squares / images - mean.square()).clamp(min=0).sqrt()
-    if not bool(torch.isfinite(mean).all()):
-        raise UserError("data must be finite numbers, got NaN or infinity in the training images")
+    mean, square = add_up(total) / images, add_up(squares) / images
+    _require_variation(shift + mean, square - mean.square())
+    if per == "channel":
+        # Moments of a channel about its own mean are those of its pixels and of their means.
+        centre = (shift + mean).mean((1, 2), keepdim=True)
+        offset = shift - centre
+        square = (square + 2 * offset * mean + offset.square()).mean((1, 2), keepdim=True)
+        shift, mean = centre, torch.zeros_like(centre)
+    std = (square - mean.square()).clamp(min=0).sqrt()
     # A constant channel or pixel carries nothing: dividing by 1 leaves it at 0.
-    floor = 1e-6 * std.max().clamp(min=1e-30)
-    std = torch.where(std > floor, std, torch.ones_like(std))
-    return Standardize((shift + mean)[0], std[0])
+    std = torch.where(std > 1e-6 * std.max(), std, torch.ones_like(std))
+    return Standardize(shift + mean, std)
+
+
+def _require_variation(mean: Tensor, variance: Tensor) -> None:
+    """Refuse images that are all alike, or differ by less than float32 can tell from rounding."""
+    if not bool(torch.isfinite(mean).all() and torch.isfinite(variance).all()):
+        raise UserError("data must be finite numbers, got NaN or infinity in the training images")
+    std = variance.clamp(min=0).sqrt()
+    least = (torch.finfo(torch.float32).eps * mean.abs()).clamp(min=SMALLEST_STD)
+    if not bool((std > least).any()):
+        raise UserError(
+            "data must be images that vary, got images that are all alike: the standard deviation of a pixel over the "
+            f"training images is at most {float(std.max()):.2g}, at a mean of {float(mean.abs().max()):.3g}"
+        )
 
 
 def _mean_of_first(mean: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:

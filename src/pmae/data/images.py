@@ -184,9 +184,7 @@ def _add_to_fingerprint(digest: "hashlib.blake2b", part: ImageSet) -> None:
     digest.update("\n".join(part.names[int(i)] for i in named if part.names).encode("utf-8", "replace"))
 
 
-# Images that pretraining never sees, chosen by rule where a set brings no held-out part of its own.
-
-FEWEST, SHARE, MOST = 20, 0.1, 1000
+FEWEST_TO_SPLIT, HELD_OUT, MOST_HELD_OUT = 20, 0.1, 1000
 LARGEST = 2**30
 """Bytes of an array from which images are picked; a larger one may live on the disk, and picking would read it."""
 
@@ -200,10 +198,10 @@ def with_held_out(splits: Splits) -> Splits:
     train = splits.train
     own = splits.val is not None or splits.test is not None
     large = isinstance(train.images, np.ndarray) and train.images.nbytes > LARGEST
-    if own or large or len(train) < FEWEST:
+    if own or large or len(train) < FEWEST_TO_SPLIT:
         return splits
     order = np.random.default_rng(0).permutation(len(train))
-    held, kept = (np.sort(part) for part in np.split(order, [min(MOST, round(SHARE * len(train)))]))
+    held, kept = (np.sort(part) for part in np.split(order, [min(MOST_HELD_OUT, round(HELD_OUT * len(train)))]))
     names = tuple(train.names[i] if train.names else f"#{i}" for i in held)
     chosen = f"{len(held)} of the {len(train)} images are held out as val, by a fixed rule"
     note = f"{chosen}: nothing is trained or fitted on them"

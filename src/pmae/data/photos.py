@@ -24,7 +24,7 @@ from pmae.errors import UserError
 
 SIDE = 32
 SHORTER_SIDE = 160
-TEST_SHARE = 0.3
+TEST_PART = 0.3
 # Rows x columns of crop positions in a picture.
 TRAIN_GRID, TEST_GRID = (17, 18), (16, 5)
 FILES = {
@@ -68,7 +68,7 @@ def _halves(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Left part for training and right part for test, each (H, W, 3), scaled so that a crop shows something."""
     with Image.open(path) as image:
         picture = image.convert("RGB")
-    cut = round(picture.width * (1 - TEST_SHARE))
+    cut = round(picture.width * (1 - TEST_PART))
     scale = SHORTER_SIDE / min(picture.size)
     boxes = (0, 0, cut, picture.height), (cut, 0, picture.width, picture.height)
     left, right = (_scaled(picture.crop(box), scale) for box in boxes)

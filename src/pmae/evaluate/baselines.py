@@ -3,8 +3,7 @@
 Supervised training from scratch is `finetune` on an encoder with random weights.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
@@ -14,12 +13,11 @@ from torch.nn import functional as F
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.errors import require
-from pmae.evaluate.splits import NOISE, generator, mixed
+from pmae.evaluate.splits import NOISE, mixed
+from pmae.spaces.pca import EXACT, exact_components, leading_components
 
 Module = TypeVar("Module", bound=nn.Module)
 PIXELS = 16_384
-EXACT = 4_096
-OVERSAMPLE, PASSES = 32, 6
 
 
 def random_weights(build: Callable[[], Module], seed: int = 0) -> Module:
@@ -68,37 +66,23 @@ class PcaFeatures(nn.Module):
 
 
 def fit_pca(batches: Batches, standardize: Standardize, shape: tuple[int, int, int], width: int) -> PcaFeatures:
-    """Fit on the training images in float64: exactly up to 4,096 pixels, by subspace iteration above."""
+    """Fit on the training images: exactly up to 4,096 pixels, by subspace iteration above."""
     pixels = RawPixels(shape, width)
     require(len(batches) >= 2, "data", "at least two images for principal components", len(batches))
-
-    def rows() -> Iterator[Tensor]:
-        return (pixels.features(standardize(batch))["pixels"].double() for batch in batches.passes(512))
-
-    mean = _total(part.sum(0) for part in rows()) / len(batches)
-    count = min(width, len(mean), len(batches) - 1)
-    if len(mean) <= EXACT:
-        covariance = _total((part - mean).T @ (part - mean) for part in rows())
-        basis = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, :count]
-    else:
-        basis = _subspace(lambda q: _total((part - mean).T @ ((part - mean) @ q) for part in rows()), mean, count)
-    return PcaFeatures(pixels, mean.float(), basis.float().contiguous())
+    size = shape[0] * pixels.size[0] * pixels.size[1]
+    fit = exact_components if size <= EXACT else leading_components
+    found = fit(_PixelBatches(batches, standardize, pixels), min(width, size, len(batches) - 1))
+    return PcaFeatures(pixels, found.mean.float(), found.axes.T.float().contiguous())
 
 
-def _total(parts: Iterable[Tensor]) -> Tensor:
-    return functools.reduce(torch.add, parts)
+class _PixelBatches:
+    """Standardized pixels (B, D) in float64, batch after batch, as often as they are asked for."""
 
+    def __init__(self, batches: Batches, standardize: Standardize, pixels: RawPixels) -> None:
+        self.batches, self.standardize, self.pixels = batches, standardize, pixels
 
-def _subspace(spread: Callable[[Tensor], Tensor], mean: Tensor, count: int) -> Tensor:
-    """The leading eigenvectors: a random subspace a little larger than wanted, multiplied and made orthogonal again."""
-    draw = generator(torch.device("cpu"), len(mean), count)
-    start = torch.randn(len(mean), min(len(mean), count + OVERSAMPLE), generator=draw, dtype=torch.float64)
-    basis = torch.linalg.qr(start.to(mean.device)).Q
-    for _ in range(PASSES):
-        basis = torch.linalg.qr(spread(basis)).Q
-    inner = torch.linalg.eigh(basis.T @ spread(basis)).eigenvectors.flip(1)
-    leading: Tensor = basis @ inner[:, :count]
-    return leading
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.pixels.features(self.standardize(batch))["pixels"].double() for batch in self.batches.passes(512))
 
 
 def shrunk_size(shape: tuple[int, int, int]) -> tuple[int, int]:

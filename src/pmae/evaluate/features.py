@@ -1,14 +1,14 @@
-"""Representations of all images in one pass: no gradient, no masking, evaluation mode, bfloat16 on CUDA."""
+"""Features of all images in one pass (no gradient, no masking, bfloat16 on CUDA), and the data they are scored on."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pmae.config import AugmentConfig
 from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
@@ -16,9 +16,13 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.splits import BOXES, duplicates, generator, hold_out
+from pmae.fast import accelerate
+from pmae.results import EvaluatedData, FeatureShape
 
 CHUNK = {"cuda": 4096, "cpu": 256}
+"""Images that are encoded at once, at most."""
 VALUES = 2**26
+"""Pixels that are encoded at once, at most."""
 
 
 class Representation(Protocol):
@@ -37,15 +41,32 @@ class Representation(Protocol):
         """Switch between training and evaluation."""
 
 
-class Part(NamedTuple):
-    """Which chunks of the images are this process's, `rank` of every `size`, and the sum of a tensor over processes."""
+class Processes(Protocol):
+    """The processes that evaluate together; `train.distributed.World` is one, `OneProcess` another."""
 
     rank: int
     size: int
-    add_up: Callable[[Tensor], Tensor]
+    main: bool
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over all of them."""
+
+    def all_agree(self) -> AbstractContextManager[None]:
+        """What one refuses inside is refused by all."""
 
 
-ALL = Part(0, 1, lambda tensor: tensor)
+class OneProcess:
+    """The only process: it is its own sum and waits for nobody."""
+
+    rank, size, main = 0, 1, True
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def all_agree(self) -> AbstractContextManager[None]:
+        """Nothing to agree on."""
+        return nullcontext()
 
 
 @contextmanager
@@ -72,9 +93,11 @@ class Extractor:
         standardize: Standardize,
         device: torch.device,
         compile: bool | None = None,
-        part: Part = ALL,
+        processes: Processes | None = None,
     ) -> None:
-        self.represent, self.part = represent, part
+        self.represent, self.processes = represent, processes or OneProcess()
+        if isinstance(represent, nn.Module):
+            accelerate(represent)
         self.standardize = standardize
         self.device = device
         self.compiled = device.type == "cuda" if compile is None else compile
@@ -89,7 +112,7 @@ class Extractor:
         self.interpolation = augment.interpolation if augment else self.interpolation
         with evaluating(self.represent):
             chunks = list(_chunks(batches, self.compiled))
-            mine = chunks[self.part.rank :: self.part.size]
+            mine = chunks[self.processes.rank :: self.processes.size]
             # A process without a chunk computes the first one, to know what all of them add up.
             for start, stop, index in mine or chunks[:1]:
                 images = batches.take(index)
@@ -100,7 +123,7 @@ class Extractor:
                     if mine:
                         found[name][start:stop] = value[: stop - start]
         # A sum with zeros is exact: all processes have the numbers that one would have.
-        return {name: self.part.add_up(value) for name, value in found.items()}
+        return {name: self.processes.all_reduce(value) for name, value in found.items()}
 
     def _boxes(self, images: Tensor, augment: AugmentConfig, key: tuple[int, ...]) -> Boxes:
         count, _, height, width = images.shape
@@ -146,14 +169,13 @@ def effective_rank(features: Tensor) -> float:
     return float(torch.special.entr(share).sum().exp())
 
 
-# The parts of the data on the device, their features and the clock, shared by all protocols of one evaluation.
-
 WIDEST = 4096
+"""Features wider than this have no effective rank: it takes a decomposition of their products."""
 
 
 @dataclass
-class Bench:
-    """What all protocols share: the parts of the data on the device, their features, and the clock."""
+class EvaluationData:
+    """What all protocols of an evaluation share: the images on the device, their labels and features, and the clock."""
 
     represent: Any
     standardize: Standardize
@@ -203,17 +225,17 @@ def set_up(
     device: torch.device,
     compile: bool | None,
     keep_on: Literal["auto", "device", "host"],
-    part: Part = ALL,
-) -> Bench:
+    processes: Processes | None = None,
+) -> EvaluationData:
     """Put the parts of the data on the device and number their classes."""
     sets = {name: found for name in ("train", "val", "test") if (found := getattr(splits, name)) is not None}
     labels = {name: _labels(found, name) for name, found in sets.items()}
     count = max(len(splits.train.classes), 1 + max(int(numbers.max()) for numbers in labels.values()))
     names = splits.train.classes if len(splits.train.classes) == count else tuple(map(str, range(count)))
-    bench = Bench(
+    data = EvaluationData(
         represent,
         standardize,
-        Extractor(represent, standardize, device, compile, part),
+        Extractor(represent, standardize, device, compile, processes),
         {name: Batches(found.images, device, keep_on) for name, found in sets.items()},
         labels,
         names,
@@ -221,11 +243,11 @@ def set_up(
     )
     present = np.unique(labels["train"])
     if len(present) == 1:
-        bench.notes.append("the training part has a single class: every answer is that class")
-    for name in bench.held_out:
+        data.notes.append("the training part has a single class: every answer is that class")
+    for name in data.held_out:
         missing = np.setdiff1d(labels[name], present)
-        bench.notes += [f"class {names[c]!r} is in {name} but not in train, and cannot be learned" for c in missing]
-    return bench
+        data.notes += [f"class {names[c]!r} is in {name} but not in train, and cannot be learned" for c in missing]
+    return data
 
 
 def _labels(part: ImageSet, name: str) -> np.ndarray:
@@ -239,23 +261,23 @@ def _labels(part: ImageSet, name: str) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def shape_of(features: Tensor) -> dict[str, Any]:
+def shape_of(features: Tensor) -> FeatureShape:
     """Width and effective rank of features."""
     count, width = features.shape
     bad = int((~features.isfinite()).any(1).sum())
     require(bad == 0, "features", f"finite for each of {count:,} training images", f"NaN or infinity for {bad:,}")
-    return {"width": width, "effective_rank": effective_rank(features) if width <= WIDEST else None}
+    return FeatureShape(width, effective_rank(features) if width <= WIDEST else None)
 
 
-def describe(splits: Splits, bench: Bench) -> dict[str, Any]:
+def describe(splits: Splits, data: EvaluationData) -> EvaluatedData:
     """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""
-    commonest = np.bincount(bench.labels["train"]).argmax()
-    sizes = {name: len(bench.parts[name]) if name in bench.parts else None for name in ("train", "val", "test")}
-    return {
-        "name": splits.name,
-        "classes": list(bench.classes),
+    commonest = np.bincount(data.labels["train"]).argmax()
+    sizes = {name: len(data.parts[name]) if name in data.parts else None for name in ("train", "val", "test")}
+    return EvaluatedData(
+        splits.name,
+        tuple(data.classes),
         **sizes,
-        "notes": list(splits.notes),
-        "duplicates": {name: duplicates(splits.train, getattr(splits, name)) for name in bench.held_out},
-        "majority": {name: float((bench.labels[name] == commonest).mean()) for name in bench.held_out},
-    }
+        notes=tuple(splits.notes),
+        duplicates={name: duplicates(splits.train, getattr(splits, name)) for name in data.held_out},
+        majority={name: float((data.labels[name] == commonest).mean()) for name in data.held_out},
+    )

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable
@@ -12,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.errors import UserError, unknown_name
+from pmae.evaluate.augment import draw_noise
 from pmae.evaluate.features import Extractor, evaluating
-from pmae.evaluate.finetune_step import Average, Lesson, QuickLesson, can_be_quick, draw_noise, stochastic_depth
-from pmae.evaluate.protocols import FinetuneConfig
+from pmae.evaluate.finetune_step import EMA, CapturedFinetuneStep, FinetuneStep, can_be_captured, stochastic_depth
+from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.evaluate.splits import HEADS, NOISE, batch_of, generator, mixed, order
+from pmae.fast import accelerate
+from pmae.runs import read_object, write_json
+from pmae.tensor_files import read_tensors, write_tensors
 from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
@@ -72,7 +73,7 @@ def finetune(
     labels: Tensor,
     classes: int,
     standardize: Standardize,
-    config: FinetuneConfig,
+    config: FinetuneProtocol,
     seed: int = 0,
     folder: Path | None = None,
     compile: bool | None = None,
@@ -86,56 +87,57 @@ def finetune(
     own = copy.deepcopy(encoder).to(device)
     classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
     optimizer = _optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
-    average = Average(classifier, config.average) if config.average else None
+    ema = EMA(classifier, config.average) if config.average else None
     identity = {"settings": to_dict(config), "seed": seed, "classes": classes, "start": _digest(encoder, labels)}
-    followed = average.model if average else None
-    losses = restore(folder, identity, classifier, optimizer, followed) if folder else []
+    averaged = ema.model if ema else None
+    losses = restore(folder, identity, classifier, optimizer, averaged) if folder else []
     devices, saved = [device] if device.type == "cuda" else [], time.monotonic()
     with torch.random.fork_rng(devices), stochastic_depth(own, config.drop_path):
-        lesson = _lesson(classifier, optimizer, standardize, config, compile)
+        take_step = _finetune_step(classifier, optimizer, standardize, config, compile)
         for epoch in range(len(losses), config.epochs):
-            losses.append(_epoch(lesson, batches, labels, average, seed, epoch))
+            losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
             if folder and (epoch + 1 == config.epochs or time.monotonic() - saved >= PAUSE):
-                save(folder, identity, classifier, optimizer, losses, followed)
+                save(folder, identity, classifier, optimizer, losses, averaged)
                 saved = time.monotonic()
             if on_epoch:
                 on_epoch(epoch, losses[-1])
-    return Finetuned(average.model if average else classifier, tuple(losses))
+    return Finetuned(ema.model if ema else classifier, tuple(losses))
 
 
 def _epoch(
-    lesson: Lesson, batches: Batches, labels: Tensor, average: Average[Classifier] | None, seed: int, epoch: int
+    take_step: FinetuneStep, batches: Batches, labels: Tensor, ema: EMA[Classifier] | None, seed: int, epoch: int
 ) -> float:
     """One pass over the training images; its mean loss."""
-    config, device, count = lesson.config, batches.device, len(batches)
+    config, device, count = take_step.config, batches.device, len(batches)
     positions = order(count, batch_of(count, config.batch_size), seed, epoch, device)
     # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
     torch.manual_seed(mixed(seed, NOISE, epoch))
-    lesson.model.train()
-    lesson.total.zero_()
+    take_step.model.train()
+    take_step.total.zero_()
     for step, index in enumerate(positions):
         fraction = rate("cosine", epoch + step / len(positions), config.epochs, config.warmup_epochs)
         images = batches.take(index)
-        lesson(images, labels[index], draw_noise(images, config, (seed, epoch, step)), fraction)
-        if average:
-            average.update(epoch * len(positions) + step)
-    return float(lesson.total / len(positions))
+        take_step(images, labels[index], draw_noise(images, config, (seed, epoch, step)), fraction)
+        if ema:
+            ema.update(epoch * len(positions) + step)
+    return float(take_step.total / len(positions))
 
 
-def _lesson(
+def _finetune_step(
     classifier: Classifier,
     optimizer: torch.optim.Optimizer,
     standardize: Standardize,
-    config: FinetuneConfig,
-    quick: bool | None,
-) -> Lesson:
-    """The step that is fastest here; the eager one if `quick` is False."""
+    config: FinetuneProtocol,
+    compile: bool | None,
+) -> FinetuneStep:
+    """The fastest step there is here; the eager one if `compile` is False."""
     device = standardize.mean.device
-    if quick is not False and can_be_quick(classifier, device):
-        return QuickLesson(classifier, optimizer, standardize, config)
-    compiled = device.type == "cuda" if quick is None else quick
+    accelerate(classifier)
+    if compile is not False and can_be_captured(classifier, device):
+        return CapturedFinetuneStep(classifier, optimizer, standardize, config)
+    compiled = device.type == "cuda" if compile is None else compile
     model = torch.compile(classifier, mode="reduce-overhead") if compiled else classifier
-    return Lesson(model, optimizer, standardize, config)
+    return FinetuneStep(model, optimizer, standardize, config)
 
 
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:
@@ -158,7 +160,7 @@ def _digest(encoder: nn.Module, labels: Tensor) -> str:
     return state.hexdigest()
 
 
-def _optimizer(classifier: Classifier, config: FinetuneConfig, batch: int, device: torch.device) -> torch.optim.AdamW:
+def _optimizer(classifier: Classifier, config: FinetuneProtocol, batch: int, device: torch.device) -> torch.optim.AdamW:
     """AdamW with one group per (depth, decayed or not), each with its own peak rate."""
     peak = config.base_lr * batch / 256
     named = [(name, p) for name, p in classifier.named_parameters() if p.requires_grad]
@@ -183,7 +185,7 @@ def layer_depths(names: list[str]) -> dict[str, int]:
     }
 
 
-# The state of fine-tuning on disk after each epoch: tensors in safetensors, the rest in JSON, never half-written.
+# Checkpoints of fine-tuning: tensors in safetensors; the JSON file names them and is replaced last.
 
 STATE = "finetune.json"
 
@@ -196,15 +198,11 @@ def save(
     losses: list[float],
     average: nn.Module | None = None,
 ) -> None:
-    """Write the state after `len(losses)` epochs; the JSON file names the tensors and is replaced last."""
+    """Write the state after `len(losses)` epochs."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = f"finetune-{len(losses):05d}.safetensors"
-    half = folder / f"{tensors}.part"
-    save_file(_tensors(model, optimizer, average), half)
-    os.replace(half, folder / tensors)
-    half = folder / f"{STATE}.part"
-    half.write_text(json.dumps({"tensors": tensors, "losses": losses, "identity": identity}, indent=1))
-    os.replace(half, folder / STATE)
+    write_tensors(folder / tensors, _tensors(model, optimizer, average))
+    write_json(folder / STATE, {"tensors": tensors, "losses": losses, "identity": identity})
     for old in folder.glob("finetune-*.safetensors"):
         if old.name != tensors:
             old.unlink()
@@ -218,21 +216,24 @@ def restore(
     average: nn.Module | None = None,
 ) -> list[float]:
     """Load what the folder holds into all three and return the losses so far; none if it holds nothing."""
-    path = folder / STATE
-    if not path.exists():
+    if not (folder / STATE).exists():
         return []
-    try:
-        state = json.loads(path.read_text())
-        tensors = load_file(folder / state["tensors"])
-    except (json.JSONDecodeError, KeyError, OSError, SafetensorError) as error:
-        raise UserError(f"folder must hold a readable fine-tuning state, got {folder}: {error}") from error
-    if state["identity"] != json.loads(json.dumps(identity)):
+    state = read_object(folder / STATE)
+    name, losses = state.get("tensors"), state.get("losses")
+    numbers = isinstance(losses, list) and all(isinstance(loss, int | float) for loss in losses)
+    if not isinstance(name, str) or Path(name).name != name or not numbers:
+        raise UserError(f"folder must hold a readable fine-tuning state, got {str(folder)!r}")
+    if state.get("identity") != json.loads(json.dumps(identity)):
         raise UserError(f"folder must hold fine-tuning with the same settings, data and seed, got another in {folder}")
-    model.load_state_dict(_below("model.", tensors))
-    if average:
-        average.load_state_dict(_below("average.", tensors))
-    _restore_moments(model, optimizer, tensors)
-    return list(state["losses"])
+    tensors = read_tensors(folder / name)
+    try:
+        model.load_state_dict(_below("model.", tensors))
+        if average:
+            average.load_state_dict(_below("average.", tensors))
+        _restore_moments(model, optimizer, tensors)
+    except (RuntimeError, KeyError) as error:
+        raise UserError(f"folder must hold the tensors of this fine-tuning, got others in {str(folder)!r}") from error
+    return list(losses or ())
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -240,26 +241,18 @@ def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None) -> dict[str, Tensor]:
-    found = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
+    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     if average:
-        found |= {f"average.{name}": tensor.contiguous() for name, tensor in average.state_dict().items()}
+        found |= {f"average.{name}": tensor for name, tensor in average.state_dict().items()}
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            found[f"optimizer.{key}.{name}"] = value.contiguous()
+        found |= {f"optimizer.{key}.{name}": value for key, value in optimizer.state.get(parameter, {}).items()}
     return found
 
 
 def _restore_moments(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    for key, tensor in tensors.items():
-        if key.startswith("optimizer."):
-            _, slot, name = key.split(".", 2)
-            parameter = parameters[name]
-            # Step counters stay where AdamW put them; moments live beside their parameter.
-            optimizer.state[parameter][slot] = (
-                tensor.to(parameter.device) if tensor.ndim or _fused(optimizer) else tensor
-            )
-
-
-def _fused(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(optimizer.defaults.get("fused"))
+    parameters, fused = dict(model.named_parameters()), bool(optimizer.defaults.get("fused"))
+    for key, tensor in _below("optimizer.", tensors).items():
+        slot, name = key.split(".", 1)
+        parameter = parameters[name]
+        # Step counters stay where AdamW put them; moments live beside their parameter.
+        optimizer.state[parameter][slot] = tensor.to(parameter.device) if tensor.ndim or fused else tensor

@@ -1,27 +1,76 @@
 """Accuracy, balanced accuracy, macro AUC and macro F1 with bootstrap intervals; per-class table and confusion matrix.
 
+`score_of` turns the predictions of one protocol, from all seeds of its heads, into a `Score`.
+
 Every number is computed from how often each held-out image counts: once for the point estimate, as often as it was
 drawn for a bootstrap resample. All metrics of all resamples so come from the same few products.
 """
 
+import statistics
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pmae.errors import UserError, require
+from pmae.results import METRICS, ClassScore, Interval, Score, SeedScore
 
-METRICS = ("accuracy", "balanced_accuracy", "macro_auc", "macro_f1")
 CELLS = 2**20
 
 
-def evaluate_scores(scores: np.ndarray, labels: np.ndarray, resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SeedPredictions:
+    """Class scores (N, C) of the held-out images from one seed of the heads, and the settings behind them."""
+
+    seed: int
+    scores: np.ndarray
+    chosen: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """All the seeds of one protocol and pooling on one split, with what else its score is to keep."""
+
+    protocol: str
+    pooling: str
+    split: str
+    chosen_on: str
+    by_seed: Sequence[SeedPredictions]
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def score_of(made: Predictions, labels: np.ndarray, classes: Sequence[str], resamples: int) -> Score:
+    """Metrics averaged over the seeds, each seed's own, and the first finite seed's per-class table and confusion."""
+    by_seed = [_seed_score(one, labels, resamples) for one in made.by_seed]
+    finite = [one.scores for one in made.by_seed if np.isfinite(one.scores).all()]
+    table = confusion(finite[0].argmax(1), labels, len(classes)) if finite else None
+    metrics = [one.metrics for one in by_seed if one.metrics is not None]
+    return Score(
+        made.protocol,
+        made.pooling,
+        made.split,
+        len(labels),
+        {name: _over_seeds([found[name] for found in metrics]) for name in METRICS},
+        made.chosen_on,
+        tuple(by_seed),
+        per_class=() if table is None else per_class(table, classes),
+        confusion=None if table is None else tuple(map(tuple, table.tolist())),
+        notes=tuple(_notes(made, labels, len(by_seed) - len(metrics))),
+        **made.more,
+    )
+
+
+def evaluate_scores(
+    scores: np.ndarray, labels: np.ndarray, resamples: int = 1000, seed: int = 0
+) -> dict[str, Interval]:
     """Each metric's value and 95% interval from class scores (N, C); undefined ones are None."""
     scores, labels = _checked(scores, labels)
     rankings = [_ranking(scores[:, c], labels == c) for c in range(scores.shape[1])]
     point = weighted_metrics(scores.argmax(1), labels, rankings, np.ones((len(labels), 1), np.int32))
     drawn = _bootstrap(scores.argmax(1), labels, rankings, resamples, seed)
-    return {name: _summary(point[name][0], drawn[name]) for name in METRICS}
+    return {name: _interval(point[name][0], drawn[name]) for name in METRICS}
 
 
 class Ranking(NamedTuple):
@@ -57,14 +106,13 @@ def confusion(predicted: np.ndarray, labels: np.ndarray, count: int) -> np.ndarr
     return np.bincount(labels * count + predicted, minlength=count * count).reshape(count, count)
 
 
-def per_class(table: np.ndarray) -> list[dict[str, Any]]:
+def per_class(table: np.ndarray, names: Sequence[str]) -> tuple[ClassScore, ...]:
     """Precision, recall and support of each class of a confusion matrix; None where there is nothing to divide by."""
     hits, support, chosen = np.diag(table), table.sum(1), table.sum(0)
     precision, recall = _ratio(hits, chosen), _ratio(hits, support)
-    return [
-        {"precision": _or_none(precision[c]), "recall": _or_none(recall[c]), "support": int(support[c])}
-        for c in range(len(table))
-    ]
+    return tuple(
+        ClassScore(name, _or_none(precision[c]), _or_none(recall[c]), int(support[c])) for c, name in enumerate(names)
+    )
 
 
 def _checked(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,11 +181,39 @@ def _mean_defined(values: np.ndarray) -> np.ndarray:
     return _ratio(np.where(defined, values, 0.0).sum(0), defined.sum(0))
 
 
-def _summary(value: float, drawn: np.ndarray) -> dict[str, float | None]:
+def _interval(value: float, drawn: np.ndarray) -> Interval:
     defined = drawn[~np.isnan(drawn)]
     low, high = np.percentile(defined, [2.5, 97.5]) if len(defined) else (np.nan, np.nan)
-    return {"value": _or_none(value), "low": _or_none(low), "high": _or_none(high)}
+    return Interval(_or_none(value), _or_none(low), _or_none(high))
 
 
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
+
+
+def _notes(made: Predictions, labels: np.ndarray, lost: int) -> list[str]:
+    """What would otherwise pass for a bad representation: heads that diverged, or died to a constant."""
+    notes, count = [], len(made.by_seed)
+    if lost:
+        notes.append(f"training diverged for {lost} of {count} seeds, which have no metrics")
+    dead = sum(bool(np.isfinite(one.scores).all()) and np.ptp(one.scores, axis=0).max() == 0 for one in made.by_seed)
+    if dead and len(np.unique(labels)) > 1:
+        notes.append(f"for {dead} of {count} seeds the classifier gives every image the same scores: its training died")
+    return notes
+
+
+def _seed_score(one: SeedPredictions, labels: np.ndarray, resamples: int) -> SeedScore:
+    finite = bool(np.isfinite(one.scores).all())
+    return SeedScore(one.seed, one.chosen, evaluate_scores(one.scores, labels, resamples) if finite else None)
+
+
+def _over_seeds(found: Sequence[Interval]) -> Interval:
+    """Value and interval averaged over the seeds, with the standard deviation of the value between them."""
+    values = [one.value for one in found if one.value is not None]
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Interval(_mean(values), _mean([one.low for one in found]), _mean([one.high for one in found]), std)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

@@ -1,4 +1,8 @@
-"""Two scores in a second, for use while pretraining: logistic regression and k-NN on features at hand."""
+"""The online probe, two scores in a second while pretraining: logistic regression and exact k nearest neighbours.
+
+Labels are looked at here and nowhere else in pretraining. The test split is never used: scores come from the val
+split, or from a fifth of the training images that the probes do not fit on.
+"""
 
 from collections.abc import Callable
 
@@ -10,14 +14,17 @@ from torch.nn import functional as F
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
+from pmae.errors import require, unknown_name
 from pmae.evaluate.features import Representation, effective_rank, extract
-from pmae.evaluate.knn import nearest, votes
 from pmae.evaluate.splits import hold_out
+from pmae.results import PRIMARY
 
 NEIGHBOURS = 20
+CELLS = 2**26
+"""Distances that are held at once."""
 
 
-def quick_scores(
+def probe_accuracies(
     train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor
 ) -> dict[str, float]:
     """Test accuracy of a linear classifier and of 20 nearest neighbours (cosine)."""
@@ -52,31 +59,26 @@ def _accuracy(scores: Tensor, labels: Tensor) -> float:
     return float((scores.argmax(1) == labels).float().mean())
 
 
-# A look at the encoder while it learns: effective rank always; k-NN and a linear probe where there are labels.
-#
-# Labels are looked at here and nowhere else in pretraining. The test split is never used: scores come from the val
-# split, or from a fifth of the training images that the probes do not fit on.
-
 MOST_IMAGES = {"cuda": 50_000, "cpu": 4_000}
+"""Images that the probes fit on, at most; a quarter of them are scored."""
 
 
-def watch_with(splits: Splits) -> Callable[[Representation, Standardize, torch.device], dict[str, float]]:
+def online_probe(splits: Splits) -> Callable[[Representation, Standardize, torch.device], dict[str, float]]:
     """A function that scores an encoder on these images; without labels it measures the effective rank alone."""
     fit, score = _parts(splits)
 
-    def watch(encoder: Representation, standardize: Standardize, device: torch.device) -> dict[str, float]:
+    def probe(encoder: Representation, standardize: Standardize, device: torch.device) -> dict[str, float]:
         most = MOST_IMAGES.get(device.type, MOST_IMAGES["cpu"])
         fitted, scored = _first(fit, most), _first(score, most // 4)
         features = extract(encoder, Batches(fitted.images, device), standardize, compile=False)
-        pooling = "mean"
-        values = {"effective_rank": effective_rank(features[pooling])}
+        values = {"effective_rank": effective_rank(features[PRIMARY])}
         if fitted.labels is None or scored.labels is None:
             return values
         others = extract(encoder, Batches(scored.images, device), standardize, compile=False)
         labels = [torch.from_numpy(part.labels).to(device) for part in (fitted, scored)]
-        return values | quick_scores(features[pooling], labels[0], others[pooling], labels[1])
+        return values | probe_accuracies(features[PRIMARY], labels[0], others[PRIMARY], labels[1])
 
-    return watch
+    return probe
 
 
 def _parts(splits: Splits) -> tuple[ImageSet, ImageSet]:
@@ -91,3 +93,40 @@ def _parts(splits: Splits) -> tuple[ImageSet, ImageSet]:
 def _first(part: ImageSet, most: int) -> ImageSet:
     """At most so many images, evenly spread over the set so that every class has its share."""
     return part if len(part) <= most else part.take(np.linspace(0, len(part) - 1, most).astype(np.int64))
+
+
+def nearest(bank: Tensor, queries: Tensor, k: int, metric: str = "cosine") -> Tensor:
+    """(Q, k) positions in `bank` of each query's nearest rows, nearest first."""
+    require(1 <= k <= len(bank), "k", f"between 1 and the number of training images ({len(bank)})", k)
+    if metric not in ("cosine", "euclidean"):
+        raise unknown_name("metric", metric, ("cosine", "euclidean"))
+    if metric == "cosine":
+        # A zero vector stays zero: equally far from everything.
+        bank, queries = _unit(bank), _unit(queries)
+        offset = bank.new_zeros(len(bank))
+    else:
+        # About the mean the squares stay small, and |a|^2 - 2ab loses no digits; |b|^2 does not change the order.
+        centre = bank.mean(0)
+        bank, queries = bank - centre, queries - centre
+        offset = bank.square().sum(1)
+    rows = max(1, CELLS // len(bank))
+    scale = 2 if metric == "euclidean" else 1
+    parts = [(offset - scale * (part @ bank.T)).topk(k, largest=False).indices for part in torch.split(queries, rows)]
+    return torch.cat(parts)
+
+
+def votes(neighbour_labels: Tensor, classes: int, ks: tuple[int, ...]) -> dict[int, Tensor]:
+    """Share (Q, C) of each class among the k nearest, for each k; argmax is the majority, ties to the lowest class."""
+    counts = neighbour_labels.new_zeros(len(neighbour_labels), classes)
+    found: dict[int, Tensor] = {}
+    done = 0
+    for k in sorted(set(ks)):
+        counts = counts + F.one_hot(neighbour_labels[:, done:k], classes).sum(1)
+        done = k
+        found[k] = counts / k
+    return {k: found[k] for k in ks}
+
+
+def _unit(rows: Tensor) -> Tensor:
+    length = rows.norm(dim=1, keepdim=True)
+    return rows / torch.where(length > 0, length, torch.ones_like(length))

@@ -1,5 +1,6 @@
-"""Many classification heads as one stack of parameters, trained together by SGD; each is what it would be alone.
+"""Linear and MLP probes: heads of every pooling, rate and decay as one stack of parameters, trained together by SGD.
 
+Each head is what it would be alone; the best is chosen on held-out images.
 Shapes: P poolings, R settings (rate and decay) of each, B images, W features, C classes.
 """
 
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pmae.evaluate.protocols import ProbeConfig
+from pmae.evaluate.protocols import ProbeProtocol
 from pmae.evaluate.splits import HEADS, batch_of, generator, order
+from pmae.fast import can_capture
+from pmae.fast.graph import Replay
 from pmae.train.schedule import rate
 
 Setting = tuple[float, float]
@@ -73,8 +76,8 @@ class Heads:
                 layer.sub_(rate * moment)
 
 
-class Trainer:
-    """Runs epochs of steps over features that lie on the device; on CUDA a step is one replay of a graph."""
+class HeadTrainer:
+    """Runs epochs of steps over features that lie on the device, captured in a CUDA graph where that is possible."""
 
     def __init__(
         self,
@@ -91,8 +94,7 @@ class Trainer:
         self.order = torch.zeros(steps, batch, dtype=torch.long, device=device)
         self.fractions = torch.zeros(steps, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        state = [self.position, *(t for stack in stacks for t in (*stack.layers, *stack.moments))]
-        self._advance = captured(self._step, state) if device.type == "cuda" else self._step
+        self._advance = Replay(self._step, lambda: None) if can_capture(device) else self._step
 
     def epoch(self, order: Tensor, fractions: Sequence[float]) -> None:
         """One epoch over what `features` holds now, in this order, each step at its fraction of the peak rate."""
@@ -111,24 +113,6 @@ class Trainer:
         self.position.add_(1).remainder_(len(self.order))
 
 
-def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
-    """A replay of `step` as one CUDA graph; `state` is put back after the warm-up that capturing needs."""
-    saved = [tensor.detach().clone() for tensor in state]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    with torch.no_grad():
-        for tensor, value in zip(state, saved, strict=True):
-            tensor.copy_(value)
-    return graph.replay
-
-
 def _draw(kind: str, pooling: str, widths: Sequence[int], seed: int) -> list[Tensor]:
     """Weights and biases uniform in +-1/sqrt(inputs), as torch's own layers; drawn on the host for all devices."""
     key = (seed, HEADS, *(int.from_bytes(name.encode()) for name in (kind, pooling)))
@@ -139,17 +123,16 @@ def _draw(kind: str, pooling: str, widths: Sequence[int], seed: int) -> list[Ten
     ]
 
 
-# Linear and MLP probes: every kind, pooling, rate and decay trained at once, the best chosen on held-out images.
-
 Source = Callable[[int], Tensor]
 """Features (P, N, W) of the training images for an epoch: always the same, or of new crops each time."""
 Grid = Mapping[tuple[str, str], tuple[Setting, ...]]
 """(base_lr, weight_decay) to try for each (kind, pooling)."""
 ROWS = 2048
+"""Images whose logits are computed at once."""
 
 
 @dataclass(frozen=True)
-class Task:
+class ProbeTask:
     """What the heads learn: the labels of the training images, from these representations."""
 
     labels: Tensor
@@ -179,12 +162,14 @@ class Probes:
         return found
 
 
-def train_probes(source: Source, task: Task, config: ProbeConfig, grid: Grid, seed: int) -> Probes:
+def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: Grid, seed: int) -> Probes:
     """Train all the heads of a grid for `config.epochs`."""
     return train_together(source, task, config, {seed: grid})[seed]
 
 
-def train_together(source: Source, task: Task, config: ProbeConfig, grids: Mapping[int, Grid]) -> dict[int, Probes]:
+def train_together(
+    source: Source, task: ProbeTask, config: ProbeProtocol, grids: Mapping[int, Grid]
+) -> dict[int, Probes]:
     """The same for several seeds on the same passes of features: they differ in first weights and in order.
 
     An augmented pass of the encoder costs far more than the heads, so all seeds share it.
@@ -194,7 +179,7 @@ def train_together(source: Source, task: Task, config: ProbeConfig, grids: Mappi
     batch, shown = batch_of(count, config.batch_size), torch.empty_like(features)
     stacks = {seed: _stacks(task, config, grid, seed, features) for seed, grid in grids.items()}
     trainers = {
-        seed: Trainer(stack, shown, task.labels, batch, config.momentum, config.clip_norm)
+        seed: HeadTrainer(stack, shown, task.labels, batch, config.momentum, config.clip_norm)
         for seed, stack in stacks.items()
     }
     for epoch in range(config.epochs):
@@ -209,7 +194,7 @@ def train_together(source: Source, task: Task, config: ProbeConfig, grids: Mappi
 
 
 def choose(
-    source: Source, plain: Tensor, task: Task, parts: tuple[Tensor, Tensor], config: ProbeConfig, seed: int
+    source: Source, plain: Tensor, task: ProbeTask, parts: tuple[Tensor, Tensor], config: ProbeProtocol, seed: int
 ) -> Grid:
     """For each (kind, pooling) the setting with the best accuracy on the held-out part, trained on the other part.
 
@@ -230,13 +215,13 @@ def choose(
     return best
 
 
-def _stacks(task: Task, config: ProbeConfig, grid: Grid, seed: int, features: Tensor) -> tuple[Heads, ...]:
+def _stacks(task: ProbeTask, config: ProbeProtocol, grid: Grid, seed: int, features: Tensor) -> tuple[Heads, ...]:
     """Untrained heads of every kind on the features' device."""
     width, scale = features.shape[2], config.batch_size / 256
     return tuple(_stack(kind, width, task, grid, scale, seed).to(features.device) for kind in config.kinds)
 
 
-def _stack(kind: str, width: int, task: Task, grid: Grid, scale: float, seed: int) -> Heads:
+def _stack(kind: str, width: int, task: ProbeTask, grid: Grid, scale: float, seed: int) -> Heads:
     widths = [width, task.classes] if kind == "linear" else [width, task.hidden, task.hidden, task.classes]
     settings = [[(lr * scale, decay) for lr, decay in grid[kind, pooling]] for pooling in task.poolings]
     return Heads(kind, task.poolings, widths, settings, seed)

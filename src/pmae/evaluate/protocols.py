@@ -7,8 +7,7 @@ from typing import Literal
 
 from pmae.config import AugmentConfig
 from pmae.errors import require, unknown_name
-
-PROTOCOLS = ("linear", "mlp", "knn", "finetune")
+from pmae.results import PROTOCOLS
 
 
 def _training(room: str, epochs: int, batch_size: int, warmup_epochs: float) -> None:
@@ -18,7 +17,7 @@ def _training(room: str, epochs: int, batch_size: int, warmup_epochs: float) -> 
 
 
 @dataclass(frozen=True)
-class ProbeConfig:
+class ProbeProtocol:
     """Heads trained on a frozen encoder by SGD with momentum, linear warm-up and cosine."""
 
     kinds: tuple[Literal["linear", "mlp"], ...] = ("linear", "mlp")
@@ -63,7 +62,7 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True)
-class KnnConfig:
+class KnnProtocol:
     """Majority vote of the k nearest training images."""
 
     ks: tuple[int, ...] = tuple(range(2, 21))
@@ -78,7 +77,7 @@ class KnnConfig:
 
 
 @dataclass(frozen=True)
-class FinetuneConfig:
+class FinetuneProtocol:
     """Encoder and a linear head trained together by AdamW, with linear warm-up and cosine."""
 
     epochs: int = 100
@@ -100,19 +99,19 @@ class FinetuneConfig:
     augment: AugmentConfig | None = field(default_factory=AugmentConfig)
     """Crop and flip while training."""
     distort: float = 0.0
-    """How far, from 0 to 1, two random operations an image go: moves, and brightness, contrast and the like."""
+    """Strength of RandAugment, from 0 to 1: two random operations an image, such as rotation, shift or contrast."""
     blank: float = 0.0
-    """Share of images that lose a box."""
+    """Random erasing: share of images that lose a box."""
     mixup: float = 0.0
-    """Share of batches whose images are blended in pairs, and their labels with them."""
+    """mixup: share of batches whose images are blended in pairs, and their labels with them."""
     cutmix: float = 0.0
-    """Share of batches whose images get a box of another pasted in, and its label to that extent."""
+    """CutMix: share of batches whose images get a box of another pasted in, and its label to that extent."""
     label_smoothing: float = 0.0
     """Share of each label that is spread over all classes."""
     drop_path: float = 0.0
-    """How often the last block's residual branches are left out, earlier ones less; where timm gave them the place."""
+    """Stochastic depth: how often the last block's branches are dropped, earlier ones less; where timm has a place."""
     average: float = 0.0
-    """Decay at every step of the weights' moving average, which is then what is scored; 0 scores the last weights."""
+    """Decay of the EMA of the weights at every step, which is then what is scored; 0 scores the last weights."""
     clip_norm: float | None = None
     """Largest norm of the gradient."""
 
@@ -138,9 +137,9 @@ class Protocols:
 
     name: str = "paper"
     """Name of the preset these settings began as."""
-    probe: ProbeConfig | None = field(default_factory=ProbeConfig)
-    knn: KnnConfig | None = field(default_factory=KnnConfig)
-    finetune: FinetuneConfig | None = field(default_factory=FinetuneConfig)
+    probe: ProbeProtocol | None = field(default_factory=ProbeProtocol)
+    knn: KnnProtocol | None = field(default_factory=KnnProtocol)
+    finetune: FinetuneProtocol | None = field(default_factory=FinetuneProtocol)
     validation_share: float = 0.1
     """Share of the training set on which k, rate and decay are chosen."""
     resamples: int = 1000
@@ -151,6 +150,12 @@ class Protocols:
         require(0 < share < 1, "protocols.validation_share", "between 0 and 1, both excluded", share)
         require(self.resamples >= 1, "protocols.resamples", "at least 1", self.resamples)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of the protocols that are on."""
+        on = {"knn": self.knn, "finetune": self.finetune} | dict.fromkeys(self.probe.kinds if self.probe else (), True)
+        return tuple(name for name in PROTOCOLS if on.get(name))
+
 
 def paper() -> Protocols:
     """The paper's text: SGD at 0.1 without decay, augmentation on while probes train, fine-tuning with decay 0.5."""
@@ -159,21 +164,21 @@ def paper() -> Protocols:
 
 def released() -> Protocols:
     """The paper's text, but fine-tuning as the authors' code has it: decay 0.05 and beta2 0.999."""
-    return Protocols("released", finetune=FinetuneConfig(betas=(0.9, 0.999), weight_decay=0.05))
+    return Protocols("released", finetune=FinetuneProtocol(betas=(0.9, 0.999), weight_decay=0.05))
 
 
 def plain() -> Protocols:
     """The paper's ablation: its text, but no augmentation while probes train."""
-    return Protocols("plain", probe=ProbeConfig(augment=None))
+    return Protocols("plain", probe=ProbeProtocol(augment=None))
 
 
 def strong() -> Protocols:
     """No augmentation for probes, standardized features, rates and decays chosen on a part of the training set.
 
-    Fine-tuning is long, with distorted and mixed images, stochastic depth and averaged weights, on the mean token. What
+    Fine-tuning is long, with RandAugment, mixup and CutMix, stochastic depth and EMA weights, on the mean token. What
     was published of it before had none of these: 100 epochs, batches of 512, crops from 20% of the area and [CLS].
     """
-    probe = ProbeConfig(
+    probe = ProbeProtocol(
         epochs=50,
         warmup_epochs=5,
         base_lrs=(0.01, 0.03, 0.1, 0.3, 1.0),
@@ -182,7 +187,7 @@ def strong() -> Protocols:
         augment=None,
         standardize=True,
     )
-    finetune = FinetuneConfig(
+    finetune = FinetuneProtocol(
         epochs=200,
         batch_size=256,
         betas=(0.9, 0.999),
@@ -200,7 +205,7 @@ def strong() -> Protocols:
         average=0.999,
         clip_norm=1.0,
     )
-    return Protocols("strong", probe, KnnConfig(), finetune)
+    return Protocols("strong", probe, KnnProtocol(), finetune)
 
 
 PRESETS = {"paper": paper, "released": released, "plain": plain, "strong": strong}

@@ -1,8 +1,7 @@
-"""Which images are held out, and which of them the training set holds as well: decided by rule, never guessed."""
+"""Which images are held out, which of them the training set holds as well, and the seeding of all randomness here."""
 
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +9,10 @@ from torch import Tensor
 
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
+from pmae.results import DuplicatePair, Duplicates
 
 LISTED = 20
+"""Duplicates that are named."""
 
 
 def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -50,14 +51,13 @@ def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
     return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
 
 
-def duplicates(train: ImageSet, held_out: ImageSet) -> dict[str, Any]:
+def duplicates(train: ImageSet, held_out: ImageSet) -> Duplicates:
     """How many held-out images are byte-identical to a training image, with the first of them by name."""
     seen: dict[bytes, int] = {}
     for position, digest in enumerate(_digests(train)):
         seen.setdefault(digest, position)
     pairs = [(seen[digest], position) for position, digest in enumerate(_digests(held_out)) if digest in seen]
-    listed = [{"train": _name(train, a), "held_out": _name(held_out, b)} for a, b in pairs[:LISTED]]
-    return {"count": len(pairs), "pairs": listed}
+    return Duplicates(len(pairs), tuple(DuplicatePair(_name(train, a), _name(held_out, b)) for a, b in pairs[:LISTED]))
 
 
 def _digests(images: ImageSet) -> list[bytes]:
@@ -68,9 +68,8 @@ def _name(images: ImageSet, position: int) -> str:
     return images.names[position] if images.names else f"#{position}"
 
 
-# All randomness of this room: a generator is a function of a key such as (seed, purpose, epoch, step).
-
-ORDER, BOXES, HEADS, NOISE, AMOUNTS, BLANKS, MIXES = range(7)
+ORDER, BOXES, HEADS, NOISE, MAGNITUDES, ERASING, MIXES = range(7)
+"""Purposes of random numbers. Seeding: a generator is a function of a key such as (seed, purpose, epoch, step)."""
 
 
 def mixed(*key: int) -> int:

@@ -1,14 +1,16 @@
-"""AdamW over all weights in one pass over memory; importing this needs Triton.
+"""AdamW in one pass over memory, on fp32 master weights with bf16 copies; importing this needs Triton.
 
-Gradients are read in the precision they came in, and the rounded weights, with which the next step computes, are
-written beside the whole ones. Where everything lies is a table on the device, so that one launch serves hundreds of
-tensors, also inside a CUDA graph: its gradients' addresses are known once it is captured, and filled in then.
+Gradients are read in the precision they came in, and the bf16 copies, with which the next step computes, are written
+with the master weights. Where everything lies is a table on the device, so that one launch serves hundreds of tensors,
+also inside a CUDA graph: its gradients' addresses are known once it is captured, and filled in then.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # (the functions under triton.jit are Triton's language, not Python's: their arguments have no Python types)
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 BLOCK, WARPS = 1024, 8
 """How many weights a program updates, and its warps: 212 us for 30 million on an H200, the fastest of six."""
 FIELDS = tl.constexpr(9)
-"""A program's row of the table: addresses of weight, moments, gradient and rounded weight, first, end, decayed, and the
+"""A program's row of the table: addresses of weight, moments, gradient and bf16 copy, first, end, decayed, and the
 address of the rate."""
 
 
@@ -29,16 +31,9 @@ def _pointer(row, field, kind: tl.constexpr):
 
 @triton.jit
 def _adamw_kernel(
-    table,
-    step,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    EPS: tl.constexpr,
-    DECAY: tl.constexpr,
-    HALF: tl.constexpr,
-    EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    table, step, BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, DECAY: tl.constexpr,
+    BF16: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = table + tl.program_id(0) * FIELDS
     end = tl.load(row + 6)
     if EVEN:  # told so, the compiler moves 16 bytes at a time
@@ -47,7 +42,7 @@ def _adamw_kernel(
     real, count = at < end, tl.load(step)
     lr = tl.load(tl.load(row + 8).to(tl.pointer_type(tl.float32)))
     weight, mean, square = _pointer(row, 0, tl.float32), _pointer(row, 1, tl.float32), _pointer(row, 2, tl.float32)
-    grad = _pointer(row, 3, tl.bfloat16 if HALF else tl.float32)
+    grad = _pointer(row, 3, tl.bfloat16 if BF16 else tl.float32)
     g = tl.load(grad + at, mask=real, other=0.0).to(tl.float32)
     w = tl.load(weight + at, mask=real, other=0.0)
     w -= w * (lr * DECAY * tl.load(row + 7).to(tl.float32))
@@ -59,23 +54,41 @@ def _adamw_kernel(
     tl.store(weight + at, w, mask=real)
     tl.store(mean + at, m, mask=real)
     tl.store(square + at, v, mask=real)
-    if HALF:
+    if BF16:
         tl.store(_pointer(row, 4, tl.bfloat16) + at, w.to(tl.bfloat16), mask=real)
 
 
-class Kind(NamedTuple):
-    """What one launch has in common: rounded weights and gradients, and sizes that 16 divides."""
+class WeightCopies:
+    """bf16 copies of the fp32 master weights that autocast would round layer by layer, in every step anew.
 
-    half: bool
-    even: bool
+    The numbers are autocast's own; what is saved are three hundred small kernels a step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+        slots = [(layer, key, p) for layer in layers for key, p in layer.named_parameters(recurse=False)]
+        self._slots = [slot for slot in slots if slot[2].requires_grad]
+        self.of = {p: nn.Parameter(p.detach().bfloat16()) for _, _, p in self._slots}
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The model's layers hold their copies, and these get the gradients."""
+        for layer, key, master in self._slots:
+            layer._parameters[key], self.of[master].grad = self.of[master], None
+        try:
+            yield
+        finally:
+            for layer, key, master in self._slots:
+                layer._parameters[key] = master
 
 
-class Update:
-    """A step of an AdamW whose rates are tensors; a weight in `halves` has a rounded copy, which gets its gradient."""
+class FusedAdamW:
+    """A step of a torch AdamW whose rates are tensors; gradients come to the bf16 copies of weights that have one."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, halves: dict[nn.Parameter, nn.Parameter]) -> None:
-        self.optimizer, self.halves = optimizer, halves
-        self._tables: dict[Kind, Tensor] = {}
+    def __init__(self, optimizer: torch.optim.Optimizer, copies: dict[nn.Parameter, nn.Parameter]) -> None:
+        self.optimizer, self.copies = optimizer, copies
+        self._tables: dict[tuple[bool, bool], Tensor] = {}
+        """Of the weights that one launch updates: whether they have bf16 copies, and whether 16 divides their sizes."""
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if not optimizer.state[p]:
@@ -85,14 +98,15 @@ class Update:
 
     def fill(self) -> None:
         """Note where everything lies; gradients lie somewhere else after each step that is no replay."""
-        rows: dict[Kind, list[tuple[int, ...]]] = {}
+        rows: dict[tuple[bool, bool], list[tuple[int, ...]]] = {}
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 if self.leaf(p).grad is not None:
-                    rows.setdefault(self._kind(p), []).extend(self._rows(p, group))
+                    rows.setdefault((p in self.copies, p.numel() % 16 == 0), []).extend(self._rows(p, group))
+        device = self.optimizer.param_groups[0]["lr"].device
         for kind, found in rows.items():
             table = torch.tensor(found, dtype=torch.int64)
-            self._tables.setdefault(kind, torch.empty_like(table, device=self._device)).copy_(table)
+            self._tables.setdefault(kind, torch.empty_like(table, device=device)).copy_(table)
 
     def note(self) -> None:
         """Do so now, unless these gradients are a graph's that is being captured and will be known after it."""
@@ -111,15 +125,7 @@ class Update:
 
     def leaf(self, p: nn.Parameter) -> nn.Parameter:
         """The parameter that the gradient comes to."""
-        return self.halves.get(p, p)
-
-    @property
-    def _device(self) -> torch.device:
-        rate: Tensor = self.optimizer.param_groups[0]["lr"]
-        return rate.device
-
-    def _kind(self, p: nn.Parameter) -> Kind:
-        return Kind(p in self.halves, p.numel() % 16 == 0)
+        return self.copies.get(p, p)
 
     def _rows(self, p: nn.Parameter, group: dict[str, Any]) -> list[tuple[int, ...]]:
         state, leaf = self.optimizer.state[p], self.leaf(p)

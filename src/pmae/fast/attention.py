@@ -1,12 +1,12 @@
-"""Attention layers for short sequences: timm's own, but on a GPU one kernel instead of a dozen.
+"""Attention over short sequences in timm's blocks: one kernel on a GPU, and plain matrix multiplications on a CPU.
 
-On a CPU in bfloat16 they are plain products.
+Importing this needs no Triton.
 """
 
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import Attention  # type: ignore[attr-defined]  # where every timm has it
+from timm.models.vision_transformer import Attention, Block  # type: ignore[attr-defined]  # where every timm has them
 from torch import Tensor, nn
 
 try:
@@ -15,20 +15,14 @@ except ImportError:  # no Triton: a machine without a GPU, or not Linux
     short_attention = None
 
 LIMIT = 128
-"""The most tokens the kernel takes: a head's whole score matrix stays in the registers of one warp.
-
-Microseconds on an H200, forward and backward of a batch of 512 in bfloat16, by the first kernel (a warp for one or two
-heads), torch's fused attention and the plain products: 27, 258, 140 for 5 tokens and 12 heads of 16; 84, 272, 170 for
-17 tokens; 120, 398, 243 for 17 tokens and 16 heads of 32. At 65 tokens fused attention won: 416 against 3881, and 623
-against 1415 with the wider heads.
-"""
-
+"""The most tokens the kernels take. Beyond, torch's fused attention is as fast; microseconds on an H200 for both
+directions of a batch of 512 in bfloat16, ours and torch's: 113 and 418 for 65 tokens and 12 heads of 16."""
 WIDEST = 64
-"""The widest head it takes, for the same reason."""
+"""The widest head they take: a program holds a head in its registers."""
 
 
 def available(device: torch.device, tokens: int, head_dim: int) -> bool:
-    """Whether the kernel runs on this device for sequences and heads of this size."""
+    """Whether the kernels run on this device for sequences and heads of this size."""
     return short_attention is not None and 1 <= tokens <= LIMIT and head_dim <= WIDEST and on_recent_gpu(device)
 
 
@@ -39,43 +33,55 @@ def on_recent_gpu(device: torch.device) -> bool:
     return torch.cuda.get_device_properties(device).major >= 8
 
 
-class ShortAttention(Attention):
-    """timm's attention with the kernel where it applies, and timm's own forward everywhere else."""
+def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | None = None) -> Tensor:
+    """Tokens (B, N, width) through timm's blocks and the last norm; out come all, or each sequence's `last`.
 
-    def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Tokens (B, N, width) to the same; a mask, or whatever else is asked of timm's forward, goes there."""
-        asked = [value for value in (*args, *options.values()) if value is not None and value is not False]
-        if asked or self._altered():
-            return super().forward(x, *args, **options)
-        if available(x.device, x.shape[1], self.head_dim):
-            return self.proj_drop(self.proj(short_attention(self.qkv(x), self.num_heads, self.scale)))
-        # torch's fused attention has no fast bfloat16 on a CPU: it takes two to three times as long as its products.
-        if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-            return self.proj_drop(self.proj(self._products(self.qkv(x))))
-        return super().forward(x, *args, **options)
-
-    def _products(self, qkv: Tensor) -> Tensor:
-        """Attention as two plain products with a softmax between them."""
-        q, k, v = qkv.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        weights = (q * self.scale @ k.transpose(-2, -1)).softmax(-1).to(v.dtype)
-        return (weights @ v).transpose(1, 2).flatten(2)
-
-    def _altered(self) -> bool:
-        """Whether this layer does more than plain attention: normalized or gated, or dropping some of the weights."""
-        extras = (getattr(self, name, None) for name in ("q_norm", "k_norm", "norm", "gate"))
-        plain = all(extra is None or isinstance(extra, nn.Identity) for extra in extras)
-        return not plain or (self.training and self.attn_drop.p > 0)
-
-
-def install(module: nn.Module) -> int:
-    """Let every timm attention layer inside a module use the kernel where it applies; how many layers now may.
-
-    A layer changes its class and nothing else: parameters, state dict, hooks and flags stay, copies and pickles find
-    the class by name, and the compiler sees an ordinary module. Each call decides by its own input, because a masked
-    autoencoder's encoder sees fewer tokens than its decoder. Layers of any other class may compute something else and
-    are left alone.
+    In the last block, tokens that nobody reads end with its attention, which needs their keys and values.
     """
-    layers = [layer for layer in module.modules() if type(layer) is Attention]
-    for layer in layers:
-        layer.__class__ = ShortAttention
-    return len(layers)
+    for index, block in enumerate(blocks):
+        x = _run_block(block, x, last if index == len(blocks) - 1 else None)
+    return norm(x)
+
+
+def _run_block(block: Any, x: Tensor, last: int | None) -> Tensor:
+    # A class of another name may do something else, or something more: torch's sharding makes one of its own.
+    if type(block) is not Block or (last is None and _faster(block.attn, x) is None):
+        x = block(x)
+        return x if last is None else x[:, -last:]
+    first = 0 if last is None else x.shape[1] - last
+    x = x[:, first:] + block.drop_path1(block.ls1(attend(block.attn, block.norm1(x))[:, first:]))
+    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+
+def attend(attn: Any, x: Tensor) -> Tensor:
+    """Tokens (B, N, width) through an attention layer of timm's: by our kernel, by plain GEMMs, or by timm itself."""
+    attention = _faster(attn, x)
+    if attention is None:
+        return attn(x)
+    return attn.proj_drop(attn.proj(attention(attn.qkv(x), attn.num_heads, attn.scale)))
+
+
+def _faster(attn: Any, x: Tensor) -> Any:
+    """A function from qkv (B, N, 3 * H * D), H and the scale to attention, where one is faster than timm's forward."""
+    if not is_plain(attn):
+        return None
+    rounds = x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type)
+    # In float32 the compiler takes over a minute for heads that are wider.
+    if available(x.device, x.shape[1], attn.head_dim) and (rounds or attn.head_dim <= 32):
+        return short_attention
+    # torch's fused attention has no fast bfloat16 on a CPU: it takes 2.4 times as long as its GEMMs.
+    return _by_gemms if x.device.type == "cpu" and torch.is_autocast_enabled("cpu") else None
+
+
+def is_plain(attn: Any) -> bool:
+    """Whether a layer is timm's attention and no more: not normalized, gated or dropping some of the weights."""
+    extras = (getattr(attn, name, None) for name in ("q_norm", "k_norm", "norm", "gate"))
+    plain = all(extra is None or isinstance(extra, nn.Identity) for extra in extras)
+    return type(attn) is Attention and plain and not (attn.training and attn.attn_drop.p > 0)
+
+
+def _by_gemms(qkv: Tensor, heads: int, scale: float) -> Tensor:
+    """Attention (B, N, H * D) as two matrix multiplications with a softmax between them."""
+    q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    weights = (q * scale @ k.transpose(-2, -1)).softmax(-1).to(v.dtype)
+    return (weights @ v).transpose(1, 2).flatten(2)

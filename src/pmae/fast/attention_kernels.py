@@ -1,7 +1,10 @@
 """Attention over at most 128 tokens as one Triton kernel forward and one backward; importing this needs Triton.
 
-Both read queries, keys and values where the qkv layer left them and write where the next layer wants them, and they
-save nothing but qkv: for so few keys the probabilities are cheaper to compute again than to fetch.
+Both read queries, keys and values where the qkv layer left them, write where the next layer wants them, and save but
+qkv: for so few keys the probabilities are cheaper to compute again than to fetch. Up to 32 tokens a head's whole score
+matrix stays in the registers of one warp, and a program takes a group of heads. Beyond, a program takes one head, whose
+keys lie in two tiles, the largest power of two below their number and what is left of it, because matrix units want
+powers of two: 65 tokens are 64 and 16, not 128. Backward, where it pays, so do the queries.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -16,14 +19,19 @@ import triton.language as tl  # type: ignore[import-not-found, import-untyped, u
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from pmae.fast import lone_attention_kernels as lone
-from pmae.fast import tiled_attention_kernels as tiled
-
 SHORT = 32
-"""The most tokens whose whole score matrix stays in the registers of one warp; beyond, it lies in tiles."""
+"""The most tokens for which a warp holds a head; beyond, the score matrix lies in tiles."""
+BACKWARD_WARPS = 2
+"""Of a program of the tiled backward kernel: 109 us at 65 tokens, 12 heads of 16 and a batch of 512 on an H200; 214 for
+16 heads of 32 (217 with four warps, 260 with queries in equal tiles)."""
+LOG2_E = tl.constexpr(1.4426950408889634)  # the hardware's exponential is a power of two
 Launch = tuple[Any, tuple[int, ...], int, int]
 """A kernel, its sizes beyond those of the tensors, how many programs an image takes and how many warps a program."""
-LOG2_E = tl.constexpr(1.4426950408889634)  # the hardware's exponential is a power of two
+
+
+@triton.jit
+def _dot(a, b):
+    return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
@@ -40,26 +48,19 @@ def _real(N: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.conste
 
 
 @triton.jit
-def _probabilities(q, k, SCALE: tl.constexpr, N: tl.constexpr, KEYS: tl.constexpr):
+def _short_softmax(q, k, SCALE: tl.constexpr, N: tl.constexpr, KEYS: tl.constexpr):
     """Softmax over the real keys, in float32; a padded query is all zeros and gets a harmless uniform row."""
-    scores = tl.dot(q, tl.trans(k, 0, 2, 1), input_precision="ieee") * (SCALE * LOG2_E)
+    scores = _dot(q, tl.trans(k, 0, 2, 1)) * (SCALE * LOG2_E)
     scores = tl.where(tl.arange(0, KEYS)[None, None, :] < N, scores, float("-inf"))
     weights = tl.exp2(scores - tl.max(scores, 2, keep_dims=True))
     return weights * (1.0 / tl.sum(weights, 2, keep_dims=True))
 
 
 @triton.jit
-def _forward_kernel(
-    qkv,
-    out,
-    SCALE: tl.constexpr,
-    N: tl.constexpr,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+def _short_forward_kernel(
+    qkv, out, SCALE: tl.constexpr, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     image = (tl.program_id(0) // (H // GROUP)).to(tl.int64)  # a large batch passes 2^31 elements
     first = tl.program_id(0) % (H // GROUP) * GROUP
     qkv += image * (N * 3 * H * D)
@@ -69,27 +70,16 @@ def _forward_kernel(
     q = tl.load(qkv + at, mask=real, other=0.0)
     k = tl.load(qkv + H * D + at, mask=real, other=0.0)
     v = tl.load(qkv + 2 * H * D + at, mask=real, other=0.0)
-    p = _probabilities(q, k, SCALE, N, KEYS)
-    o = tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    o = _dot(_short_softmax(q, k, SCALE, N, KEYS).to(v.dtype), v)
     at_out = _offsets(first, H * D, D, KEYS, WIDTH, GROUP)
     tl.store(out + at_out, o.to(v.dtype), mask=real)
 
 
 @triton.jit
-def _backward_kernel(
-    qkv,
-    grad_out,
-    grad_qkv,
-    sums,
-    SCALE: tl.constexpr,
-    N: tl.constexpr,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    SUM: tl.constexpr,
-):
+def _short_backward_kernel(
+    qkv, grad_out, grad_qkv, sums, SCALE: tl.constexpr, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
     image = (tl.program_id(0) // (H // GROUP)).to(tl.int64)
     first = tl.program_id(0) % (H // GROUP) * GROUP
     qkv += image * (N * 3 * H * D)
@@ -102,13 +92,13 @@ def _backward_kernel(
     k = tl.load(qkv + H * D + at, mask=real, other=0.0)
     v = tl.load(qkv + 2 * H * D + at, mask=real, other=0.0)
     g = tl.load(grad_out + at_out, mask=real, other=0.0)
-    p = _probabilities(q, k, SCALE, N, KEYS)
-    grad_p = tl.dot(g, tl.trans(v, 0, 2, 1), input_precision="ieee")
+    p = _short_softmax(q, k, SCALE, N, KEYS)
+    grad_p = _dot(g, tl.trans(v, 0, 2, 1))
     # The row sum is the softmax's own correction; computed here, it spares keeping the forward's output.
     grad_s = (p * (grad_p - tl.sum(p * grad_p, 2, keep_dims=True)) * SCALE).to(q.dtype)
-    grad_k = tl.dot(tl.trans(grad_s, 0, 2, 1), q, input_precision="ieee")
-    grad_v = tl.dot(tl.trans(p.to(g.dtype), 0, 2, 1), g, input_precision="ieee")
-    grad_q = tl.dot(grad_s, k, input_precision="ieee")
+    grad_k = _dot(tl.trans(grad_s, 0, 2, 1), q)
+    grad_v = _dot(tl.trans(p.to(g.dtype), 0, 2, 1), g)
+    grad_q = _dot(grad_s, k)
     tl.store(grad_qkv + at, grad_q.to(q.dtype), mask=real)
     tl.store(grad_qkv + H * D + at, grad_k.to(k.dtype), mask=real)
     tl.store(grad_qkv + 2 * H * D + at, grad_v.to(v.dtype), mask=real)
@@ -120,57 +110,139 @@ def _backward_kernel(
         tl.store(sums + 2 * H * D, tl.sum(grad_v, 1), mask=(heads < H) & (columns < D))
 
 
+@triton.jit
+def _load(base, rows, ROW: tl.constexpr, N: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    columns = tl.arange(0, WIDTH)[None, :]
+    return tl.load(base + rows[:, None] * ROW + columns, mask=(rows[:, None] < N) & (columns < D), other=0.0)
+
+
+@triton.jit
+def _store(base, rows, tile, ROW: tl.constexpr, N: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    columns, real = tl.arange(0, WIDTH)[None, :], (rows[:, None] < N) & (tl.arange(0, WIDTH)[None, :] < D)
+    tl.store(base + rows[:, None] * ROW + columns, tile.to(base.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _tiled_softmax(q, k1, k2, second, SCALE: tl.constexpr, N: tl.constexpr):
+    """Softmax over both tiles of keys together, in float32; only the second tile has padding."""
+    s1 = _dot(q, tl.trans(k1)) * (SCALE * LOG2_E)
+    s2 = tl.where(second[None, :] < N, _dot(q, tl.trans(k2)) * (SCALE * LOG2_E), float("-inf"))
+    top = tl.maximum(tl.max(s1, 1), tl.max(s2, 1))[:, None]
+    w1, w2 = tl.exp2(s1 - top), tl.exp2(s2 - top)
+    inverse = 1.0 / (tl.sum(w1, 1) + tl.sum(w2, 1))[:, None]
+    return w1 * inverse, w2 * inverse
+
+
+@triton.jit
+def _tiled_forward_kernel(
+    qkv, out, SCALE: tl.constexpr, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    qkv += image * (N * 3 * H * D) + head * D
+    out += image * (N * H * D) + head * D
+    first, second = tl.arange(0, FIRST), FIRST + tl.arange(0, SECOND)
+    k1 = _load(qkv + H * D, first, 3 * H * D, N, D, WIDTH)
+    k2 = _load(qkv + H * D, second, 3 * H * D, N, D, WIDTH)
+    v1 = _load(qkv + 2 * H * D, first, 3 * H * D, N, D, WIDTH)
+    v2 = _load(qkv + 2 * H * D, second, 3 * H * D, N, D, WIDTH)
+    for start in range(0, N, QUERIES):
+        rows = start + tl.arange(0, QUERIES)
+        p1, p2 = _tiled_softmax(_load(qkv, rows, 3 * H * D, N, D, WIDTH), k1, k2, second, SCALE, N)
+        _store(out, rows, _dot(p1.to(v1.dtype), v1) + _dot(p2.to(v2.dtype), v2), H * D, N, D, WIDTH)
+
+
+@triton.jit
+def _backward_tile(
+    qkv, grad_out, grad_qkv, rows, second, k1, k2, v1, v2,
+    SCALE: tl.constexpr, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one tile's queries, stored, and their sum; what they add to those of both tiles' keys and values."""
+    q = _load(qkv, rows, 3 * H * D, N, D, WIDTH)
+    g = _load(grad_out, rows, H * D, N, D, WIDTH)
+    p1, p2 = _tiled_softmax(q, k1, k2, second, SCALE, N)
+    grad_p1, grad_p2 = _dot(g, tl.trans(v1)), _dot(g, tl.trans(v2))
+    # The row sum is the softmax's own correction; a padded query has no gradient and adds nothing below.
+    correction = (tl.sum(p1 * grad_p1, 1) + tl.sum(p2 * grad_p2, 1))[:, None]
+    grad_s1 = (p1 * (grad_p1 - correction) * SCALE).to(q.dtype)
+    grad_s2 = (p2 * (grad_p2 - correction) * SCALE).to(q.dtype)
+    grad_q = _dot(grad_s1, k1) + _dot(grad_s2, k2)
+    _store(grad_qkv, rows, grad_q, 3 * H * D, N, D, WIDTH)
+    grad_k1, grad_k2 = _dot(tl.trans(grad_s1), q), _dot(tl.trans(grad_s2), q)
+    grad_v1, grad_v2 = _dot(tl.trans(p1.to(g.dtype)), g), _dot(tl.trans(p2.to(g.dtype)), g)
+    return tl.sum(grad_q, 0), grad_k1, grad_k2, grad_v1, grad_v2
+
+
+@triton.jit
+def _tiled_backward_kernel(
+    qkv, grad_out, grad_qkv, sums, SCALE: tl.constexpr, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
+    image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    qkv += image * (N * 3 * H * D) + head * D
+    grad_qkv += image * (N * 3 * H * D) + head * D
+    grad_out += image * (N * H * D) + head * D
+    first, second = tl.arange(0, FIRST), FIRST + tl.arange(0, SECOND)
+    k1 = _load(qkv + H * D, first, 3 * H * D, N, D, WIDTH)
+    k2 = _load(qkv + H * D, second, 3 * H * D, N, D, WIDTH)
+    v1 = _load(qkv + 2 * H * D, first, 3 * H * D, N, D, WIDTH)
+    v2 = _load(qkv + 2 * H * D, second, 3 * H * D, N, D, WIDTH)
+    sum_q, grad_k1, grad_k2, grad_v1, grad_v2 = _backward_tile(
+        qkv, grad_out, grad_qkv, first, second, k1, k2, v1, v2, SCALE, N, H, D, WIDTH
+    )
+    more_q, more_k1, more_k2, more_v1, more_v2 = _backward_tile(
+        qkv, grad_out, grad_qkv, second, second, k1, k2, v1, v2, SCALE, N, H, D, WIDTH
+    )
+    grad_k1, grad_k2, grad_v1, grad_v2 = grad_k1 + more_k1, grad_k2 + more_k2, grad_v1 + more_v1, grad_v2 + more_v2
+    _store(grad_qkv + H * D, first, grad_k1, 3 * H * D, N, D, WIDTH)
+    _store(grad_qkv + H * D, second, grad_k2, 3 * H * D, N, D, WIDTH)
+    _store(grad_qkv + 2 * H * D, first, grad_v1, 3 * H * D, N, D, WIDTH)
+    _store(grad_qkv + 2 * H * D, second, grad_v2, 3 * H * D, N, D, WIDTH)
+    if SUM:
+        columns = tl.arange(0, WIDTH)
+        sums += image * (3 * H * D) + head * D + columns
+        tl.store(sums, sum_q + more_q, mask=columns < D)
+        tl.store(sums + H * D, tl.sum(grad_k1, 0) + tl.sum(grad_k2, 0), mask=columns < D)
+        tl.store(sums + 2 * H * D, tl.sum(grad_v1, 0) + tl.sum(grad_v2, 0), mask=columns < D)
+
+
 def plan(heads: int, head_dim: int) -> int:
-    """How many neighbouring heads a program works on, a warp each: a power of two that divides all the heads."""
+    """How many neighbouring heads a short program works on, a warp each: a power of two that divides all the heads."""
     # As many as fill 128 bytes of a row in bfloat16: one whole cache line instead of a quarter.
     return gcd(heads, 64 // _padded(head_dim))
 
 
 def tile(head_dim: int) -> tuple[int, int]:
-    """Beyond `SHORT` tokens: how many queries a program takes at a time forward, and its warps there."""
+    """How many queries a tiled program takes at a time forward, and its warps there."""
     # The fastest of 12 on an H200 at 65 tokens and a batch of 512: 31 us for 12 heads of 16, 64 us for 16 of 32.
     return (32, 2) if head_dim <= 16 else (64, 4)
-
-
-BACKWARD_WARPS = 2
-"""The warps of a program backward: 109 and 214 us (217 with four, 260 with queries in equal tiles)."""
 
 
 def _padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())  # matrix units take 16 at least, Triton powers of two only
 
 
-def _whole(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
-    """Few tokens: a group of heads a program, a warp each."""
-    kernel, group = (_backward_kernel if backward else _forward_kernel), plan(heads, head_dim)
-    return kernel, (_padded(tokens), _padded(head_dim), group), heads // group, group
-
-
-def _tiled(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
-    """More tokens: a head a program."""
+def _choose(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
+    if tokens <= SHORT:
+        kernel, group = (_short_backward_kernel if backward else _short_forward_kernel), plan(heads, head_dim)
+        return kernel, (_padded(tokens), _padded(head_dim), group), heads // group, group
     first = 1 << (tokens - 1).bit_length() - 1
     sizes = (_padded(head_dim), first, _padded(tokens - first))
     if backward:
-        return tiled.backward_kernel, sizes, heads, BACKWARD_WARPS
-    queries, crew = tile(head_dim)
-    return tiled.forward_kernel, (*sizes, queries), heads, crew
-
-
-def _choose(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
-    if backward and lone.fits(tokens, head_dim):
-        return lone.backward_kernel, (_padded(head_dim),), heads, lone.warps(tokens)
-    return (_whole if tokens <= SHORT else _tiled)(tokens, heads, head_dim, backward)
+        return _tiled_backward_kernel, sizes, heads, BACKWARD_WARPS
+    queries, warps = tile(head_dim)
+    return _tiled_forward_kernel, (*sizes, queries), heads, warps
 
 
 def _launch(tensors: list[Tensor], heads: int, scale: float, *flags: bool) -> None:
     """Run the kernel for this many tokens over every image and head; two tensors go forward, four backward."""
     batch, tokens, width = tensors[0].shape  # the batch may be the compiler's symbol: no int()
     tokens, head_dim = int(tokens), int(width) // (3 * heads)
-    kernel, sizes, programs, crew = _choose(tokens, heads, head_dim, bool(flags))
+    kernel, sizes, programs, warps = _choose(tokens, heads, head_dim, bool(flags))
     # The scale is a constant of the kernel: as an argument the compiler makes it a float64, and that halves the speed.
     constants = (scale, tokens, heads, head_dim, *sizes, *flags)
     with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device, whatever the tensors' own
-        wrap_triton(kernel)[(batch * programs,)](*tensors, *constants, num_warps=crew, num_stages=1)
+        wrap_triton(kernel)[(batch * programs,)](*tensors, *constants, num_warps=warps, num_stages=1)
 
 
 @triton_op("pmae::short_attention", mutates_args=())

@@ -1,13 +1,11 @@
 """A stack of transformer blocks as one function with its own backward, for weights in bfloat16 on a recent GPU.
 
-Between the products, which are the library's, everything is done in one pass over memory: residual and norm forward,
-norm, residual and bias gradients backward, GELU and its bias. The gradients of all blocks' weights are taken together
-at the end, one batch of products for each kind of layer: one by one, narrow layers leave most of a GPU idle. The
-numbers are those of the blocks under autocast, where the stream of residuals keeps its own precision; so are the images
-that stochastic depth leaves out. Everywhere else the blocks run as timm wrote them.
-
-Where only the last tokens of each sequence are read, the others end with the last block's attention, which needs their
-keys and values.
+Between the GEMMs, which are the library's, everything is one pass over memory: residual and norm forward; norm,
+residual and bias gradients backward; GELU and its bias. The gradients of all blocks' weights are taken together at the
+end, one batched GEMM for each kind of layer: one by one, narrow layers leave most of a GPU idle. The numbers are those
+of the blocks under autocast, where the residual stream keeps its own precision, and so are the images that stochastic
+depth leaves out. Where only the last tokens of each sequence are read, the others end with the last block's attention,
+which needs their keys and values. Importing this needs no Triton.
 """
 
 from collections.abc import Sequence
@@ -16,43 +14,51 @@ from typing import Any
 import torch
 from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
+from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pmae.fast.attention import ShortAttention, available
+from pmae.fast import attention
 
 try:
     from pmae.fast import block_kernels as kernels
     from pmae.fast.attention_kernels import backward_into, forward_into
-    from pmae.fast.gelu_kernels import linear_gelu, linear_gelu_backward, partial_sums
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     kernels = None  # type: ignore[assignment]
 
 PARTS = 12
 """Tensors of a block: weight and bias of norm1, qkv, proj, norm2, fc1, fc2."""
-PRODUCTS = (2, 4, 8, 10)
+GEMMS = (2, 4, 8, 10)
 """Which of them are the weights of qkv, proj, fc1 and fc2."""
 KEPT = 8
-"""What a block keeps of its own: stream, mean and deviation before attention, qkv, the same before the MLP, hidden."""
+"""What a block keeps of its own: input, mean and rstd of the first norm, qkv, the same of the second norm, hidden."""
+
+
+def embed_patches(patch_embed: Any, x: Tensor) -> Tensor:
+    """Images (B, C, H, W) to patch tokens (B, N, width): on a GPU one GEMM, at a fifth of the convolution's time."""
+    if not _is_one_gemm(patch_embed, x):
+        return patch_embed(x)
+    proj, (batch, channels, height, width) = patch_embed.proj, x.shape
+    rows, columns = proj.kernel_size
+    x = x.reshape(batch, channels, height // rows, rows, width // columns, columns).permute(0, 2, 4, 1, 3, 5)
+    return patch_embed.norm(functional.linear(x.flatten(3).flatten(1, 2), proj.weight.flatten(1), proj.bias))
+
+
+def _is_one_gemm(patch_embed: Any, x: Tensor) -> bool:
+    if type(patch_embed) is not PatchEmbed or type(patch_embed.proj) is not nn.Conv2d or not patch_embed.flatten:
+        return False
+    proj, sides = patch_embed.proj, tuple(x.shape[-2:])
+    apart = proj.kernel_size == proj.stride and proj.padding == (0, 0)
+    whole = sides == patch_embed.img_size and all(a % b == 0 for a, b in zip(sides, proj.stride, strict=True))
+    return apart and whole and (x.is_cuda or proj.weight.dtype == torch.bfloat16)
 
 
 def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | None = None) -> Tensor:
-    """The blocks one after another, and the last norm: of all tokens, or of each sequence's `last` alone."""
+    """Tokens (B, N, width) through timm's blocks and the last norm; out come all, or each sequence's `last`."""
     if _fusable(blocks, norm, x):
         return _run_fused(blocks, norm, x, last)
-    return norm(blocks(x) if last is None else _run_last(blocks, x, last))
-
-
-def _run_last(blocks: Any, x: Tensor, last: int) -> Tensor:
-    *others, block = blocks
-    # A class of another name may do something else, or something more: torch's sharding makes one of its own.
-    if type(block) is not Block:
-        return blocks(x)[:, -last:]
-    for other in others:
-        x = other(x)
-    x = x[:, -last:] + block.drop_path1(block.ls1(block.attn(block.norm1(x))[:, -last:]))
-    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    return attention.run_blocks(blocks, norm, x, last)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
@@ -90,18 +96,18 @@ class Stack(torch.autograd.Function):
         eps: float,
         factors: Tensor | None,
         last: int | None,
-        *tensors: Tensor,
+        *params: Tensor,
     ) -> Tensor:
-        """Each block keeps what its backward reads; what its products read lies in one tensor for all blocks."""
+        """Each block keeps what its backward reads; what its GEMMs read lies in one tensor for all blocks."""
         shape, stream, branch, kept = x.shape, x.flatten(0, 1), None, []
-        depth, hidden_width, (rows, width) = len(tensors) // PARTS, tensors[8].shape[0], stream.shape
+        depth, hidden_width, (rows, width) = len(params) // PARTS, params[8].shape[0], stream.shape
         few = rows if last is None else shape[0] * last
-        read: dict[str, Any] = {"device": x.device, "dtype": tensors[2].dtype}
+        read: dict[str, Any] = {"device": x.device, "dtype": params[2].dtype}
         inputs = [torch.empty(depth, rows, size, **read) for size in (width, width, width, hidden_width)]
         normed, (attended, normed_2, active) = inputs[0], (_by_block(each, few) for each in inputs[1:])
         (of_attention, of_mlp), of_branch = _by_kind(factors, depth), None
         for block in range(depth):
-            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = _of(tensors, block)
+            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = _of(params, block)
             before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[block], of_branch)
             qkv = torch.addmm(b_qkv, normed[block], w_qkv.t())
             _attend(attended[block], qkv.unflatten(0, shape[:2]), heads, scale)
@@ -109,52 +115,52 @@ class Stack(torch.autograd.Function):
             # One token of each sequence would be a view with gaps, and the kernels read rows without any.
             stream = _last_tokens(before.view(shape), len(branch)).flatten(0, 1).contiguous()
             stream, *stats_2 = kernels.add_norm(stream, branch, w2, b2, eps, normed_2[block], of_attention[block])
-            hidden = linear_gelu(normed_2[block], w_in, b_in, active[block])
+            hidden = kernels.linear_gelu(normed_2[block], w_in, b_in, active[block])
             branch, of_branch = torch.addmm(b_out, active[block], w_out.t()), of_mlp[block]
             kept += [before, *stats, qkv, stream, *stats_2, hidden]
         out = torch.empty(few, width, **read)
-        end, *stats = kernels.add_norm(stream, branch, tensors[-2], tensors[-1], eps, out, of_branch)
-        ctx.save_for_backward(*tensors, *kept, end, *stats, *inputs, factors)
-        ctx.heads, ctx.scale, ctx.shape, ctx.count = heads, scale, shape, len(tensors)
+        end, *stats = kernels.add_norm(stream, branch, params[-2], params[-1], eps, out, of_branch)
+        ctx.save_for_backward(*params, *kept, end, *stats, *inputs, factors)
+        ctx.heads, ctx.scale, ctx.shape, ctx.count = heads, scale, shape, len(params)
         return out.view(shape[0], -1, width)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         """The blocks in reverse; sums over rows are collected as partial sums and added up once at the end."""
-        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count : -8]
-        end, mean, rstd, *inputs, factors = ctx.saved_tensors[-8:]
-        (depth, rows, hidden_width), (few, width) = inputs[3].shape, end.shape
+        params, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count : -8]
+        normed, inputs, factors = ctx.saved_tensors[-8:-5], ctx.saved_tensors[-5:-1], ctx.saved_tensors[-1]
+        (depth, rows, hidden_width), (few, width) = inputs[3].shape, normed[0].shape
         of_attention, of_mlp = _by_kind(factors, depth)
-        wide: dict[str, Any] = {"device": end.device, "dtype": torch.float32}
+        wide: dict[str, Any] = {"device": grad_out.device, "dtype": torch.float32}
         norms = torch.empty(2 * depth + 1, kernels.programs(rows, width), 3, width, **wide)
         of_qkv = torch.empty(depth, ctx.shape[0], 3 * width, **wide)
-        hidden_sums = torch.empty(depth, partial_sums(rows, width, tensors[8]), hidden_width, **wide)
-        of_hidden = _by_block(hidden_sums, partial_sums(few, width, tensors[8]))
+        hidden_sums = torch.empty(depth, kernels.gelu_programs(rows, width), hidden_width, **wide)
+        of_hidden = _by_block(hidden_sums, kernels.gelu_programs(few, width))
         hidden_sums[-1, len(of_hidden[-1]) :] = 0  # fewer rows may leave fewer partial sums
-        # Gradients of what each product put out: qkv, proj, fc1, fc2.
+        # Gradients of what each GEMM put out: qkv, proj, fc1, fc2.
         outputs = [inputs[0].new_empty(depth, rows, size) for size in (3 * width, width, hidden_width, width)]
         to_qkv, (to_proj, to_hidden, to_branch) = outputs[0], (_by_block(each, few) for each in outputs[1:])
         grad_out, g = grad_out.reshape(few, width).contiguous(), None
-        x, weight, partial = end, tensors[-2], norms[-1]
+        weight, partial = params[-2], norms[-1]
         for block in reversed(range(depth)):
-            w1, _, w_qkv, _, w_proj, _, w2, _, w_in, _, w_out, _ = _of(tensors, block)
-            x1, m1, r1, qkv, x2, m2, r2, hidden = kept[KEPT * block : KEPT * (block + 1)]
-            g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial, to_branch[block], of_mlp[block])
-            linear_gelu_backward(to_branch[block], w_out, hidden, of_hidden[block], to_hidden[block])
+            w1, _, w_qkv, _, w_proj, _, w2, _, w_in, _, w_out, _ = _of(params, block)
+            *normed_1, qkv, x2, mean_2, rstd_2, hidden = kept[KEPT * block : KEPT * (block + 1)]
+            g = kernels.norm_backward(grad_out, normed, weight, g, partial, to_branch[block], of_mlp[block])
+            kernels.linear_gelu_backward(to_branch[block], w_out, hidden, of_hidden[block], to_hidden[block])
             grad_out = to_hidden[block] @ w_in
-            partial, to = norms[2 * block + 1], to_proj[block]
-            g = kernels.norm_backward(grad_out, x2, m2, r2, w2, g, partial, to, of_attention[block])
+            normed, partial, to = (x2, mean_2, rstd_2), norms[2 * block + 1], to_proj[block]
+            g = kernels.norm_backward(grad_out, normed, w2, g, partial, to, of_attention[block])
             grad_out, g = _among_all(to @ w_proj, ctx.shape), _among_all(g, ctx.shape)
             qkv = qkv.unflatten(0, ctx.shape[:2])
             backward_into(to_qkv[block], of_qkv[block], qkv, grad_out, ctx.heads, ctx.scale)
             grad_out = to_qkv[block] @ w_qkv
-            x, mean, rstd, weight, partial = x1, m1, r1, w1, norms[2 * block]
-        g = kernels.norm_backward(grad_out, x, mean, rstd, weight, g, partial)
+            normed, weight, partial = normed_1, w1, norms[2 * block]
+        g = kernels.norm_backward(grad_out, normed, weight, g, partial)
         grads: list[Any] = [None] * ctx.count
-        for first, to, seen, count in zip(PRODUCTS, outputs, inputs, (rows, few, few, few), strict=True):
+        for first, to, seen, count in zip(GEMMS, outputs, inputs, (rows, few, few, few), strict=True):
             grads[first:-2:PARTS] = _of_weights(to, seen, count)
         added = [kernels.add_up(partial) for partial in (norms, of_qkv, hidden_sums)]
-        _fill_sums(grads, added[0], added[1], added[2], tensors[3].dtype)
+        _fill_sums(grads, added[0], added[1], added[2], params[3].dtype)
         return g.view(ctx.shape), None, None, None, None, None, *grads
 
 
@@ -185,14 +191,14 @@ def _attend(out: Tensor, qkv: Tensor, heads: int, scale: float) -> None:
 
 
 def _of_weights(to: Tensor, seen: Tensor, few: int) -> tuple[Tensor, ...]:
-    """Gradients of all blocks' weights of one kind: a batch of products, without a last block that has fewer rows."""
+    """Gradients of all blocks' weights of one kind: a batched GEMM, without a last block that has fewer rows."""
     if few == to.shape[1]:
         return (to.transpose(1, 2) @ seen).unbind(0)
     return *(to[:-1].transpose(1, 2) @ seen[:-1]).unbind(0), to[-1, :few].t() @ seen[-1, :few]
 
 
-def _of(tensors: tuple[Tensor, ...], block: int) -> tuple[Tensor, ...]:
-    return tensors[PARTS * block : PARTS * (block + 1)]
+def _of(params: tuple[Tensor, ...], block: int) -> tuple[Tensor, ...]:
+    return params[PARTS * block : PARTS * (block + 1)]
 
 
 def _by_kind(factors: Tensor | None, depth: int) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
@@ -202,7 +208,7 @@ def _by_kind(factors: Tensor | None, depth: int) -> tuple[Sequence[Tensor | None
 
 
 def _fill_sums(grads: list[Any], norms: Tensor, of_qkv: Tensor, of_hidden: Tensor, dtype: torch.dtype) -> None:
-    """Gradients of norms and biases. A product's bias sums the branch's gradient, which the norm behind it saw."""
+    """Gradients of norms and biases. A layer's bias sums the branch's gradient, which the norm behind it saw."""
     biases, of_qkv, of_hidden = norms[:, 2].to(dtype), of_qkv.to(dtype), of_hidden.to(dtype)
     for block in range(len(of_qkv)):
         first = PARTS * block
@@ -217,18 +223,19 @@ def _fusable(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> bool:
     """Whether these are plain pre-norm blocks of one shape, their weights in bfloat16, on a GPU with the kernels."""
     if kernels is None or not len(blocks) or not all(map(_is_plain, blocks)):
         return False
-    attention: Any = blocks[0].attn
     same_eps = len({layer.eps for layer in blocks.modules() if isinstance(layer, nn.LayerNorm)} | {norm.eps}) == 1
-    return same_eps and available(x.device, x.shape[1], attention.head_dim)
+    first: Any = blocks[0]
+    return same_eps and attention.available(x.device, x.shape[1], first.attn.head_dim)
 
 
 def _is_plain(block: Any) -> bool:
-    if type(block) is not Block or type(block.attn) is not ShortAttention or type(block.mlp) is not Mlp:
+    if type(block) is not Block or not attention.is_plain(block.attn) or type(block.mlp) is not Mlp:
         return False
+    attn: Any = block.attn
     extras = [block.ls1, block.ls2, block.mlp.norm]
     extras += [place for place in (block.drop_path1, block.drop_path2) if type(place) is not DropPath]
-    dropped = (block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p)
+    dropped = (attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p)
     gelu = type(block.mlp.act) is nn.GELU and block.mlp.act.approximate == "none"
-    halves = all(p.dtype == torch.bfloat16 for m in (block.attn.qkv, block.mlp.fc1) for p in m.parameters())
-    plain = all(isinstance(extra, nn.Identity) for extra in extras) and not any(dropped) and not block.attn._altered()
-    return plain and gelu and halves and block.attn.qkv.bias is not None
+    in_bf16 = all(p.dtype == torch.bfloat16 for m in (attn.qkv, block.mlp.fc1) for p in m.parameters())
+    plain = all(isinstance(extra, nn.Identity) for extra in extras) and not any(dropped)
+    return plain and gelu and in_bf16 and attn.qkv.bias is not None

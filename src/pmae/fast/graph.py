@@ -1,11 +1,22 @@
-"""A step that is run a few times, then captured in a CUDA graph and replayed from fixed buffers."""
+"""Captured steps: an optimization step that runs a few times, is captured in a CUDA graph, and then replayed.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+Importing this needs no Triton; a captured step does.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+try:
+    from pmae.fast.adamw import FusedAdamW, WeightCopies
+except ImportError:  # no Triton: a machine without a GPU, or not Linux, where no step is captured
+    FusedAdamW = WeightCopies = None  # type: ignore[assignment, misc]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,33 +74,57 @@ class Replay:
 
 
 def compiled(measure: Callable[P, R]) -> Callable[P, R]:
-    """A step's measure, compiled for the shapes that come."""
+    """A step's measure, compiled for the shapes that come; what was compiled is kept for later runs and processes."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "pmae" / "compiled"))
     torch._dynamo.config.recompile_limit = VERSIONS
     return torch.compile(measure, dynamic=False)
 
 
-# Rounded weights beside the whole ones.
+class CapturedStep:
+    """An optimization step captured in a CUDA graph and replayed: the same numbers, and no launches to wait for.
 
-
-class Halves:
-    """The weights that autocast would round to bfloat16 layer by layer, rounded by the update of the step before.
-
-    The numbers are autocast's own; what is saved are three hundred small kernels a step.
+    `measure` gives a loss and numbers to keep; `update` gets these and a function that lets AdamW take its step. There
+    is one graph for every combination of inputs that are no tensors, such as a number of visible patches.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-        slots = [(layer, key, p) for layer in layers for key, p in layer.named_parameters(recurse=False)]
-        self._slots = [slot for slot in slots if slot[2].requires_grad]
-        self.of = {p: nn.Parameter(p.detach().bfloat16()) for _, _, p in self._slots}
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        measure: Callable[..., tuple[Tensor, Tensor]],
+        update: Callable[[Tensor, Callable[[], None]], None],
+        bf16: bool,
+    ) -> None:
+        self.optimizer, self.measure, self.update = optimizer, measure, update
+        self._copies = WeightCopies(model) if bf16 else None
+        self._replays: dict[tuple[Any, ...], Replay] = {}
+        # Fifty graphs of an MAE at 64x64 would not fit on a card side by side.
+        self._pool = torch.cuda.graph_pool_handle()
 
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """The model's layers hold their rounded weights, and these get the gradients."""
-        for layer, key, whole in self._slots:
-            layer._parameters[key], self.of[whole].grad = self.of[whole], None
-        try:
-            yield
-        finally:
-            for layer, key, whole in self._slots:
-                layer._parameters[key] = whole
+    def leaves(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Where the gradients of these parameters are: on their bf16 copies, if they have any."""
+        return [self._copies.of.get(p, p) for p in parameters] if self._copies else parameters
+
+    def __call__(self, *inputs: Any) -> None:
+        """Take one step; tensors must have the shapes of the first call with the same other inputs."""
+        leaves, spec = tree_flatten(inputs)
+        key = tuple(Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        if key not in self._replays:
+            self._replays[key] = self._replay(key, spec)
+        self._replays[key](*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+
+    def _replay(self, key: tuple[Any, ...], spec: TreeSpec) -> Replay:
+        adamw = FusedAdamW(self.optimizer, self._copies.of if self._copies else {})
+
+        def step(*tensors: Tensor) -> None:
+            rest = iter(tensors)
+            inputs = tree_unflatten([next(rest) if leaf is Tensor else leaf for leaf in key], spec)
+            self.optimizer.zero_grad(set_to_none=True)
+            with self._copies.in_use() if self._copies else nullcontext():
+                loss, values = self.measure(*inputs)
+                loss.backward()
+            adamw.note()
+            self.update(values, adamw)
+
+        return Replay(step, adamw.fill, self._pool)

@@ -7,11 +7,15 @@ threshold. A row's threshold is found by bisection with the whole row in registe
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # (the functions under triton.jit are Triton's language, not Python's: their arguments have no Python types)
 
+from typing import Literal
+
 import torch
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
+
+from pmae import masking
 
 WIDEST = 32768
 """The most components whose row fits the registers of one program."""
@@ -38,9 +42,23 @@ def _hide_kernel(noise, share, ratio, hidden, K: tl.constexpr, WIDTH: tl.constex
     tl.store(hidden + row + columns, key < threshold, mask=columns < K)
 
 
+def hide_components(
+    noise_BK: Tensor, share_K: Tensor, ratio: Tensor | float, prefix: Literal["closest", "shorter"] = "closest"
+) -> Tensor:
+    """(B, K) booleans, as `masking.hide_components`, which takes over where the kernel does not apply."""
+    fits = noise_BK.is_cuda and noise_BK.dtype == torch.float32 and noise_BK.shape[1] <= WIDEST
+    if fits and isinstance(ratio, Tensor) and ratio.ndim == 0 and prefix == "closest":
+        return hide_closest(noise_BK, share_K.detach(), ratio)
+    return _by_sorting(noise_BK, share_K, ratio, prefix)
+
+
+# The compiler has no scan over a hundred thousand components, as patch_pca has of 224x224 pixels.
+_by_sorting = torch.compiler.disable(masking.hide_components)
+
+
 @triton_op("pmae::hide_components", mutates_args=())
-def hide_components(noise_BK: Tensor, share_K: Tensor, ratio: Tensor) -> Tensor:
-    """(B, K) booleans, as `masking.hide_components` with the closest prefix."""
+def hide_closest(noise_BK: Tensor, share_K: Tensor, ratio: Tensor) -> Tensor:
+    """The kernel for the prefix whose share is closest to the ratio, a tensor of no dimensions."""
     noise_BK, hidden = noise_BK.contiguous(), torch.empty_like(noise_BK, dtype=torch.bool)
     rows, components = noise_BK.shape
     width = 1 << (int(components) - 1).bit_length()

@@ -1,7 +1,15 @@
 """Encoders from timm, and the decoder."""
 
-from pmae.contrastive import Projector
 from pmae.models.decoder import Decoder
-from pmae.models.encoder import Encoder, build_encoder, is_vit_name, patch_sides, patchify, unpatchify
+from pmae.models.encoder import Encoder, build_encoder, is_vit_name, patch_sides, patchify, require_vit, unpatchify
 
-__all__ = ["Decoder", "Encoder", "Projector", "build_encoder", "is_vit_name", "patch_sides", "patchify", "unpatchify"]
+__all__ = [
+    "Decoder",
+    "Encoder",
+    "build_encoder",
+    "is_vit_name",
+    "patch_sides",
+    "patchify",
+    "require_vit",
+    "unpatchify",
+]

@@ -1,27 +1,42 @@
 """Encoders: the paper's ViT-T or any timm image model, built for the data's size and channels.
 
-`Encoder.net` is the timm model itself, with timm's own state dict, so exporting an encoder is copying it.
+`Encoder.net` is the timm model itself, class, forward and state dict, so exporting an encoder is copying it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pmae.config import EncoderConfig
 from pmae.errors import UserError, require, unknown_name
-from pmae.fast.attention import install
-from pmae.fast.blocks import run_blocks
 
 VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 VIT_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
 
 
+def embed_patches(patch_embed: nn.Module, x: Tensor) -> Tensor:
+    """Images (B, C, H, W) to patch tokens (B, N, width) by timm's own layer."""
+    return patch_embed(x)
+
+
+def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | None = None) -> Tensor:
+    """Tokens (B, N, width) through timm's own blocks and the last norm; out come all, or each sequence's `last`."""
+    x = norm(blocks(x))
+    return x if last is None else x[:, -last:]
+
+
 class Encoder(nn.Module):
-    """A timm model seen as a map from images to prefix tokens (such as [CLS]) and patch tokens."""
+    """A timm model seen as a map from images to prefix tokens (such as [CLS]) and patch tokens.
+
+    `embed_patches` and `run_blocks` are how a ViT's two parts are run; `fast.accelerate` puts faster ones there.
+    """
+
+    kernels: str | None = None
+    """What `fast.accelerate` was told, if it was."""
 
     def __init__(self, net: nn.Module, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -29,9 +44,8 @@ class Encoder(nn.Module):
         self.shape = shape
         self.width: int = net.num_features  # type: ignore[assignment]
         self.is_vit = isinstance(net, VisionTransformer)
-        install(net)
-        if self.is_vit and type(net.patch_embed.proj) is nn.Conv2d:  # type: ignore[union-attr]
-            net.patch_embed.proj.__class__ = PatchProduct  # type: ignore[union-attr]
+        self.embed_patches: Callable[[nn.Module, Tensor], Tensor] = embed_patches
+        self.run_blocks: Callable[..., Tensor] = run_blocks
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE)."""
@@ -44,28 +58,16 @@ class Encoder(nn.Module):
         if not self.is_vit:
             raise UserError(f"masking patches (MAE) must have a ViT encoder from timm, got {type(net).__name__}")
         prefix = net.num_prefix_tokens
-        tokens = net._pos_embed(net.patch_embed(x))
+        tokens = net._pos_embed(self.embed_patches(net.patch_embed, x))
         if keep is not None:
             patches = tokens[:, prefix:].gather(1, keep[..., None].expand(-1, -1, tokens.shape[2]))
             tokens = torch.cat([tokens[:, :prefix], patches], dim=1)
-        tokens = run_blocks(net.blocks, net.norm, net.norm_pre(tokens))
+        tokens = self.run_blocks(net.blocks, net.norm, net.norm_pre(tokens))
         return tokens[:, :prefix], tokens[:, prefix:]
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """The representations of unmasked images: "mean" of the patch tokens, and "cls" where there is such a token."""
         return pool(*self(x))
-
-
-class PatchProduct(nn.Conv2d):
-    """A patch embedding; on a GPU one matrix product of patches, at a fifth of the convolution's time."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, width, H / patch, W / patch)."""
-        if not (x.is_cuda or self.weight.dtype == torch.bfloat16) or self.kernel_size != self.stride:
-            return super().forward(x)
-        (rows, columns), (batch, channels, height, width) = self.kernel_size, x.shape
-        x = x.reshape(batch, channels, height // rows, rows, width // columns, columns).permute(0, 2, 4, 1, 3, 5)
-        return functional.linear(x.flatten(3), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 def split_tokens(net: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,6 +112,15 @@ def is_vit_name(name: str) -> bool:
     return name == "vit_tiny" or (timm.is_model(name) and timm.model_entrypoint(name).__module__ in VIT_MODULES)
 
 
+def require_vit(encoder: Encoder, name: str) -> None:
+    """Refuse an encoder that cannot drop tokens."""
+    if not encoder.is_vit:
+        raise UserError(
+            "space.name 'pixels' (MAE) must have a ViT encoder, because the encoder sees only the visible patches; "
+            f"encoder.name is {name!r}; use a vit_* name, or space.name 'pca', which drops none"
+        )
+
+
 def timm_recipe(config: EncoderConfig, shape: tuple[int, int, int]) -> tuple[str, dict[str, Any]]:
     """The registered name and the arguments with which timm builds the network of an encoder."""
     channels, height, width = shape
@@ -128,7 +139,9 @@ def timm_recipe(config: EncoderConfig, shape: tuple[int, int, int]) -> tuple[str
 def _vit_tiny(config: EncoderConfig, shape: tuple[int, int, int]) -> VisionTransformer:
     _, options = timm_recipe(config, shape)
     net = VisionTransformer(num_classes=0, **options)
-    net.apply(xavier)
+    net.apply(INITIALIZERS[config.init])
+    if config.init == "normal":
+        nn.init.normal_(net.cls_token, std=0.02)  # type: ignore[arg-type]
     net.pos_embed = nn.Parameter(sine_cosine(options["embed_dim"], *net.patch_embed.grid_size), requires_grad=False)
     return net
 
@@ -168,6 +181,17 @@ def xavier(module: nn.Module) -> None:
         nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def normal(module: nn.Module) -> None:
+    """Matrices of N(0, 0.02) and zero biases, as the paper's released code starts."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+INITIALIZERS = {"xavier": xavier, "normal": normal}
 
 
 # Images cut into patches and put together again.

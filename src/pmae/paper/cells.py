@@ -6,10 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pmae import api
-from pmae.paper.tables import Item, Pretraining, Row, ratios_of, spec_of
+from pmae.paper.tables import Item, Row, RunChoices, ratios_of, spec_of
 from pmae.report import published
-from pmae.report.scores import Score
+from pmae.results import Score
 from pmae.runs import Run
 from pmae.sweep.find import validation
 from pmae.sweep.scored import GetRuns, Requirements, own_scores
@@ -28,7 +27,7 @@ class CellRuns:
     note: str = ""
 
 
-def fill_cells(item: Item, chosen: Pretraining, get: GetRuns, needed: Requirements) -> list[CellRuns]:
+def fill_cells(item: Item, chosen: RunChoices, get: GetRuns, needed: Requirements) -> list[CellRuns]:
     """The evaluated runs of every cell; an oracle's ratio is first chosen on validation images, by runs of one seed."""
     spec = functools.partial(spec_of, item, chosen=chosen)
     cells, seeds = item.cells(chosen), chosen.seeds
@@ -116,7 +115,7 @@ class Measured:
 
 def measured(filled: Sequence[CellRuns], needed: Requirements) -> list[Measured]:
     """Every protocol and preset of every cell, protocols outermost as in the paper."""
-    wanted = [(kind, protocols.name) for protocols in needed.protocols for kind in api.kinds(protocols)]
+    wanted = [(kind, protocols.name) for protocols in needed.protocols for kind in protocols.kinds]
     return [measure(one, *how, needed.pooling) for how in wanted for one in filled]
 
 
@@ -129,7 +128,7 @@ def measure(one: CellRuns, protocol: str, preset: str, pooling: str, epoch: int 
     return Measured(
         one.data, one.row.key, protocol, preset, found[0][1].pooling if found else pooling, one.ratio,
         values=_known(test),
-        heads=found[0][1].spread if len(found) == 1 else None,
+        heads=found[0][1].accuracy.std if len(found) == 1 else None,
         on_val=_mean(_known(val)),
         validation=_mean([quick for run in one.runs if (quick := validation(run)) is not None]),
         epoch=max((e for _, e in at), default=0),

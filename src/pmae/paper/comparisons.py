@@ -16,8 +16,8 @@ from pmae.paper.cells import (
     method_title,
 )
 from pmae.report import published
-from pmae.report.scores import PROTOCOLS
 from pmae.report.tables import NOTHING, Cell, Table
+from pmae.results import PROTOCOLS
 from pmae.runs import Run
 
 EPOCHS = 800

@@ -1,6 +1,7 @@
 """What a table or figure costs: runs, images seen, and hours at a stated speed."""
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from pmae.errors import require
 from pmae.evaluate.protocols import Protocols
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
-from pmae.paper.tables import ITEMS, PAIRS, Item, Pretraining, ratios_of, specs_of
+from pmae.paper.tables import ITEMS, PAIRS, Item, RunChoices, ratios_of, specs_of
 from pmae.sweep.scored import Scoring
 
 SPEEDS = {"H200": 85_500.0, "2 CPU cores": 56.0}
@@ -59,7 +60,7 @@ class Cost:
 PAPER = Scoring()
 
 
-def cost_of(item: Item, chosen: Pretraining, scoring: Scoring = PAPER, gpu: bool = True) -> Cost:
+def cost_of(item: Item, chosen: RunChoices, scoring: Scoring = PAPER, gpu: bool = True) -> Cost:
     """The cost of an item from nothing, with what is derived on a GPU or without; shared runs are counted in each."""
     passes = sum(map(_passes, scoring.chosen(item.kept(scoring.protocols), item.with_plain)))
     passes *= CHECKPOINTS if item.every_epoch else 1
@@ -70,12 +71,13 @@ def cost_of(item: Item, chosen: Pretraining, scoring: Scoring = PAPER, gpu: bool
         again = sum(row.ratio == "oracle" for row in rows) * (len(chosen.seeds) - 1)
         scored = sum(1 if row.ratio == "oracle" else len(ratios_of(row, chosen)) for row in rows) * len(chosen.seeds)
         images = DATA[data].images * ((len(made) + again) * _views(made[0], gpu) + scored * passes)
-        work = images * _tokens(made[0]) / TOKENS * _networks(made[0], chosen)
+        networks = statistics.fmean(_networks(config, chosen) for config in made)
+        work = images * _tokens(made[0]) / TOKENS * networks
         total = total.plus(Cost(len(made) + again, images, work))
     return total
 
 
-def cost_lines(chosen: Pretraining, scoring: Scoring, speed: float | None, items: Sequence[Item] = ()) -> list[str]:
+def cost_lines(chosen: RunChoices, scoring: Scoring, speed: float | None, items: Sequence[Item] = ()) -> list[str]:
     """A line an item, all if none is named: paper's label, runs, images and hours; then what the hours rest on."""
     require(speed is None or speed > 0, "--images-per-second", "above 0", speed)
     speeds = {"this machine": speed} if speed else SPEEDS | (SMALL if _derives_networks(chosen) else {})
@@ -97,7 +99,7 @@ def cost_lines(chosen: Pretraining, scoring: Scoring, speed: float | None, items
     return lines
 
 
-def _concerned(item: Item, chosen: Pretraining, scoring: Scoring) -> bool:
+def _concerned(item: Item, chosen: RunChoices, scoring: Scoring) -> bool:
     """Whether an item has a row and a protocol of those that were asked for."""
     rows = not chosen.methods or any(row.key in chosen.methods for row in item.rows)
     return rows and (not scoring.protocols or any(name in scoring.protocols for name in item.protocols))
@@ -110,7 +112,7 @@ def _passes(protocols: Protocols) -> int:
     return heads + (1 if protocols.knn else 0) + (tune.epochs if tune else 0)
 
 
-def _derives_networks(chosen: Pretraining) -> bool:
+def _derives_networks(chosen: RunChoices) -> bool:
     """Whether recipe and settings leave the networks open, so that they are small where there is no GPU."""
     config = with_settings(recipe(PAIRS[chosen.recipe][0]), dict(chosen.settings))
     shape = (3, DATA["cifar10"].side, DATA["cifar10"].side)
@@ -129,7 +131,7 @@ def _tokens(config: Config) -> int:
     return (side // (config.encoder.patch_size or patch_for(side, side))) ** 2 + 1
 
 
-def _networks(config: Config, chosen: Pretraining) -> float:
+def _networks(config: Config, chosen: RunChoices) -> float:
     """Operations of a run's networks relative to its recipe's own; other models of timm are taken as equal."""
     if config.encoder.name != "vit_tiny":
         return 1.0

@@ -9,8 +9,8 @@ from pmae.paper.cells import Measured, augmented, best_by_validation, by_data, b
 from pmae.paper.comparisons import EPOCHS, SHORT, OverRatios, TrainingTime, features_of, with_ratio
 from pmae.report import published
 from pmae.report.contents import Contents
-from pmae.report.galleries import gallery, hidden_pixels, visible_part
-from pmae.report.pictures import Array, view_of
+from pmae.report.pictures import Array, gallery, view_of
+from pmae.report.samples import hidden_pixels, visible_part
 from pmae.report.style import INK, NEUTRAL, PALETTE, Drawing, panels, styled
 
 if TYPE_CHECKING:

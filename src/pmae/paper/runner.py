@@ -9,13 +9,13 @@ from pmae.paper import comparisons, figures
 from pmae.paper.cells import CellRuns, data_title, fill_cells, measure, measured, method_title
 from pmae.paper.comparisons import EPOCHS
 from pmae.paper.settings import settings_table
-from pmae.paper.tables import ITEMS, Item, Pretraining, Row, ratios_of, spec_of, specs_of
-from pmae.report import charts, galleries, published
+from pmae.paper.tables import ITEMS, Item, Row, RunChoices, ratios_of, spec_of, specs_of
+from pmae.report import published, samples
 from pmae.report.contents import Contents, load
-from pmae.report.scores import PROTOCOLS
 from pmae.report.style import Drawing
 from pmae.report.sweeps import Page, write_page
 from pmae.report.tables import Cell, Table
+from pmae.results import PROTOCOLS
 from pmae.runs import Run
 from pmae.sweep.execute import check_data
 from pmae.sweep.find import RunIndex, finished
@@ -28,7 +28,7 @@ SCHEME = (
 )
 
 
-def check(item: Item, chosen: Pretraining, scoring: Scoring) -> None:
+def check(item: Item, chosen: RunChoices, scoring: Scoring) -> None:
     """Refuse what cannot be done before anything is: protocols, methods, settings, and data that are not there."""
     item.kept(scoring.protocols)
     specs = specs_of(item, chosen)
@@ -37,7 +37,7 @@ def check(item: Item, chosen: Pretraining, scoring: Scoring) -> None:
 
 
 def reproduce(
-    item: Item, chosen: Pretraining, scoring: Scoring, workers: Workers | None = None
+    item: Item, chosen: RunChoices, scoring: Scoring, workers: Workers | None = None
 ) -> tuple[Page, list[Path]]:
     """Run what is missing, here or by `workers`, evaluate what is not evaluated, and write the item's files."""
     if item.kind == "scheme":
@@ -54,7 +54,7 @@ def reproduce(
     return page, write_page(item.name, item.heading, page, scoring.out)
 
 
-def requirements(item: Item, chosen: Pretraining, scoring: Scoring) -> Requirements:
+def requirements(item: Item, chosen: RunChoices, scoring: Scoring) -> Requirements:
     """What runs must have been scored by for an item."""
     protocols = scoring.chosen(item.kept(scoring.protocols), item.with_plain)
     return Requirements(protocols, item.every_epoch, scoring.pooling, chosen.device, chosen.root, item.pictures)
@@ -106,13 +106,13 @@ def _masks(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page
     for data in dict.fromkeys(one.data for one in filled):
         shown = {_design(one): run for one, run in _pictured(filled) if one.data == data}
         drawn = [figures.mask_designs(shown)] if shown else []
-        drawn += [galleries.masks(shown["PMAE 20%"])] if "PMAE 20%" in shown else []
+        drawn += [samples.masks(shown["PMAE 20%"])] if "PMAE 20%" in shown else []
         drawings += [_named(drawing, data) for drawing in drawn]
     return Page([], drawings)
 
 
 def _spectrum(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    draws = (galleries.spectrum_parts, charts.spectrum)
+    draws = (samples.spectrum_parts, samples.spectrum)
     return Page([], [_named(draw(run), one.data) for one, run in _pictured(filled) for draw in draws])
 
 
@@ -123,7 +123,7 @@ def _examples(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> P
 
 def _reconstructions(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
     pictured = _pictured(filled)
-    return Page([], [_named(galleries.reconstructions(r), f"{one.data}-{one.row.method}") for one, r in pictured])
+    return Page([], [_named(samples.reconstructions(r), f"{one.data}-{one.row.method}") for one, r in pictured])
 
 
 PAGES: dict[str, Callable[[Item, Sequence[CellRuns], Requirements], Page]] = {
@@ -186,8 +186,8 @@ def _unscored(runs: Sequence[Run], needed: Requirements) -> Iterator[str]:
         lacking = {run: epochs for run in runs if (epochs := needed.missing(run).get(protocols))}
         if lacking:
             kinds = dict.fromkeys(kind for run in lacking for kind in unscored(run, protocols, lacking[run]))
-            suites = [suite for run in lacking for suite in run.results.get("evaluation", {}).values()]
-            others = ", ".join(sorted({str(suite["preset"]) for suite in suites} - {protocols.name})) or "none"
+            presets = {evaluation.preset for run in lacking for evaluation in run.evaluations}
+            others = ", ".join(sorted(presets - {protocols.name})) or "none"
             counted = f"{len(lacking)} of {len(runs)} runs have no {', '.join(kinds)} under the preset {protocols.name}"
             yield f"{counted}; other presets they have: {others}"
 
@@ -198,7 +198,7 @@ def _unpictured(runs: Sequence[Run], needed: Requirements) -> list[str]:
     return [f"{lacking} of {len(runs)} runs have no sample pictures: {said}"] if lacking else []
 
 
-def nearest_run(item: Item, chosen: Pretraining, index: RunIndex) -> str:
+def nearest_run(item: Item, chosen: RunChoices, index: RunIndex) -> str:
     """Which run comes nearest to one that an item needs, and in what it differs: a hint where none was found."""
     specs = specs_of(item, chosen)
     found = [(spec, *near) for spec in specs if (near := index.nearest(spec.config, item.any_length)) is not None]
@@ -211,7 +211,7 @@ def nearest_run(item: Item, chosen: Pretraining, index: RunIndex) -> str:
     return f"nearest to {spec.name} is the run {name}: {hint}"
 
 
-def status(chosen: Pretraining, scoring: Scoring) -> Table:
+def status(chosen: RunChoices, scoring: Scoring) -> Table:
     """The ledger of the main table: for every cell how many runs have been scored, and after how many epochs.
 
     Runs of any length and seed count, and for an oracle's row those of any ratio.
@@ -237,7 +237,7 @@ def status(chosen: Pretraining, scoring: Scoring) -> Table:
 
 
 def _scored_lengths(
-    item: Item, row: Row, data: str, chosen: Pretraining, scoring: Scoring
+    item: Item, row: Row, data: str, chosen: RunChoices, scoring: Scoring
 ) -> Iterator[tuple[str, list[int]]]:
     """For each protocol the lengths of the finished runs of a cell that it scored."""
     configs = [spec_of(item, row, data, ratio, chosen.seeds[0], chosen).config for ratio in ratios_of(row, chosen)]

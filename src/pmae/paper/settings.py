@@ -6,10 +6,10 @@ from typing import Any
 from pmae.config import Config, replace
 from pmae.config_file import with_settings
 from pmae.derive import resolve
-from pmae.evaluate.protocols import FinetuneConfig, ProbeConfig, preset
+from pmae.evaluate.protocols import FinetuneProtocol, ProbeProtocol, preset
 from pmae.paper.cost import DATA
 from pmae.paper.recipes import recipe
-from pmae.paper.tables import PAIRS, Pretraining
+from pmae.paper.tables import PAIRS, RunChoices
 from pmae.report import published
 from pmae.report.tables import Cell, Table
 from pmae.sweep.scored import Scoring, shortened
@@ -17,7 +17,7 @@ from pmae.sweep.scored import Scoring, shortened
 Values = dict[str, object]
 
 
-def settings_table(chosen: Pretraining, scoring: Scoring) -> Table:
+def settings_table(chosen: RunChoices, scoring: Scoring) -> Table:
     """A row a setting: the published value and ours on CIFAR-10."""
     pmae, mae = map(recipe, PAIRS[chosen.recipe])
     config = with_settings(replace(pmae, train__epochs=chosen.epochs or pmae.train.epochs), dict(chosen.settings))
@@ -54,14 +54,14 @@ def _pretraining(config: Config) -> Values:
     return common | {"optimizer": "AdamW", "betas": ", ".join(map(str, optim.betas)), "warm-up": warmup}
 
 
-def _probes(probe: ProbeConfig | None) -> Values:
+def _probes(probe: ProbeProtocol | None) -> Values:
     if probe is None:
         return {}
     common = _common(probe.epochs, probe.batch_size, probe.base_lrs, probe.weight_decays)
     return common | {"optimizer": "SGD", "momentum": probe.momentum, "warm-up": f"{probe.warmup_epochs:g} epochs"}
 
 
-def _finetuning(tune: FinetuneConfig | None) -> Values:
+def _finetuning(tune: FinetuneProtocol | None) -> Values:
     if tune is None:
         return {}
     common = _common(tune.epochs, tune.batch_size, [tune.base_lr], [tune.weight_decay])

@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Pretraining:
+class RunChoices:
     """How the runs of all cells are pretrained, as the caller chose."""
 
     recipe: str = "paper"
@@ -124,7 +124,7 @@ class Item:
             raise UserError(f"protocols of {self.name!r} must be among {known}, got {', '.join(protocols)}")
         return found
 
-    def cells(self, chosen: Pretraining) -> list[tuple[Row, str]]:
+    def cells(self, chosen: RunChoices) -> list[tuple[Row, str]]:
         """Its rows on each of the chosen data sets, one data set after the other."""
         rows = [row for row in self.rows if not chosen.methods or row.key in chosen.methods]
         if self.rows and not rows:
@@ -133,14 +133,14 @@ class Item:
         return [(row, data) for data in chosen.datasets or self.datasets for row in rows]
 
 
-def ratios_of(row: Row, chosen: Pretraining) -> tuple[float | None, ...]:
+def ratios_of(row: Row, chosen: RunChoices) -> tuple[float | None, ...]:
     """The shares a row needs runs of; None is a random one."""
     if isinstance(row.ratio, str):
         return (None,) if row.ratio == "random" else chosen.ratios
     return (row.ratio,)
 
 
-def spec_of(item: Item, row: Row, data: str, ratio: float | None, seed: int, chosen: Pretraining) -> RunSpec:
+def spec_of(item: Item, row: Row, data: str, ratio: float | None, seed: int, chosen: RunChoices) -> RunSpec:
     """The pretraining run behind a row on a data set at one ratio (None: random) and seed."""
     epochs = chosen.epochs or item.epochs
     changes: dict[str, Any] = {"data__source": data, "data__root": chosen.root, "train__device": chosen.device}
@@ -156,7 +156,7 @@ def spec_of(item: Item, row: Row, data: str, ratio: float | None, seed: int, cho
     return RunSpec(f"{data}-{row.method}{target}-{share}-seed{seed}", with_settings(config, dict(chosen.settings)))
 
 
-def specs_of(item: Item, chosen: Pretraining) -> list[RunSpec]:
+def specs_of(item: Item, chosen: RunChoices) -> list[RunSpec]:
     """Every pretraining run that an item needs before an oracle's ratio is known: its search takes one seed."""
     specs = [
         spec_of(item, row, data, ratio, seed, chosen)

@@ -1,82 +1,49 @@
-"""Figures of what training did: the spectrum of the data and the curves of the runs."""
+"""Figures of training and evaluation: learning curves, accuracies, the confusion matrix and a map of the features."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmae.errors import unknown_name
-from pmae.report import comparisons, galleries, traces
-from pmae.report.contents import BROKEN, Contents, load
-from pmae.report.lineup import has_epochs, splits_of
-from pmae.report.scores import Score, pretrained, primary
-from pmae.report.style import INK, PALETTE, Drawing, as_bytes, color, dash, panels, short, styled
-from pmae.runs import Run, disk_errors, write_whole
+from pmae.report.contents import Contents
+from pmae.report.lineup import Entrant, epochs_of, lineup
+from pmae.report.published import for_score
+from pmae.report.style import INK, NEUTRAL, PALETTE, WIDTH, Drawing, color, dash, marker, minus, panels, short, styled
+from pmae.results import PROTOCOLS, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARKS = (0.5, 0.8, 0.95)
-LOWEST_R2 = -0.2
-PROBES = {"linear": "Linear probe, held-out accuracy", "knn": "k-NN, held-out accuracy"}
+LOWEST_R2 = -20
+"""Percent."""
+PROBES = {"linear": "Linear probe", "knn": "k-NN"}
 LOGGED = {"epoch", "step", "loss", "r2", "masked_share", "lr", "images_per_second", "held_out_r2", "train_r2"}
-
-
-@styled
-def spectrum(run: Contents) -> Drawing:
-    """Share of the variance per component and cumulated, with the components that 50, 80 and 95% take."""
-    share = run.samples["variance"].astype(np.float64)
-    share = share / max(share.sum(), 1e-300)
-    number, cumulated = np.arange(1, len(share) + 1), share.cumsum()
-    figure, (each, summed) = panels((2.3, 2.5))
-    shown = share > 1e-10
-    each.loglog(number[shown], share[shown], color=PALETTE[0])
-    each.set(title=f"Share of the variance, each of the {run.units}", ylabel="share", xlim=(0.9, len(share) * 1.1))
-    summed.semilogx(number, 100 * cumulated, color=PALETTE[0])
-    for mark in MARKS:
-        count = int(np.searchsorted(cumulated, mark)) + 1
-        summed.plot([0.9, count, count], [100 * mark, 100 * mark, 0], color=PALETTE[1], linewidth=1, linestyle=":")
-        summed.plot(count, 100 * mark, "o", color=PALETTE[1], markersize=4)
-        # Text stands where the curve is not: above it on the left, under it where the curve leaves no room.
-        left = count > len(share) ** 0.5
-        place: dict[str, Any] = {"ha": "right", "va": "bottom"} if left else {"ha": "left", "va": "top"}
-        place |= {"xytext": (-5, 2) if left else (6, -3), "textcoords": "offset points"}
-        summed.annotate(f"{mark:.0%}: {count:,}", (count, 100 * mark), **place)
-    summed.set(title="Cumulated share (%)", xlabel=f"{run.units}, largest first", ylabel="%", ylim=(0, 106))
-    summed.set_xlim(0.9, len(share) * 1.1)
-    plain_log_ticks(each, summed)
-    first = f"The first of {len(share):,} {run.units} holds {share[0]:.1%} of the variance of the training images"
-    counts = ", ".join(f"{int(np.searchsorted(cumulated, m)) + 1:,} hold {m:.0%}" for m in MARKS)
-    leading = run.config.space.name == "pca" and run.config.space.components is not None
-    rest = " One of them is all that the leading ones leave of an image." if leading else ""
-    return Drawing("spectrum", "Spectrum of the data", f"{first}; {counts}.{rest}", figure)
+MOST_POINTS, MOST_NAMED = 1000, 24
 
 
 @styled
 def learning_curves(runs: Sequence[Contents]) -> Drawing:
     """Loss, R2 while training and between epochs, and probes where there are any, of all runs."""
     probes = sorted({key for run in runs for key in _probe_keys(run)}, key=lambda key: (key not in PROBES, key))
-    figure, axes = panels([2.1, 2.1, *[1.8] * len(probes)])
+    figure, axes = panels([2.1, 2.1, *[1.9] * len(probes)])
     for position, run in enumerate(runs):
         look = {"color": color(position), "linestyle": dash(position)}
         _draw_run(axes, run, [run.r2_name, *probes], look, short(run.name, 44 if len(runs) > 2 else 20))
     _scale_loss(axes[0], runs)
-    axes[1].axhline(0, color=INK, linewidth=0.8, linestyle=":")
-    measured = " or ".join(sorted({run.measured_on for run in runs}))
-    axes[1].set(title=f"R² on {measured} (faint: in training)")
+    axes[1].set(title=f"R² on {_either(runs, lambda run: run.measured_on)} (%; faint: in training)")
     _cut_r2(axes[1])
     for panel, key in zip(axes[2:], probes, strict=True):
-        panel.set(title=PROBES.get(key, key.replace("_", " ").capitalize()))
+        other = key.replace("_", " ").capitalize()
+        panel.set(title=f"{PROBES[key]} (%)\n{_either(runs, probed_on)}" if key in PROBES else other)
     for panel in axes:
         panel.set_xlim(0, 1.02 * max(run.epoch for run in runs))
     axes[-1].set_xlabel("epoch")
     if len(runs) > 1:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if len(runs) > 2 else 2)
     caption = (
-        "R² is the share of the hidden variance that is predicted: 0 is no better than predicting the mean, "
-        f"1 is perfect; values under {LOWEST_R2} are cut off."
-    ).replace("-", "−")
+        "R² is the share of the hidden variance that is predicted: 0 is no better than predicting the mean; values "
+        f"under {minus(str(LOWEST_R2))}% are cut off."
+    )
     if len({(run.method, run.config.objective) for run in runs}) > 1:
         caption += " The runs minimize different objectives, so their losses and R² do not compare with each other."
     return Drawing("learning-curves", "Learning curves", caption, figure)
@@ -85,30 +52,17 @@ def learning_curves(runs: Sequence[Contents]) -> Drawing:
 @styled
 def band_curves(run: Contents) -> Drawing:
     """R2 within each band of the spectrum."""
-    bands = sorted({key for line in run.signals for key in line if key.startswith("r2_band_")}, key=_band_start)
+    bands = {key: _known(run, key) for line in run.signals for key in line if key.startswith("r2_band_")}
     figure, (axes,) = panels((2.5,))
-    for position, key in enumerate(bands):
-        known = [(line["epoch"], line[key]) for line in run.signals if line.get(key) is not None]
-        label = f"{' to '.join(key.split('_')[2:])}%: {known[-1][1]:.2f}".replace("-", "−")
-        marker = "os^Dv"[position % 5]
-        axes.plot(*_two_columns(known), color=color(position), marker=marker, markersize=4, label=label)
-    axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
-    axes.set(xlabel="epoch", title=f"R² by band of the spectrum, {run.measured_on}")
+    for position, key in enumerate(sorted(bands, key=lambda key: int(key.split("_")[2]))):
+        epochs, values = bands[key]
+        label = f"{' to '.join(key.split('_')[2:])}%: R² {minus(f'{values[-1]:.0f}')}%"
+        axes.plot(epochs, values, color=color(position), marker=marker(position), markersize=4, label=label)
+    axes.set(xlabel="epoch", title=f"R² by band of the spectrum, {run.measured_on} (%)")
     _cut_r2(axes)
-    figure.legend(loc="outside lower center", ncols=2, title=f"{run.units} by cumulated variance, last R²")
+    figure.legend(loc="outside lower center", ncols=2, title=f"{run.units} by cumulated variance")
     caption = f"How much of the hidden variance is predicted in each band: the first holds the largest {run.units}."
     return Drawing("r2-by-band", "R² by band of the spectrum", caption, figure)
-
-
-def _draw_run(axes: "Sequence[Axes]", run: Contents, keys: Sequence[str], look: dict[str, Any], label: str) -> None:
-    """One run's loss, its R2 in training, and each of its signals in a panel of its own."""
-    epochs = [step["epoch"] for step in run.training]
-    line = {**look, "marker": "o" if len(epochs) == 1 else ""}
-    axes[0].plot(epochs, [step["loss"] for step in run.training], **line, label=label)
-    axes[1].plot(epochs, [step["r2"] for step in run.training], **line, alpha=0.4)
-    for panel, key in zip(axes[1:], keys, strict=True):
-        known = [(signal["epoch"], signal[key]) for signal in run.signals if signal.get(key) is not None]
-        panel.plot(*_two_columns(known), **look, marker="o", markersize=3.5)
 
 
 def has_bands(run: Contents) -> bool:
@@ -116,14 +70,38 @@ def has_bands(run: Contents) -> bool:
     return any(key.startswith("r2_band_") for line in run.signals for key in line)
 
 
+def probed_on(run: Contents) -> str:
+    """The images that the probes of a run were scored on while it trained: never those of the test split."""
+    if run.config.probe.data:
+        return f"validation images of {run.config.probe.data}"
+    return "validation images" if "val" in run.data.get("counts", {}) else "validation part of the training images"
+
+
+def _draw_run(axes: "Sequence[Axes]", run: Contents, keys: Sequence[str], look: dict[str, Any], label: str) -> None:
+    """One run's loss, its R2 in training, and each of its signals in a panel of its own."""
+    epochs = [step["epoch"] for step in run.training]
+    line = {**look, "marker": "o" if len(epochs) == 1 else ""}
+    axes[0].plot(epochs, [step["loss"] for step in run.training], **line, label=label)
+    axes[1].plot(epochs, [100 * step["r2"] for step in run.training], **line, alpha=0.4)
+    for panel, key in zip(axes[1:], keys, strict=True):
+        panel.plot(*_known(run, key), **look, marker="o", markersize=3.5)
+
+
+def _known(run: Contents, key: str) -> tuple[list[float], list[float]]:
+    """The epochs at which something was measured, and its values; shares in percent."""
+    times = 100 if key in PROBES or "r2" in key else 1
+    lines = [line for line in run.signals if line.get(key) is not None]
+    return [line["epoch"] for line in lines], [times * line[key] for line in lines]
+
+
+def _either(runs: Sequence[Contents], said: Callable[[Contents], str]) -> str:
+    return " or ".join(sorted({said(run) for run in runs}))
+
+
 def _probe_keys(run: Contents) -> set[str]:
-    """Numbers in the signals that are neither R2 nor bookkeeping: probes and whatever else was watched."""
+    """Numbers in the signals that are neither R2 nor bookkeeping: probes and whatever else was measured."""
     keys = {key for line in run.signals for key, value in line.items() if isinstance(value, int | float)}
     return {key for key in keys - LOGGED if not key.startswith("r2_band_")}
-
-
-def _two_columns(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def _scale_loss(axes: "Axes", runs: Sequence[Contents]) -> None:
@@ -134,85 +112,171 @@ def _scale_loss(axes: "Axes", runs: Sequence[Contents]) -> None:
 
 
 def _cut_r2(axes: "Axes") -> None:
-    """The first steps are far below 0 and would flatten the rest."""
+    """A line at 0; the first steps are far below it and would flatten the rest."""
+    axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
     low, high = axes.get_ylim()
-    axes.set_ylim(max(low, LOWEST_R2), max(min(high, 1.0), 0.1))
+    axes.set_ylim(max(low, LOWEST_R2), max(min(high, 100), 10))
 
 
-def plain_log_ticks(*axes: "Axes") -> None:
-    """Write the powers of ten along x as whole numbers."""
-    from matplotlib.ticker import FuncFormatter
-
-    for one in axes:
-        one.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-
-
-def _band_start(key: str) -> int:
-    return int(key.split("_")[2])
-
-
-# Every figure that a run folder has the material for, and writing them into it.
-
-FORMATS = ("png", "svg", "pdf")
-
-
-def save_figures(run: Run, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Draw all figures of a run into its `figures` folder, each file whole or not at all."""
-    for kind in formats:
-        if kind not in FORMATS:
-            raise unknown_name("formats", kind, FORMATS)
-    contents = load(run.path)
-    folder = run.path / "figures"
-    with disk_errors(folder):
-        folder.mkdir(exist_ok=True)
-    drawings = [*figures_across([contents]), *figures_of(contents)]
-    return [save_drawing(drawing, folder / f"{drawing.name}.{kind}") for drawing in drawings for kind in formats]
+@styled
+def accuracy_bars(runs: Sequence[Contents], split: str) -> Drawing:
+    """Accuracy of every representation of all runs with its interval, one panel a protocol."""
+    every = lineup(runs, split)
+    groups = {name: [entrant for entrant in every if entrant.score.protocol == name] for name in PROTOCOLS}
+    groups = {name: found for name, found in groups.items() if found}
+    figure, axes = panels([0.42 + 0.36 * len(found) for found in groups.values()])
+    for panel, (protocol, found) in zip(axes, groups.items(), strict=True):
+        panel.set_title(f"{_capital(PROTOCOLS[protocol])}, accuracy on {split} (%)", pad=8)
+        for position, entrant in enumerate(found):
+            _draw_bar(panel, position, entrant)
+        panel.set(xlim=(0, 113), xticks=(0, 20, 40, 60, 80, 100), ylim=(len(found) - 0.5, -0.75), yticks=[])
+        panel.spines["left"].set_visible(False)
+    with_paper = any(for_score(entrant.score, entrant.run.config) for entrant in every)
+    diamonds = " A diamond is the paper's number for this data and kind of method." if with_paper else ""
+    caption = (
+        "Bars are accuracies with their 95% bootstrap intervals: pretrained encoders in colour, what was not "
+        f"pretrained in grey. The dotted line is always answering the commonest class.{diamonds}"
+    )
+    return Drawing(f"accuracy-{split}", f"Accuracy on {split}", caption, figure)
 
 
-def save_drawing(drawing: Drawing, path: Path) -> Path:
-    """Write one figure in the format that the file's suffix names."""
-    content = as_bytes(drawing.figure, path.suffix.removeprefix("."))
-    write_whole(path, lambda temporary: temporary.write_bytes(content))
-    return path
+def _draw_bar(axes: "Axes", position: int, entrant: Entrant) -> None:
+    score, accuracy = entrant.score, entrant.score.accuracy
+    own = PALETTE[1] if score.method == "mae" else PALETTE[0]
+    axes.text(0, position - 0.27, short(entrant.name, 48), va="bottom", fontsize=8)
+    if accuracy.value is None:
+        axes.text(1, position, "no number: training diverged", va="center", fontsize=8)
+        return
+    axes.barh(position, accuracy.value, height=0.4, color=NEUTRAL if score.is_baseline else own)
+    if score.chance is not None:
+        # As high as the bar: a line through all of them would strike through their names.
+        axes.vlines(score.chance, position - 0.2, position + 0.2, color=INK, linewidth=1, linestyle=":")
+    if accuracy.low is not None and accuracy.high is not None:
+        axes.plot([accuracy.low, accuracy.high], [position] * 2, color=INK, linewidth=1.2, solid_capstyle="butt")
+    axes.text(113, position, f"{accuracy.value:.1f}", va="center", ha="right")
+    if paper := for_score(score, entrant.run.config):
+        axes.plot(paper[0], position, "D", color=INK, markersize=4.5, markerfacecolor="none", zorder=4)
 
 
-def figures_across(runs: Sequence[Contents]) -> list[Drawing]:
-    """Figures that show several runs together: accuracies, last and by epoch, and learning curves."""
-    drawn = []
-    for split in splits_of(runs):
-        drawn.append(comparisons.accuracy_bars(runs, split))
-        drawn += [comparisons.epoch_curves(runs, split)] if any(map(has_epochs, runs)) else []
-    begun = [run for run in runs if run.training]
-    return drawn + ([learning_curves(begun)] if begun else [])
+@styled
+def epoch_curves(runs: Sequence[Contents], split: str) -> Drawing:
+    """Accuracy over the epochs of pretraining, one panel a protocol."""
+    curves = {name: _curves(runs, name, split) for name in PROTOCOLS}
+    curves = {name: found for name, found in curves.items() if any(len(scores) > 1 for scores in found.values())}
+    figure, axes = panels([2.0] * len(curves))
+    order = list(dict.fromkeys(label for found in curves.values() for label in found))
+    for panel, (protocol, found) in zip(axes, curves.items(), strict=True):
+        panel.set_title(f"{_capital(PROTOCOLS[protocol])}, accuracy on {split} (%)")
+        for label, scores in found.items():
+            position = order.index(label)
+            _draw_curve(panel, scores, color=color(position), marker=marker(position), label=label)
+    axes[-1].set_xlabel("epoch of pretraining")
+    drawn = [pair for panel in axes for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in drawn}
+    figure.legend(list(handles.values()), [short(label, 44) for label in handles], loc="outside lower center", ncols=1)
+    caption = "Accuracy over the epochs of pretraining; bars are 95% bootstrap intervals."
+    return Drawing(f"accuracy-by-epoch-{split}", f"Accuracy by epoch on {split}", caption, figure)
 
 
-def figures_of(run: Contents) -> list[Drawing]:
-    """Figures of one run alone; one whose material cannot be drawn is named among the run's problems."""
-    drawn: list[Drawing] = []
-    for what, wanted, draw in _plan(run):
-        try:
-            drawn += [draw()] if wanted else []
-        except BROKEN as error:
-            run.problems.append(f"the figure of {what} could not be drawn: {error}")
-    return drawn
+def _curves(runs: Sequence[Contents], protocol: str, split: str) -> dict[str, list[Score]]:
+    """Scores over epochs by name, with the run's name where there are several."""
+    found = [(run, name, scores) for run in runs for name, scores in epochs_of(run, protocol, split).items()]
+    return {f"{run.name}: {name}" if len(runs) > 1 else name: scores for run, name, scores in found}
 
 
-def _plan(run: Contents) -> list[tuple[str, bool, Callable[[], Any]]]:
-    pictures, spectral = "original" in run.samples, "variance" in run.samples
-    confused, shown = headline(run), traces if traces.is_one_row(run) else galleries
-    return [
-        ("reconstructions", pictures, lambda: shown.reconstructions(run)),
-        ("masks", pictures, lambda: shown.masks(run)),
-        ("the spectrum", spectral, lambda: spectrum(run)),
-        ("parts of the spectrum", spectral and "top" in run.samples, lambda: shown.spectrum_parts(run)),
-        ("R2 by band", has_bands(run), lambda: band_curves(run)),
-        ("confusion", bool(confused), lambda: comparisons.confusion(run, confused[0])),
-        ("the feature map", "features" in run.features, lambda: comparisons.feature_map(run)),
-    ]
+def _draw_curve(axes: "Axes", scores: Sequence[Score], **look: Any) -> None:
+    bounds = [(s.epoch, s.accuracy.value, s.accuracy.low, s.accuracy.high) for s in scores]
+    known = np.array([row for row in bounds if row[1] is not None], dtype=np.float64).reshape(-1, 4)
+    reach = np.nan_to_num(np.abs(known[:, 2:] - known[:, 1:2])).T
+    axes.errorbar(known[:, 0], known[:, 1], reach, markersize=4, elinewidth=1, **look)
 
 
-def headline(run: Contents) -> list[Score]:
-    """The pretrained encoder's score with a confusion matrix that stands for the run, if there is one."""
-    order = ["linear", "knn", "mlp", "finetune"]
-    found = [s for s in primary(pretrained(run.scores)) if s.confusion and s.protocol in order]
-    return sorted(found, key=lambda s: (s.split != "test", order.index(s.protocol)))[:1]
+@styled
+def confusion(score: Score) -> Drawing:
+    """Which classes are taken for which: every row is one true class and sums to 100%."""
+    counts = np.array(score.confusion, dtype=np.float64)
+    rows = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    few = len(counts) <= 12
+    names = [short(name, 18) for name in score.classes] if len(counts) <= MOST_NAMED else []
+    # As high as wide inside, once the names have taken their place on both sides.
+    figure, (axes,) = panels((3.9 if names else 3.4,))
+    image = axes.imshow(rows, cmap="Blues", vmin=0, vmax=100, aspect="auto")
+    axes.grid(False)
+    if few:
+        for i, j in np.ndindex(rows.shape):
+            ink = "#ffffff" if rows[i, j] > 55 else "#111418"
+            axes.text(j, i, f"{rows[i, j]:.0f}", ha="center", va="center", fontsize=8, color=ink)
+    else:
+        figure.colorbar(image, ax=axes, shrink=0.7, label="% of the true class")
+    if names:
+        axes.set_xticks(range(len(counts)), labels=names, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(counts)), labels=names, fontsize=8)
+    axes.set(xlabel="predicted", ylabel="true")
+    caption = (
+        f"{_capital(PROTOCOLS[score.protocol])} on {score.representation}, {score.images:,} images of {score.split}: "
+        "percent of each true class (row) that was given each answer (column)."
+    )
+    return Drawing("confusion", "Confusion matrix", caption, figure)
+
+
+@styled
+def feature_map(run: Contents) -> Drawing:
+    """The features saved with the run in two dimensions, coloured by class."""
+    features, labels = run.features["features"].astype(np.float64), run.features.get("labels")
+    if len(features) > MOST_POINTS:
+        chosen = np.sort(np.random.default_rng(0).choice(len(features), MOST_POINTS, replace=False))
+        features, labels = features[chosen], None if labels is None else labels[chosen]
+    points, how = _flatten(features)
+    width, height = np.ptp(points, axis=0)
+    classes = np.unique(labels) if labels is not None else np.empty(0, np.int64)
+    named = 1 < len(classes) <= MOST_NAMED
+    legend = 0.1 * len(classes) if named else 0.0
+    figure, (axes,) = panels((float(np.clip(WIDTH * height / max(width, 1e-9), 2, 5)) + legend,))
+    if labels is not None and named:
+        _scatter_classes(axes, points, labels, _class_names(run))
+        figure.legend(loc="outside lower center", ncols=2, handletextpad=0.1, columnspacing=1.0, markerscale=1.6)
+    else:
+        colours = {"color": PALETTE[0]} if len(classes) < 2 else {"c": labels, "cmap": "viridis"}
+        axes.scatter(points[:, 0], points[:, 1], s=9, linewidths=0, **colours)
+    axes.set(xticks=[], yticks=[], aspect="equal")
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    caption = (
+        f"{len(points):,} images by {how} of their features: neighbours are alike to the encoder. No axis has a unit."
+    )
+    if len(classes) > MOST_NAMED:
+        caption += f" The {len(classes)} classes are coloured by number."
+    return Drawing("feature-map", "Map of the features", caption, figure)
+
+
+def _flatten(features: np.ndarray) -> tuple[np.ndarray, str]:
+    """Two dimensions by t-SNE, or by PCA where there are too few points or no spread for it."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    features = features[:, features.std(0) > 0]
+    if min(features.shape) < 3:
+        # So few numbers are shown as they are.
+        return np.pad(features, ((0, 0), (0, 2)))[:, :2], "the values"
+    reduced = PCA(min(50, *features.shape), svd_solver="full").fit_transform(features)
+    if len(features) < 30:
+        return reduced[:, :2], "PCA"
+    flat = TSNE(2, perplexity=min(30, len(features) / 4), init="pca", random_state=0).fit_transform(reduced)
+    return np.asarray(flat), "t-SNE"
+
+
+def _scatter_classes(axes: "Axes", points: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> None:
+    for position, label in enumerate(np.unique(labels)):
+        look: dict[str, Any] = {"color": color(position), "marker": marker(position + position // len(PALETTE))}
+        name = names[label] if 0 <= label < len(names) else str(label)
+        x, y = points[labels == label].T
+        axes.scatter(x, y, s=11, label=short(name, 18), linewidths=0, alpha=0.85, **look)
+
+
+def _class_names(run: Contents) -> Sequence[str]:
+    evaluated = next((score.classes for score in run.scores), ())
+    return evaluated or [str(name) for name in run.data.get("classes", [])]
+
+
+def _capital(text: str) -> str:
+    return text if text.startswith("k-") else text[0].upper() + text[1:]

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from pmae.config import Config
 from pmae.errors import UserError
-from pmae.report.scores import Score, scores_of
+from pmae.results import Evaluation, Score, scores_of, standing
 from pmae.runs import Run
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Contents:
     config: Config
     environment: dict[str, Any] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    evaluation: dict[str, Any] = field(default_factory=dict)
+    evaluations: list[Evaluation] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     samples: dict[str, np.ndarray] = field(default_factory=dict)
     fitted: dict[str, np.ndarray] = field(default_factory=dict)
@@ -96,17 +96,15 @@ def load(path: Path | str, name: str | None = None) -> Contents:
             return otherwise
 
     name = name or run.path.resolve().name
-    results: dict[str, Any] = attempt("results.json", lambda: run.results, {})
-    evaluated: tuple[dict[str, Any], list[Score]] = ({}, [])
-    evaluated = attempt("the evaluation in results.json", lambda: _evaluated(results), evaluated)
+    evaluations: list[Evaluation] = attempt("results.json", lambda: standing(run.evaluations), [])
     read = Contents(
         name=name,
         path=run.path,
         config=config,
         environment=attempt("environment.json", lambda: run.environment, {}),
         metrics=attempt("metrics.jsonl", lambda: _metrics(run), []),
-        evaluation=evaluated[0],
-        scores=evaluated[1],
+        evaluations=evaluations,
+        scores=scores_of(evaluations),
         samples=attempt("samples.safetensors", lambda: _tensors(run, "samples"), {}),
         fitted=attempt("fitted.safetensors", lambda: _tensors(run, "fitted"), {}),
         features=attempt("features.safetensors", lambda: _tensors(run, "features"), {}),
@@ -151,11 +149,6 @@ def _metrics(run: Run) -> list[dict[str, Any]]:
         if missing := needed - set(line):
             raise UserError(f"a line has no {', '.join(sorted(missing))}")
     return lines
-
-
-def _evaluated(results: dict[str, Any]) -> tuple[dict[str, Any], list[Score]]:
-    evaluation = dict(results.get("evaluation", {}))
-    return evaluation, scores_of(evaluation)
 
 
 def _tensors(run: Run, name: str) -> dict[str, np.ndarray]:

@@ -1,11 +1,12 @@
 """Which scores of which runs stand side by side, and under which names."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pmae.report.contents import Contents
-from pmae.report.scores import Score, pretrained
+from pmae.results import Score, pretrained
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ def lineup(runs: Sequence[Contents], split: str) -> list[Entrant]:
     names = Counter((score.protocol, score.preset, score.representation) for _, score in found)
     presets = len({score.preset for _, score in found})
     return [
-        Entrant(run, score, _name(run, score, names, len(runs) > 1) + (f", {score.preset}" if presets > 1 else ""))
-        for run, score in found
+        Entrant(run, score, _name(run, score, names, len(runs) > 1) + _how(run, score, presets)) for run, score in found
     ]
 
 
@@ -41,9 +41,15 @@ def epochs_of(run: Contents, protocol: str, split: str) -> dict[str, list[Score]
     presets = len({score.preset for score in run.scores})
     for score in run.scores:
         if not score.is_baseline and (score.protocol, score.split) == (protocol, split):
-            name = score.representation.replace(f" epoch {score.epoch}", "")
-            found.setdefault(f"{name}, {score.preset}" if presets > 1 else name, []).append(score)
+            name = dataclasses.replace(score, epoch=0).representation
+            found.setdefault(name + _how(run, score, presets), []).append(score)
     return {name: sorted(scores, key=lambda score: score.epoch) for name, scores in found.items()}
+
+
+def _how(run: Contents, score: Score, presets: int) -> str:
+    """The preset, and the data where the run was scored on several sets: what else tells two scores apart."""
+    several = len({other.data for other in run.scores}) > 1
+    return (f", {score.preset}" if presets > 1 else "") + (f", {score.data}" if several else "")
 
 
 def splits_of(runs: Sequence[Contents]) -> list[str]:

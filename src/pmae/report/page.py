@@ -1,28 +1,22 @@
-"""The report: one HTML file that needs nothing else, and a folder with every table and figure beside it."""
+"""The report: one HTML file that needs nothing else, and all its tables and figures as files, from run folders."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from markupsafe import Markup
 
-from pmae.errors import UserError, require
-from pmae.report import overview, summary
-from pmae.report.charts import figures_across, figures_of, save_drawing
-from pmae.report.contents import Contents, file_name, load_all
-from pmae.report.lineup import splits_of
-from pmae.report.style import Drawing, as_inline_svg
+from pmae.errors import UserError, require, unknown_name
+from pmae.report import charts, samples, summary, tables
+from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
+from pmae.report.lineup import has_epochs, splits_of
+from pmae.report.style import Drawing, as_inline_svg, save_drawing
 from pmae.report.tables import Table, to_csv, to_html, to_markdown
-from pmae.runs import disk_errors, write_whole
+from pmae.results import Duplicates
+from pmae.runs import Run, disk_errors, write_text
 
-
-@dataclass(frozen=True)
-class Plate:
-    """A figure in the page."""
-
-    title: str
-    caption: str
-    svg: Markup
+FORMATS = ("png", "svg", "pdf")
 
 
 @dataclass(frozen=True)
@@ -33,25 +27,78 @@ class Chapter:
     anchor: str
     notes: list[str]
     drawings: list[Drawing]
-    plates: list[Plate]
     classes: Table | None
     settings: dict[str, str]
 
 
-def write_report(runs: Sequence[Path | str], out: Path | str) -> None:
-    """Write the page for these run folders to `out`, and its tables and figures to the folder `<stem>_files`."""
+def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
+    """Write the page for these run folders to `out`, and its tables and figures to the folder `<stem>_files`.
+
+    Returns a sentence for each folder that could not be read and is left out; if none could, nothing is written.
+    """
     out = Path(out)
     require(not out.is_dir(), "out", "a file such as report.html, not a folder", str(out))
+    read, refused = load_all(runs)
+    if not read:
+        raise UserError(refused[0] if refused else "runs must name at least one run folder, got none")
     beside = out.with_name(f"{out.stem}_files")
     for folder in (out.parent, beside):
         _make_folder(folder)
-    read, refused = load_all(runs)
-    across = figures_across(read)
+    across, made = figures_across(read), _tables(read)
     chapters = [_chapter(run) for run in read]
-    tables = _tables(read)
-    page = render(read, refused, across, chapters, tables)
-    _write_beside(beside, across, chapters, tables)
-    write_whole(out, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    page = render(read, refused, across, chapters, made)
+    _write_beside(beside, across, chapters, made)
+    write_text(out, page)
+    return refused
+
+
+def save_figures(run: Run, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw all figures of a run into its `figures` folder, each file whole or not at all."""
+    for kind in formats:
+        if kind not in FORMATS:
+            raise unknown_name("formats", kind, FORMATS)
+    contents, folder = load(run.path), run.path / "figures"
+    _make_folder(folder)
+    drawings = [*figures_across([contents]), *figures_of(contents)]
+    return [save_drawing(drawing, folder / f"{drawing.name}.{kind}") for drawing in drawings for kind in formats]
+
+
+def figures_across(runs: Sequence[Contents]) -> list[Drawing]:
+    """Figures that show several runs together: accuracies, last and by epoch, and learning curves."""
+    drawn = []
+    for split in splits_of(runs):
+        drawn.append(charts.accuracy_bars(runs, split))
+        drawn += [charts.epoch_curves(runs, split)] if any(map(has_epochs, runs)) else []
+    begun = [run for run in runs if run.training]
+    return drawn + ([charts.learning_curves(begun)] if begun else [])
+
+
+def figures_of(run: Contents) -> list[Drawing]:
+    """Figures of one run alone; one whose material cannot be drawn is named among the run's problems."""
+    drawn: list[Drawing] = []
+    for what, draw in _plan(run):
+        try:
+            drawn.append(draw())
+        except BROKEN as error:
+            run.problems.append(f"the figure of {what} could not be drawn: {error}")
+    return drawn
+
+
+def _plan(run: Contents) -> Iterator[tuple[str, Callable[[], Drawing]]]:
+    """The figures that a run has the material for, by what they are of."""
+    if "original" in run.samples:
+        yield "reconstructions", partial(samples.reconstructions, run)
+        yield "masks", partial(samples.masks, run)
+    if "variance" in run.samples:
+        yield "the spectrum", partial(samples.spectrum, run)
+        if "top" in run.samples:
+            yield "parts of the spectrum", partial(samples.spectrum_parts, run)
+    if charts.has_bands(run):
+        yield "R2 by band", partial(charts.band_curves, run)
+    if score := summary.main_score(run, with_classes=True):
+        yield "confusion", partial(charts.confusion, score)
+    if "features" in run.features:
+        yield "the feature map", partial(charts.feature_map, run)
 
 
 def render(
@@ -59,51 +106,54 @@ def render(
     refused: Sequence[str],
     across: Sequence[Drawing],
     chapters: Sequence[Chapter],
-    tables: dict[str, Table],
+    made: dict[str, Table],
 ) -> str:
     """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("pmae.report", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.globals["as_table"] = to_html
-    plates = {drawing.name: _plate(drawing, f"all-{drawing.name}") for drawing in across}
+    environment.globals |= {"as_table": to_html, "as_svg": _svg}
     return environment.get_template("page.html.j2").render(
-        title=", ".join(run.name for run in runs) or "no runs",
+        title=", ".join(run.name for run in runs),
         runs=runs,
         refused=refused,
         verdicts=[summary.verdict(run, runs) for run in runs],
         between=summary.between(runs),
-        bars=[plate for name, plate in plates.items() if name.startswith("accuracy-")],
-        curves=plates.get("learning-curves"),
+        bars=[drawing for drawing in across if drawing.name.startswith("accuracy-")],
+        curves=[drawing for drawing in across if drawing.name == "learning-curves"],
         chapters=chapters,
-        tables=tables,
-        standings=[table for name, table in tables.items() if name.startswith("accuracy-")],
-        metrics=[table for name, table in tables.items() if name.startswith("metrics-")],
+        tables=made,
+        standings=[table for name, table in made.items() if name.startswith("accuracy-")],
+        metrics=[table for name, table in made.items() if name.startswith("metrics-")],
         remarks=_remarks(chapters),
     )
 
 
+def _svg(drawing: Drawing, place: str) -> Markup:
+    return Markup(as_inline_svg(drawing.figure, f"{place}-{drawing.name}", f"{drawing.title}. {drawing.caption}"))
+
+
 def _chapter(run: Contents) -> Chapter:
-    anchor, drawings = file_name(run.name), figures_of(run)
-    plates = [_plate(drawing, f"{anchor}-{drawing.name}") for drawing in drawings]
-    return Chapter(run, anchor, _notes(run), drawings, plates, overview.per_class(run), overview.settings(run))
-
-
-def _plate(drawing: Drawing, name: str) -> Plate:
-    svg = as_inline_svg(drawing.figure, name, f"{drawing.title}. {drawing.caption}")
-    return Plate(drawing.title, drawing.caption, Markup(svg))
+    drawings = figures_of(run)
+    return Chapter(run, file_name(run.name), _notes(run), drawings, tables.class_table(run), tables.settings(run))
 
 
 def _notes(run: Contents) -> list[str]:
     """What a reader of the results must know: about the data, the evaluation and duplicates, each said once."""
     said = [str(note) for note in run.data.get("notes", [])]
-    for suite in run.evaluation.values():
-        data = suite.get("data", {})
-        said += [*data.get("notes", []), *suite.get("notes", [])]
-        said += [note for entry in suite.get("results", []) for note in entry.get("notes", [])]
-        said += [_duplicates(split, found) for split, found in data.get("duplicates", {}).items() if found["count"]]
+    for evaluation in run.evaluations:
+        said += [*evaluation.data.notes, *evaluation.notes]
+        said += [note for score in evaluation.scores for note in score.notes]
+        said += [_duplicates(split, found) for split, found in evaluation.data.duplicates.items() if found.count]
     return list(dict.fromkeys(said))
+
+
+def _duplicates(split: str, found: Duplicates) -> str:
+    named = [f"{pair.held_out} = {pair.train}" for pair in found.pairs[:3]]
+    example = f", for example {', '.join(named)}" if named else ""
+    images = "1 image" if found.count == 1 else f"{found.count} images"
+    return f"{images} of {split} can be found byte for byte in the training part as well{example}"
 
 
 def _remarks(chapters: Sequence[Chapter]) -> list[tuple[str, list[str], bool]]:
@@ -116,42 +166,27 @@ def _remarks(chapters: Sequence[Chapter]) -> list[tuple[str, list[str], bool]]:
     ]
 
 
-def _duplicates(split: str, found: dict[str, object]) -> str:
-    pairs = found.get("pairs")
-    named = [f"{pair['held_out']} = {pair['train']}" for pair in pairs[:3]] if isinstance(pairs, list) else []
-    example = f", for example {', '.join(named)}" if named else ""
-    images = "1 image" if found["count"] == 1 else f"{found['count']} images"
-    return f"{images} of {split} can be found byte for byte in the training part as well{example}"
-
-
 def _tables(runs: Sequence[Contents]) -> dict[str, Table]:
-    splits = splits_of(runs)
-    made = [overview.data_and_method(runs), overview.differing_settings(runs)]
-    made += [make(runs, split) for make in (overview.standings, overview.all_metrics) for split in splits]
-    made += [overview.cost(runs), overview.environment(runs)]
+    made = [tables.runs_table(runs), tables.settings_table(runs)]
+    made += [make(runs, split) for make in (tables.accuracy_table, tables.metrics_table) for split in splits_of(runs)]
+    made += [tables.cost_table(runs), tables.environment_table(runs)]
     return {table.name: table for table in made}
 
 
-def _write_beside(
-    folder: Path, across: Sequence[Drawing], chapters: Sequence[Chapter], tables: dict[str, Table]
-) -> None:
+def _write_beside(folder: Path, across: Sequence[Drawing], chapters: Sequence[Chapter], made: dict[str, Table]) -> None:
     """CSV and Markdown of the tables, PNG and SVG of the figures; names begin with the run where there are several."""
-    named = {table.name: table for table in tables.values() if table.rows}
+    named = {table.name: table for table in made.values() if table.rows}
     drawings = {drawing.name: drawing for drawing in across}
     for chapter in chapters:
         start = f"{chapter.anchor}-" if len(chapters) > 1 else ""
         drawings |= {f"{start}{drawing.name}": drawing for drawing in chapter.drawings}
         named |= {f"{start}{chapter.classes.name}": chapter.classes} if chapter.classes else {}
     for name, table in named.items():
-        _write_text(folder / f"{name}.csv", to_csv(table))
-        _write_text(folder / f"{name}.md", to_markdown(table))
+        write_text(folder / f"{name}.csv", to_csv(table))
+        write_text(folder / f"{name}.md", to_markdown(table))
     for name, drawing in drawings.items():
         for kind in ("png", "svg"):
             save_drawing(drawing, folder / f"{name}.{kind}")
-
-
-def _write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _make_folder(path: Path) -> None:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from pmae.config import Config
-from pmae.report.scores import Score
+from pmae.results import Score
 
 
 @functools.cache
@@ -53,8 +53,8 @@ def for_score(score: Score, config: Config) -> tuple[float, str] | None:
 
 
 def _method(score: Score, config: Config) -> str:
-    """Which published row is the nearest: the method from the label, the kind of ratio and loss from the settings."""
-    is_mae = score.label.startswith("mae")
+    """Which published row is the nearest: the method from the score, the kind of ratio and loss from the settings."""
+    is_mae = score.method == "mae"
     if config.masking.ratio_schedule == "uniform":
         kind = "random"
     else:

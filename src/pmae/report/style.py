@@ -1,4 +1,4 @@
-"""How figures look: one palette and type size for all; and their bytes, as files or as SVG in the colours of a page.
+"""The look of all figures (palette, type, sizes), and figures as files or as SVG in the colours of a page.
 
 matplotlib is imported where it is used, never through pyplot, and its settings are changed only inside `styled`.
 """
@@ -9,7 +9,12 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from pmae.runs import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,11 +25,13 @@ R = TypeVar("R")
 
 WIDTH = 4.1
 """Inches: at 9 points the text is still 10 pixels high where a phone shrinks the figure to its width."""
-INK, FAINT = "#22262b", "#d4d8dd"
-NEUTRAL = "#87919c"
+INK, FAINT, NEUTRAL = "#22262b", "#d4d8dd", "#87919c"
 PALETTE = ("#0a7fc0", "#e08a00", "#0a9c78", "#d2521a", "#c2649a", "#7a6fd0", "#4fb0e0", "#a8891c")
-"""Okabe and Ito's hues, which the common kinds of colour blindness keep apart, moved to show on white and on black."""
+"""After Okabe and Ito, moved to show on white and on black; dashes and markers tell apart what hues alone may not."""
 DASHES = ("-", "--", "-.", ":")
+MARKERS = "os^DvPX*"
+STRIP = 600
+"""Slices of a bar of variance."""
 FONTS = "'DejaVu Sans', Verdana, system-ui, sans-serif"
 SETTINGS: Any = {
     "font.family": ["DejaVu Sans"],
@@ -98,6 +105,43 @@ def color(position: int) -> str:
 def dash(position: int) -> str:
     """A line style that changes when the colours begin again."""
     return DASHES[position // len(PALETTE) % len(DASHES)]
+
+
+def marker(position: int) -> str:
+    """The shapes of points in turn."""
+    return MARKERS[position % len(MARKERS)]
+
+
+def minus(text: str) -> str:
+    """Text with the sign for minus in place of hyphens."""
+    return text.replace("-", "−")
+
+
+def plain_log_ticks(*axes: "Axes") -> None:
+    """Write the powers of ten along x as whole numbers."""
+    for one in axes:
+        one.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def variance_bar(axes: "Axes", share: np.ndarray, marked: np.ndarray, middle: float, half: float) -> None:
+    """A bar of all variance from 0 to 100%, the largest share first, where what is marked has the first colour.
+
+    Where components are narrower than a slice of the bar, the colour is as strong as they are many.
+    """
+    ends, taken = (np.concatenate([[0.0], values.cumsum()]) for values in (share, share * marked))
+    filled = np.diff(np.interp(np.linspace(0, ends[-1], STRIP + 1), ends, taken)) * STRIP / ends[-1]
+    rgb = [int(PALETTE[0][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    bar = np.broadcast_to([*rgb, 0.0], (1, STRIP, 4)).copy()
+    bar[0, :, 3] = filled.clip(0, 1)
+    axes.barh(middle, 100, height=2 * half, color=FAINT, linewidth=0)
+    axes.imshow(bar, extent=(0, 100, middle + half, middle - half), aspect="auto", interpolation="none", zorder=3)
+
+
+def save_drawing(drawing: Drawing, path: Path) -> Path:
+    """Write one figure, whole or not at all, in the format that the file's suffix names."""
+    content = as_bytes(drawing.figure, path.suffix.removeprefix("."))
+    write_whole(path, lambda temporary: temporary.write_bytes(content))
+    return path
 
 
 @styled

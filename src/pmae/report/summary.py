@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pmae.report.contents import Contents
-from pmae.report.scores import Score, pretrained, primary
+from pmae.report.style import minus
+from pmae.results import Score, pretrained, primary
 
-FROZEN = ("linear", "knn", "mlp")
-ARTICLES = {"linear": "a linear probe", "mlp": "an MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
+PROBES = {"linear": "a linear probe", "knn": "k-NN", "mlp": "an MLP probe", "finetune": "fine-tuning"}
+"""How a sentence calls each protocol; the first that was evaluated stands for a run."""
 RIVALS = ("random weights", "raw pixels", "pca features")
 BASELINES = (*RIVALS, "from scratch")
 SPOKEN = {
@@ -39,14 +40,48 @@ def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
     more = [*_finetuning(run), *_training_words(run)]
     if lenders:
         more.append(f"Baselines are those evaluated with {_listed(lenders)}.")
-    if score is None or score.accuracy.value is None:
+    if score is None:
         words = "Nothing was evaluated with labels, so this page cannot say whether pretraining helped."
         tip = "Evaluate the run together with its baselines (random weights, raw pixels, PCA features) to find out."
         return Verdict(run.name, "open", "No evidence yet", [words, tip], [], more)
     rivals = [rival for rival in primary(run.scores) if rival.label in RIVALS and _comparable(score, rival)]
+    twins = [s for s in primary(pretrained(run.scores)) if s.label != score.label and _comparable(score, s)]
     kind, headline = _judge(score, rivals)
-    compared = [f"{_against(score, rival)}." for rival in rivals] + _twins(run, score)
+    compared = [f"{compare(score, other, SPOKEN.get(other.label, other.label))}." for other in (*rivals, *twins)]
     return Verdict(run.name, kind, headline, [_evidence(score)], compared, [*_limits(score, rivals), *more])
+
+
+def main_score(run: Contents, with_classes: bool = False) -> Score | None:
+    """The score that stands for the run: its own method first, then test, the linear probe, and frozen encoders.
+
+    `with_classes`: only one that tells which classes are taken for which.
+    """
+    order, own = list(PROBES), run.method.lower()
+    found = [s for s in primary(pretrained(run.scores)) if s.protocol in order and s.accuracy.value is not None]
+    found = [s for s in found if s.confusion or not with_classes]
+    trained_on = run.data.get("name")
+    found.sort(key=lambda s: (s.method != own, s.data != trained_on, s.split != "test", order.index(s.protocol)))
+    return found[0] if found else None
+
+
+def compare(score: Score, rival: Score, name: str) -> str:
+    """How many points lie between a score and that of a named rival, and whether their intervals overlap."""
+    points = _points(score, rival)
+    distance = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than" if points else "as much as"
+    overlaps = score.accuracy.overlaps(rival.accuracy)
+    overlap = "the intervals overlap, so this may be chance" if overlaps else "the intervals do not overlap"
+    return f"{distance} {name} ({rival.accuracy.value:.1f}%): {overlap}"
+
+
+def between(runs: Sequence[Contents]) -> list[str]:
+    """The first run against each of the others, where both were evaluated in the same way."""
+    scored = [(run, score) for run in runs if (score := main_score(run)) is not None]
+    said = []
+    for run, score in scored[1:]:
+        first, best = scored[0]
+        if _comparable(best, score):
+            said.append(f"{first.name} ({best.label}) gets {compare(best, score, f'{run.name} ({score.label})')}.")
+    return said
 
 
 def _borrowed(run: Contents, others: Sequence[Contents]) -> tuple[list[Score], list[str]]:
@@ -62,38 +97,6 @@ def _borrowed(run: Contents, others: Sequence[Contents]) -> tuple[list[Score], l
     return found, lenders
 
 
-def compare(score: Score, rival: Score, name: str) -> str:
-    """How many points lie between a score and that of a named rival, and whether their intervals overlap."""
-    points = _points(score, rival)
-    distance = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than" if points else "as much as"
-    overlaps = score.accuracy.overlaps(rival.accuracy)
-    overlap = "the intervals overlap, so this may be chance" if overlaps else "the intervals do not overlap"
-    return f"{distance} {name} ({rival.accuracy.value:.1f}%): {overlap}"
-
-
-def main_score(run: Contents) -> Score | None:
-    """The score that stands for the run: its own method first, then test, the linear probe, and frozen encoders."""
-    order, own = [*FROZEN, "finetune"], run.method.lower()
-    found = [s for s in primary(pretrained(run.scores)) if s.protocol in order and s.accuracy.value is not None]
-    found.sort(key=lambda s: (not s.label.startswith(own), s.split != "test", order.index(s.protocol)))
-    return found[0] if found else None
-
-
-def between(runs: Sequence[Contents]) -> list[str]:
-    """The first run against each of the others, where both were evaluated in the same way."""
-    scored = [(run, score) for run in runs if (score := main_score(run)) is not None]
-    said = []
-    for run, score in scored[1:]:
-        first, best = scored[0]
-        if _comparable(best, score):
-            said.append(f"{first.name} ({best.label}) gets {compare(best, score, f'{run.name} ({score.label})')}.")
-    return said
-
-
-def _against(score: Score, rival: Score) -> str:
-    return compare(score, rival, SPOKEN.get(rival.label, rival.label))
-
-
 def _comparable(score: Score, rival: Score) -> bool:
     alike = all(getattr(score, key) == getattr(rival, key) for key in ("protocol", "split", "preset", "data", "images"))
     return alike and rival.accuracy.value is not None
@@ -105,25 +108,21 @@ def _points(score: Score, rival: Score) -> float:
 
 
 def _judge(score: Score, rivals: Sequence[Score]) -> tuple[str, str]:
-    names = [_plain(rival) for rival in rivals]
+    """Yes, no or open, and why in a line: what of the rivals is beaten, and what by more than the intervals."""
     if not rivals:
         return "open", "No evidence yet: nothing to compare with was evaluated"
     beaten = [rival for rival in rivals if _points(score, rival) > 0]
-    clearly = [rival for rival in beaten if not score.accuracy.overlaps(rival.accuracy)]
+    close = [rival for rival in beaten if score.accuracy.overlaps(rival.accuracy)]
     if not beaten:
-        return "no", f"No: pretraining did not beat {_listed(names, 'or')}"
+        return "no", f"No: pretraining did not beat {_names(rivals, 'or')}"
     if len(beaten) < len(rivals):
-        others = _listed([_plain(rival) for rival in rivals if rival not in beaten])
-        return "no", f"Not convincingly: ahead of {_listed([_plain(r) for r in beaten])}, but not of {others}"
-    if len(clearly) < len(rivals):
-        close = _listed([_plain(rival) for rival in rivals if rival not in clearly]) if clearly else "each of them"
-        return (
-            "open",
-            f"{'Probably' if clearly else 'Unclear'}: ahead of {_listed(names)}, but within the error of {close}",
-        )
-    if len(rivals) < len(RIVALS):
-        missing = _listed([name for name in RIVALS if name not in {rival.label for rival in rivals}])
-        return "open", f"So far yes: clearly better than {_listed(names)}; {missing} not evaluated"
+        ahead = [rival for rival in rivals if rival not in beaten]
+        return "no", f"Not convincingly: ahead of {_names(beaten)}, but not of {_names(ahead)}"
+    if close:
+        how, which = ("Unclear", "each of them") if len(close) == len(rivals) else ("Probably", _names(close))
+        return "open", f"{how}: ahead of {_names(rivals)}, but within the error of {which}"
+    if missing := _missing(rivals):
+        return "open", f"So far yes: clearly better than {_names(rivals)}; {_listed(missing)} not evaluated"
     return "yes", "Yes: pretraining helped"
 
 
@@ -132,14 +131,13 @@ def _evidence(score: Score) -> str:
     known = interval.low is not None and interval.high is not None
     bounds = f" (95% interval {interval.low:.1f} to {interval.high:.1f})" if known else ""
     where = f"{score.images:,} images of the {score.split} split of {score.data}"
-    return f"On {where}, {ARTICLES[score.protocol]} on {score.representation} gets {interval.value:.1f}% right{bounds}."
+    return f"On {where}, {PROBES[score.protocol]} on {score.representation} gets {interval.value:.1f}% right{bounds}."
 
 
 def _limits(score: Score, rivals: Sequence[Score]) -> list[str]:
     """What the comparison does not cover."""
     found = []
-    missing = [name for name in RIVALS if name not in {rival.label for rival in rivals}]
-    if missing:
+    if missing := _missing(rivals):
         found.append(f"Not compared, because not evaluated in the same way: {_listed(missing)}.")
     low = score.accuracy.low
     if score.chance is not None and low is not None and low <= score.chance:
@@ -147,27 +145,18 @@ def _limits(score: Score, rivals: Sequence[Score]) -> list[str]:
     return found
 
 
-def _twins(run: Contents, score: Score) -> list[str]:
-    """Other pretrained encoders evaluated with the run, such as its MAE twin."""
-    others = [s for s in primary(pretrained(run.scores)) if s.label != score.label and _comparable(score, s)]
-    return [f"{compare(score, other, other.label)}." for other in others]
-
-
 def _finetuning(run: Contents) -> list[str]:
     """Fine-tuning against training the same network from scratch."""
-    scores = run.scores
-    tuned = [
-        s
-        for s in pretrained(scores)
-        if s.label.startswith(run.method.lower()) and s.protocol == "finetune" and s.accuracy.value is not None
-    ]
-    for score in sorted(tuned, key=lambda s: s.split != "test")[:1]:
-        rivals = [s for s in scores if s.label == "from scratch" and _comparable(score, s)]
-        start = f"Fine-tuned, it gets {score.accuracy.value:.1f}% right on {score.split}"
-        if not rivals:
-            return [f"{start}; training from scratch was not evaluated."]
-        return [f"{start}: {_against(score, rivals[0])}."]
-    return []
+    own = [s for s in pretrained(run.scores) if s.method == run.method.lower() and s.accuracy.value is not None]
+    tuned = sorted((s for s in own if s.protocol == "finetune"), key=lambda s: s.split != "test")
+    if not tuned:
+        return []
+    score = tuned[0]
+    rivals = [s for s in run.scores if s.label == "from scratch" and _comparable(score, s)]
+    start = f"Fine-tuned, it gets {score.accuracy.value:.1f}% right on {score.split}"
+    if not rivals:
+        return [f"{start}; training from scratch was not evaluated."]
+    return [f"{start}: {compare(score, rivals[0], SPOKEN['from scratch'])}."]
 
 
 def _training_words(run: Contents) -> list[str]:
@@ -176,13 +165,17 @@ def _training_words(run: Contents) -> list[str]:
     if last is None:
         return ["How much of the hidden part is predicted on held-out images was not measured."]
     if last <= 0:
-        shown = f"R² {last:.2f}".replace("-", "−")
+        shown = minus(f"R² {last:.1%}")
         return [f"The model predicts hidden parts no better than their mean ({shown}): it has not learned the task."]
-    return [f"It predicts {last:.0%} of the hidden variance of {run.measured_on} (R² {last:.2f})."]
+    return [f"It predicts {last:.1%} of the hidden variance of {run.measured_on} (R²)."]
 
 
-def _plain(rival: Score) -> str:
-    return rival.label.replace("pca", "PCA")
+def _missing(rivals: Sequence[Score]) -> list[str]:
+    return [name for name in RIVALS if name not in {rival.label for rival in rivals}]
+
+
+def _names(scores: Sequence[Score], word: str = "and") -> str:
+    return _listed([score.label.replace("pca", "PCA") for score in scores], word)
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:

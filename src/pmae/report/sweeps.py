@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pmae.report.charts import save_drawing
-from pmae.report.style import PALETTE, Drawing, color, panels, short, styled
+from pmae.report.style import PALETTE, Drawing, color, panels, save_drawing, short, styled
 from pmae.report.tables import Cell, Table, to_csv, to_markdown
 from pmae.runs import Run, disk_errors, write_text
 

@@ -1,15 +1,23 @@
-"""Tables as plain data, and their CSV, Markdown and HTML."""
+"""The tables of a report as plain data, and any table as CSV, Markdown or HTML."""
 
 import csv
 import html
 import io
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
-from pmae.report.scores import Interval
+from pmae.config_file import to_dict
+from pmae.report.contents import Contents
+from pmae.report.lineup import lineup
+from pmae.report.published import for_score, source
+from pmae.report.style import minus
+from pmae.report.summary import main_score
+from pmae.results import METRICS, PROTOCOLS, Interval, Score
 
 Cell = str | int | float | Interval | None
 NOTHING = "–"
@@ -26,32 +34,181 @@ class Table:
     note: str = ""
 
 
+def runs_table(runs: Sequence[Contents]) -> Table:
+    """One row a run: which images, which method, which encoder, how long."""
+    rows: list[list[Cell]] = []
+    for run in runs:
+        data, config = run.data, run.config
+        counts = ", ".join(f"{count:,} {split}" for split, count in data.get("counts", {}).items())
+        shape = f"{' × '.join(map(str, data.get('shape', ())))} {data.get('dtype', '')}"
+        encoder = f"{config.encoder.name}, patch {config.encoder.patch_size}"
+        state = "finished" if run.finished else f"stopped at epoch {run.epoch:.4g}"
+        rows.append([run.name, str(data.get("name", "")), counts, shape, run.method, hidden(run), encoder])
+        rows[-1] += [config.train.epochs, config.train.batch_size, state]
+    header = ("run", "data", "images", "shape", "method", "hidden (achieved)", "encoder", "epochs", "batch", "state")
+    return Table("runs", "What was run", header, rows)
+
+
+def hidden(run: Contents) -> str:
+    """How much was to be hidden and, where that was logged, how much of it masks of whole components achieved."""
+    masking, is_mae = run.config.masking, run.method == "MAE"
+    what, ratio = ("patches", masking.masked_patches) if is_mae else ("variance", masking.masked_variance)
+    asked = f"{(0.75 if is_mae else 0.2) if ratio is None else ratio:.0%}"
+    if masking.ratio_schedule == "uniform":
+        asked = " to ".join(f"{end:.0%}" for end in masking.ratio_range)
+    shares = [line["masked_share"] for line in run.training if line.get("masked_share") is not None]
+    achieved = f" ({statistics.fmean(shares):.1%})" if shares else ""
+    return f"{asked} of {what}{achieved}"
+
+
+def settings_table(runs: Sequence[Contents]) -> Table:
+    """The settings in which the runs differ, one column a run."""
+    flat = [settings(run) for run in runs]
+    keys = [key for key in flat[0] if len({one[key] for one in flat}) > 1] if flat else []
+    rows = [[key, *(one[key] for one in flat)] for key in keys]
+    return Table("settings-that-differ", "Settings that differ", ["setting", *(run.name for run in runs)], rows)
+
+
+def settings(run: Contents) -> dict[str, str]:
+    """Every setting of a run by its dotted name."""
+    nested = to_dict(run.config)
+    return {f"{room}.{key}": _plain(value) for room, values in nested.items() for key, value in values.items()}
+
+
+def accuracy_table(runs: Sequence[Contents], split: str) -> Table:
+    """Accuracy by representation and protocol, with the paper's rows below."""
+    every = lineup(runs, split)
+    protocols = [name for name in PROTOCOLS if any(entrant.score.protocol == name for entrant in every)]
+    found: dict[str, dict[str, Cell]] = {}
+    for entrant in every:
+        found.setdefault(entrant.name, {})[entrant.score.protocol] = entrant.score.accuracy
+    papers = [(e.score.protocol, *paper) for e in every if (paper := for_score(e.score, e.run.config))]
+    for protocol, value, method in papers:
+        found.setdefault(f"published: {method}", {})[protocol] = value
+    rows: list[list[Cell]] = [[name, *(cells.get(p) for p in protocols)] for name, cells in found.items()]
+    note = _accuracy_note([entrant.score for entrant in every], split, bool(papers))
+    header = ["accuracy %", *(PROTOCOLS[protocol] for protocol in protocols)]
+    return Table(f"accuracy-{split}", f"Accuracy on {split}", header, rows, note)
+
+
+def metrics_table(runs: Sequence[Contents], split: str) -> Table:
+    """Every evaluated representation, epoch and metric with its interval, and the paper's accuracy if there is one."""
+    found = [(run, score) for run in runs for score in run.scores if score.split == split]
+    found.sort(key=lambda pair: list(PROTOCOLS).index(pair[1].protocol) if pair[1].protocol in PROTOCOLS else 9)
+    papers = [for_score(score, run.config) for run, score in found]
+    header = ["representation", "pooling", "protocol", *METRICS.values(), "seeds", "± between seeds"]
+    rows: list[list[Cell]] = []
+    for _, score in found:
+        named = [score.label, score.pooling_name, PROTOCOLS.get(score.protocol, score.protocol)]
+        rows.append([*named, *(score.percent(name) for name in METRICS), score.seeds, score.accuracy.std])
+    extra: dict[str, list[Cell]] = {}
+    if len(runs) > 1:
+        extra["run"] = [run.name for run, _ in found]
+    if len({score.preset for _, score in found}) > 1:
+        extra["preset"] = [score.preset for _, score in found]
+    if any(papers):
+        extra |= {"paper": [p and p[0] for p in papers], "paper's method": [p and p[1] for p in papers]}
+    rows = [[*row, *(column[i] for column in extra.values())] for i, row in enumerate(rows)]
+    note = _accuracy_note([score for _, score in found], split, any(papers))
+    return Table(f"metrics-{split}", f"All metrics on {split}", [*header, *extra], rows, note)
+
+
+def class_table(run: Contents) -> Table | None:
+    """Precision and recall of each class for the run's main score."""
+    score = main_score(run, with_classes=True)
+    if score is None:
+        return None
+    rows: list[list[Cell]] = []
+    for row in score.per_class:
+        shares = [None if share is None else 100 * share for share in (row.precision, row.recall)]
+        rows.append([row.name, *shares, row.support])
+    note = f"From {PROTOCOLS[score.protocol]} on {score.representation}, {score.split}."
+    return Table("classes", "Per class", ("class", "precision %", "recall %", "images"), rows, note)
+
+
+def cost_table(runs: Sequence[Contents]) -> Table:
+    """What pretraining and evaluation took."""
+    rows: list[list[Cell]] = []
+    for run in runs:
+        steps = int(run.training[-1]["step"]) if run.training else 0
+        speed = round(statistics.median(s["images_per_second"] for s in run.training)) if run.training else None
+        evaluated = sum(sum(evaluation.seconds.values()) for evaluation in run.evaluations) or None
+        seen, device = steps * (run.config.train.batch_size or 0), str(run.environment.get("device", ""))
+        rows.append([run.name, steps, seen, speed, training_seconds(run), evaluated, device])
+    header = ("run", "steps", "images seen", "images/s", "pretraining, s", "evaluation, s", "device")
+    note = "Images/s is the median over the log lines; time is that of the steps, without start-up and measurements."
+    return Table("cost", "Speed and cost", header, rows, note)
+
+
+def training_seconds(run: Contents) -> float:
+    """Time spent in training steps, pauses and resumptions not counted, from the speed of each stretch of steps."""
+    before, total = 0, 0.0
+    for line in run.training:
+        images = (line["step"] - before) * (run.config.train.batch_size or 0)
+        total, before = total + images / max(line["images_per_second"], 1e-9), line["step"]
+    return total
+
+
+def environment_table(runs: Sequence[Contents]) -> Table:
+    """Machine and versions, one column a run."""
+    known = ("device", "system", "python", "commit")
+    flat = [
+        {key: str(run.environment[key]) for key in known if key in run.environment}
+        | {name: str(version) for name, version in dict(run.environment.get("packages", {})).items()}
+        for run in runs
+    ]
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    rows = [[key, *(one.get(key, "") for one in flat)] for key in keys]
+    return Table("environment", "Environment", ["", *(run.name for run in runs)], rows)
+
+
+def _accuracy_note(scores: Sequence[Score], split: str, with_paper: bool) -> str:
+    """How many images, by what preset, and where published numbers are from."""
+    images = " or ".join(f"{count:,}" for count in sorted({score.images for score in scores}))
+    presets = ", ".join(sorted({score.preset for score in scores}))
+    note = f"Percent, with 95% bootstrap intervals over the {images} images of {split}; preset {presets}."
+    levels = sorted({score.chance for score in scores if score.chance is not None})
+    if levels:
+        note += f" Always answering the commonest class: {' or '.join(f'{level:.1f}' for level in levels)}."
+    return f"{note} {source()}" if with_paper else note
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else "not set" if value is None else str(value)
+
+
 def to_csv(table: Table) -> str:
     """Full numbers; a column with intervals becomes three, the bounds beside the value."""
     wide = [any(isinstance(row[j], Interval) for row in table.rows) for j in range(len(table.header))]
+    bounds = [("", " low", " high") if is_wide else ("",) for is_wide in wide]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    columns = zip(table.header, wide, strict=True)
-    writer.writerow([text for name, is_wide in columns for text in _bounds(name, is_wide)])
+    writer.writerow([inert(name) + end for name, ends in zip(table.header, bounds, strict=True) for end in ends])
     for row in table.rows:
         writer.writerow([value for cell, is_wide in zip(row, wide, strict=True) for value in _numbers(cell, is_wide)])
     return buffer.getvalue()
 
 
+def inert(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe in front."""
+    text = text.replace("\r", " ")
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and not _is_number(text) else text
+
+
 def to_markdown(table: Table) -> str:
     """A heading, a pipe table and the note."""
-    lines = [f"### {_in_line(table.title)}", "", _pipes(table.header)]
+    lines = [f"### {in_line(table.title)}", "", _pipes(table.header)]
     lines.append("|" + "|".join("---:" if number else "---" for number in _numeric(table)) + "|")
     lines += [_pipes([shown(cell) for cell in row]) for row in table.rows]
-    return "\n".join([*lines, *(["", _in_line(table.note)] if table.note else []), ""])
+    return "\n".join([*lines, *(["", in_line(table.note)] if table.note else []), ""])
 
 
 def to_html(table: Table) -> Markup:
     """A <table> in a box that scrolls on its own where the screen is narrower; every text is escaped."""
-    numeric = _numeric(table)
-    titles = zip(table.header, numeric, strict=True)
-    head = "".join(f'<th scope="col"{_side(number)}>{html.escape(title)}</th>' for title, number in titles)
-    body = "".join(f"<tr>{_html_row(row, numeric)}</tr>" for row in table.rows)
+    side = [' class="number"' if number else "" for number in _numeric(table)]
+    titles = zip(table.header, side, strict=True)
+    head = "".join(f'<th scope="col"{place}>{html.escape(title)}</th>' for title, place in titles)
+    body = "".join(f"<tr>{''.join(map(_html_cell, row, side, range(len(row))))}</tr>" for row in table.rows)
     label = html.escape(table.title, quote=True)
     made = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return Markup(f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{made}</div>')
@@ -60,26 +217,37 @@ def to_html(table: Table) -> Markup:
 def shown(cell: Cell) -> str:
     """A cell for people: one decimal, the interval in brackets, a dash for nothing."""
     if isinstance(cell, Interval):
-        if cell.low is None or cell.high is None:
-            return shown(cell.value)
-        return f"{shown(cell.value)} ({cell.low:.1f}–{cell.high:.1f})"
+        return shown(cell.value) + (f" {_bounds(cell)}" if _bounds(cell) else "")
     if cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell)):
         return NOTHING
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, int):
-        return f"{cell:,}".replace("-", "−")
-    return f"{cell:.1f}".replace("-", "−") if isinstance(cell, float) else cell
+        return minus(f"{cell:,}")
+    return minus(f"{cell:.1f}") if isinstance(cell, float) else cell
 
 
-def _bounds(name: str, is_wide: bool) -> list[str]:
-    return [name, f"{name} low", f"{name} high"] if is_wide else [name]
+def in_line(text: str) -> str:
+    """Text that neither ends a line or a cell of Markdown nor starts a tag."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+
+
+def _bounds(cell: Interval) -> str:
+    return "" if cell.low is None or cell.high is None else f"({cell.low:.1f}–{cell.high:.1f})"
 
 
 def _numbers(cell: Cell, is_wide: bool) -> list[str | int | float | None]:
     if isinstance(cell, Interval):
         return [None if v is None else round(v, 6) for v in (cell.value, cell.low, cell.high)]
-    return [cell, None, None] if is_wide else [cell]
+    plain = inert(cell) if isinstance(cell, str) else cell
+    return [plain, None, None] if is_wide else [plain]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _numeric(table: Table) -> list[bool]:
@@ -89,24 +257,11 @@ def _numeric(table: Table) -> list[bool]:
 
 
 def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(_in_line, cells)) + " |"
+    return "| " + " | ".join(map(in_line, cells)) + " |"
 
 
-def _in_line(text: str) -> str:
-    """Text that neither ends a line or a cell nor starts a tag."""
-    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
-
-
-def _html_row(row: Sequence[Cell], numeric: Sequence[bool]) -> str:
-    return "".join(_html_cell(cell, numeric[j], first=j == 0) for j, cell in enumerate(row))
-
-
-def _html_cell(cell: Cell, numeric: bool, first: bool) -> str:
+def _html_cell(cell: Cell, place: str, column: int) -> str:
     text = html.escape(shown(cell))
-    if isinstance(cell, Interval) and cell.low is not None and cell.high is not None:
-        text = f"{shown(cell.value)} <small>({cell.low:.1f}–{cell.high:.1f})</small>"
-    return f'<th scope="row">{text}</th>' if first else f"<td{_side(numeric)}>{text}</td>"
-
-
-def _side(numeric: bool) -> str:
-    return ' class="number"' if numeric else ""
+    if isinstance(cell, Interval) and _bounds(cell):
+        text = f"{shown(cell.value)} <small>{_bounds(cell)}</small>"
+    return f"<td{place}>{text}</td>" if column else f'<th scope="row">{text}</th>'

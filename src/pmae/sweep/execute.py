@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pmae.config import Config
-from pmae.data.sets import load, tinyimagenet_folder
+from pmae.data.sets import read_chunks, tinyimagenet_folder
 from pmae.errors import Interrupted, UserError, require
 from pmae.runs import Run
 from pmae.sweep.find import RunIndex, RunSpec
@@ -176,7 +176,7 @@ def check_data(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = Fal
     missing = [spec for spec in specs if index.first(spec.config, any_length=any_length) is None]
     for data in dict.fromkeys(spec.config.data for spec in missing):
         if tinyimagenet_folder(data) is None:  # a hundred thousand files: that they are there is enough
-            load(data, on_demand=True)
+            read_chunks(data, size=1)
 
 
 def _far_enough(stage: Stage, folder: Path, index: RunIndex) -> Run | None:

@@ -1,6 +1,7 @@
 """Runs with the scores that a table needs: which of them results.json has, and training and evaluating the rest."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,8 @@ from pathlib import Path
 from pmae import api
 from pmae.config import replace
 from pmae.errors import require, unknown_name
-from pmae.evaluate.protocols import PROTOCOLS, Protocols, only, preset
-from pmae.report.scores import Score, primary, scores_of
+from pmae.evaluate.protocols import Protocols, only, preset
+from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run
 from pmae.sweep.execute import InOrder, run_all
 from pmae.sweep.find import RunIndex, RunSpec
@@ -126,17 +127,24 @@ class Requirements:
 
 def unscored(run: Run, protocols: Protocols, epochs: Sequence[int]) -> list[str]:
     """The protocols of a set that a run has not been scored by at one of these epochs."""
-    found = {kind: own_scores(run, kind, protocols.name) for kind in api.kinds(protocols)}
+    found = {kind: own_scores(run, kind, protocols.name) for kind in protocols.kinds}
     scored = {kind: {score.epoch for score in scores} for kind, scores in found.items()}
     return [kind for kind, known in scored.items() if not known.issuperset(epochs)]
 
 
 def own_scores(run: Run, protocol: str, preset: str, split: str = "test", pooling: str = "cls") -> list[Score]:
     """The scores of a run's encoder on its own data, one an epoch; of another pooling where it has not this one."""
+    file = run.path / "results.json"
+    found = _own_scores(run.path, pooling, file.stat().st_mtime_ns) if file.exists() else []
+    return [s for s in found if (s.protocol, s.preset, s.split) == (protocol, preset, split)]
+
+
+@functools.lru_cache(maxsize=1000)
+def _own_scores(path: Path, pooling: str, changed: int) -> list[Score]:
+    """Read again when results.json has changed: a table asks for every cell by itself."""
+    run = Run(path)
     name = run.environment["data"]["name"]
-    found = [s for s in scores_of(run.results.get("evaluation", {})) if not s.is_baseline and s.data == name]
-    order = sorted(SHOWN, key=lambda other: other != pooling)
-    return [s for s in primary(found, order) if (s.protocol, s.preset, s.split) == (protocol, preset, split)]
+    return primary([s for s in scores_of(run.evaluations) if not s.is_baseline and s.data == name], pooling)
 
 
 GetRuns = Callable[[Sequence[RunSpec], Requirements | None], list[Run | None]]

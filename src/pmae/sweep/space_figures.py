@@ -15,10 +15,9 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import as_tensor, with_held_out
 from pmae.errors import require
-from pmae.report.charts import plain_log_ticks
-from pmae.report.galleries import gallery, hidden_pixels
-from pmae.report.pictures import Array, View, view_of
-from pmae.report.style import Drawing, color, dash, panels, styled
+from pmae.report.pictures import Array, View, gallery, view_of
+from pmae.report.samples import hidden_pixels
+from pmae.report.style import Drawing, color, dash, panels, plain_log_ticks, styled
 from pmae.report.sweeps import Page
 from pmae.report.tables import Cell, Table
 from pmae.spaces import Space, build_space
@@ -30,7 +29,6 @@ SEED = 0
 """Of the masks and of the draws of bands."""
 SEEN = 64
 """Held-out images from which the range of colours is taken."""
-
 PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "low": (0.95, 1.01)}
 """The shares of cumulated variance between which basis images are taken."""
 EACH = 3
@@ -41,8 +39,8 @@ MARGIN = 0.9
 
 
 @dataclass(frozen=True)
-class Portrait:
-    """What a fitted space shows of itself."""
+class FittedSpace:
+    """A fitted space and what it shows: its spectrum, images of its components, and one image under its masks."""
 
     space: str
     """Its name with its settings."""
@@ -51,9 +49,9 @@ class Portrait:
     seconds: float
     """The fit took."""
     share: Array
-    """(units,) of the variance, largest first, of what is hidden as one."""
+    """(groups,) of the variance, largest first, that each mask group holds."""
     basis: Array
-    """(`EACH` for each of `PARTS`, C, H, W) images of single units; NaN where a part has fewer."""
+    """(`EACH` for each of `PARTS`, C, H, W) images of single mask groups; NaN where a part has fewer."""
     ratios: tuple[float, ...]
     visible: Array
     """(ratios, C, H, W) one image in the units of the data without its hidden part."""
@@ -82,7 +80,7 @@ def figures_page(grid: SpaceGrid, images: int | None = None, picture: int = 0) -
     """
     configs = {space: grid.config(space) for space in grid.spaces}
     scene = _scene(grid, images, picture)
-    made = [one for space, config in configs.items() if (one := _portrait(grid, space, config, scene)) is not None]
+    made = [one for space, config in configs.items() if (one := _fitted_space(grid, space, config, scene)) is not None]
     require(bool(made), "spaces", "at least one that is fitted and not learned", grid.spaces)
     learned = [space for space in grid.spaces if space not in {one.space for one in made}]
     said = scene.said + "".join(f" Not shown: {space}, which begins as PCA." for space in learned)
@@ -111,7 +109,7 @@ def _scene(grid: SpaceGrid, images: int | None, picture: int) -> Scene:
 
 
 @torch.no_grad()
-def _portrait(grid: SpaceGrid, space: str, config: Config, scene: Scene) -> Portrait | None:
+def _fitted_space(grid: SpaceGrid, space: str, config: Config, scene: Scene) -> FittedSpace | None:
     """A space fitted and shown; None if it learns, as without training there is nothing of its own to see."""
     made = build_space(config.space, grid.shape).to(scene.image.device)
     if made.learns:
@@ -123,7 +121,7 @@ def _portrait(grid: SpaceGrid, space: str, config: Config, scene: Scene) -> Port
     seen = torch.cat(
         [_without_patches(x, ratio, patch) if is_mae(space) else _visible(made, x, ratio) for ratio in ratios]
     )
-    return Portrait(
+    return FittedSpace(
         space,
         space_label(space),
         seconds,
@@ -163,7 +161,7 @@ def _without_patches(x: Tensor, ratio: float, patch: int) -> Tensor:
 
 
 def _basis(space: Space) -> Tensor:
-    """(`EACH` for each of `PARTS`, C, H, W) what units in each part of the spectrum add to an image; NaN for none."""
+    """(`EACH` for each of `PARTS`, C, H, W) what mask groups of each part add to an image; NaN for none."""
     share, generator = space.mask_group_share, torch.Generator().manual_seed(SEED)
     order = share.argsort(descending=True, stable=True)
     before = space.share_before[order]
@@ -173,16 +171,16 @@ def _basis(space: Space) -> Tensor:
         # The first ones of the top, which hold the most; of the other parts, some spread evenly.
         places = torch.arange(EACH) if low == 0 else (torch.arange(1, EACH + 1) * len(inside)) // (EACH + 1)
         chosen = places[places < len(inside)].unique()
-        images += [_unit_image(space, int(inside[place]), generator) for place in chosen]
+        images += [_group_image(space, int(inside[place]), generator) for place in chosen]
         images += [torch.full_like(space.reconstruct(_nothing(space)), torch.nan)] * (EACH - len(chosen))
     return torch.cat(images)
 
 
-def _unit_image(space: Space, unit: int, generator: torch.Generator) -> Tensor:
-    """(1, C, H, W) what one coefficient adds, or a random draw of those that are hidden as one."""
+def _group_image(space: Space, group: int, generator: torch.Generator) -> Tensor:
+    """(1, C, H, W) what one coefficient adds, or a random draw of those in a mask group."""
     z = _nothing(space)
     groups = space.mask_groups
-    inside = torch.tensor([unit], device=z.device) if groups is None else (groups == unit).nonzero()[:, 0]
+    inside = torch.tensor([group], device=z.device) if groups is None else (groups == group).nonzero()[:, 0]
     # Alone a coefficient is 1, as one that never varies has an image too.
     drawn = torch.randn(len(inside), generator=generator).to(z) * space.variance[inside].sqrt()
     z[0, inside] = drawn if len(inside) > 1 else 1.0
@@ -203,10 +201,10 @@ def _numpy(tensor: Tensor) -> np.ndarray:
     return np.asarray(tensor.double().cpu().numpy())
 
 
-def fit_table(portraits: Sequence[Portrait], note: str) -> Table:
-    """A row a space: how long its fit took, and how few units hold most of the variance."""
+def fit_table(fitted: Sequence[FittedSpace], note: str) -> Table:
+    """A row a space: how long its fit took, and how few mask groups hold most of the variance."""
     rows: list[list[Cell]] = []
-    for one in portraits:
+    for one in fitted:
         total = one.share.cumsum()
         # In float32 the whole may come to a little less than 1.
         counts: list[Cell] = [int((total < mark * total[-1]).sum()) + 1 for mark in MARKS]
@@ -216,9 +214,9 @@ def fit_table(portraits: Sequence[Portrait], note: str) -> Table:
 
 
 @styled
-def basis_figure(portraits: Sequence[Portrait], view: View, said: str) -> Drawing:
-    """A row a space of images of single units: of the top, the middle and the low end of its spectrum."""
-    shown = [one for one in portraits if not one.patches]
+def basis_figure(fitted: Sequence[FittedSpace], view: View, said: str) -> Drawing:
+    """A row a space of images of single mask groups: of the top, the middle and the low end of its spectrum."""
+    shown = [one for one in fitted if not one.patches]
     rows = [_basis_pictures(one.basis, view) for one in shown]
     # A part's name stands over the second of its columns; blanks over the others differ, as names of columns must.
     titles = [list(PARTS)[j // EACH] if j % EACH == 1 else " " * (j + 1) for j in range(len(PARTS) * EACH)]
@@ -234,21 +232,21 @@ def basis_figure(portraits: Sequence[Portrait], view: View, said: str) -> Drawin
 
 
 @styled
-def hidden_figure(portraits: Sequence[Portrait], image: Array, view: View, said: str) -> Drawing:
+def hidden_figure(fitted: Sequence[FittedSpace], image: Array, view: View, said: str) -> Drawing:
     """One image, a row a space: what is left and what is hidden at each ratio."""
     picture = view.pictures(image)
-    rows, count = [], min(len(one.ratios) for one in portraits)
-    for one in portraits:
+    rows, count = [], min(len(one.ratios) for one in fitted)
+    for one in fitted:
         gaps, scale = hidden_pixels(one.hidden), view.scale(one.hidden)
         seen, lost = view.pictures(one.visible), view.differences(one.hidden, scale)
         seen = np.where(gaps, 0.5, seen) if one.patches else seen
         lost = np.where(gaps, picture, 0.5) if one.patches else lost
         rows.append([picture[0], *(each[k] for k in range(count) for each in (seen, lost))])
-    shares = portraits[0].ratios[:count]
+    shares = fitted[0].ratios[:count]
     titles = ["image", *(f"{share:.0%}\n{kind}" for share in shares for kind in ("visible", "hidden"))]
     columns = {title: np.stack([row[j] for row in rows]) for j, title in enumerate(titles)}
-    usual = portraits[0].ratios
-    labels = [one.label + ("" if one.ratios == usual else f" {_shares(one.ratios)}") for one in portraits]
+    usual = fitted[0].ratios
+    labels = [one.label + ("" if one.ratios == usual else f" {_shares(one.ratios)}") for one in fitted]
     figure, _ = gallery(columns, labels, margin=MARGIN)
     caption = (
         "What the encoder sees and what it must predict, one draw at each share of the variance. Hidden parts are "
@@ -259,15 +257,15 @@ def hidden_figure(portraits: Sequence[Portrait], image: Array, view: View, said:
 
 
 @styled
-def spectra_figure(portraits: Sequence[Portrait], said: str) -> Drawing:
-    """Cumulated share of the variance against the units of all spaces, the largest first."""
+def spectra_figure(fitted: Sequence[FittedSpace], said: str) -> Drawing:
+    """Cumulated share of the variance against the mask groups of all spaces, the largest first."""
     figure, (axes,) = panels((4.6,))
-    for position, one in enumerate(portraits):
+    for position, one in enumerate(fitted):
         number, total = np.arange(1, len(one.share) + 1), one.share.cumsum()
         look = {"color": color(position), "linestyle": dash(position)}
         axes.semilogx(number, 100 * total, label=one.label, **look)
     axes.set(title="Cumulated share of the variance (%)", xlabel="components or bands, largest first", ylim=(0, 102))
-    axes.set_xlim(0.9, 1.1 * max(len(one.share) for one in portraits))
+    axes.set_xlim(0.9, 1.1 * max(len(one.share) for one in fitted))
     plain_log_ticks(axes)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     caption = (

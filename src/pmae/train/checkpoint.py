@@ -1,8 +1,12 @@
-"""Checkpoints: safetensors and JSON, whole or absent; the older ones keep the encoder (and a space that learns)."""
+"""Checkpoints: safetensors and JSON, whole or absent; the older ones keep the encoder (and a space that learns).
 
+The state.json of a checkpoint is its manifest: sizes and checksums, so that a damaged file is told from a whole one.
+"""
+
+import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +22,9 @@ from pmae.models import Encoder, build_encoder
 from pmae.runs import Run, create_run, read_object, write_json, write_whole
 from pmae.spaces import Space, build_space
 from pmae.tensor_files import read_tensors, write_tensors
-from pmae.train.manifest import damage, require_whole, sealed
 from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
-
 
 Contents = Mapping[str, Mapping[str, Tensor]]
 """The tensors of each file of a checkpoint."""
@@ -30,24 +32,24 @@ Contents = Mapping[str, Mapping[str, Tensor]]
 
 def contents(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> Contents:
     """What training needs to go on, file by file; the tensors are those in use, not copies."""
-    parts = {
+    files = {
         "encoder.safetensors": model.encoder.net.state_dict(),
         "decoder.safetensors": model.decoder.state_dict(),
         "optimizer.safetensors": _optimizer_tensors(model, optimizer),
     }
     if model.space.learns:
-        parts["space.safetensors"] = {key: value.detach() for key, value in model.space.named_parameters()}
-    return parts
+        files["space.safetensors"] = {key: value.detach() for key, value in model.space.named_parameters()}
+    return files
 
 
-def save(run: Run, parts: Contents, name: str, state: dict[str, int], keep: int) -> Path:
+def save(run: Run, files: Contents, name: str, state: dict[str, int], keep: int) -> Path:
     """Write a checkpoint whose state says its epoch and step, and thin out those before the last `keep`."""
 
     def write(folder: Path) -> None:
-        folder.mkdir(parents=True)
-        for name, tensors in parts.items():
+        folder.mkdir()
+        for name, tensors in files.items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
-        write_json(folder / "state.json", sealed(state, folder, parts))
+        write_json(folder / "state.json", manifest(state, folder, files))
 
     (run.path / "checkpoints").mkdir(exist_ok=True)
     path = run.path / "checkpoints" / name
@@ -63,7 +65,11 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
     for path in _newest_first(run):
         found = damage(path)
         if found is None:
-            _load(path, model, optimizer)
+            load_into(model.encoder.net, path / "encoder.safetensors")
+            load_into(model.decoder, path / "decoder.safetensors")
+            if model.space.learns:
+                _load_learned(model.space, path / "space.safetensors")
+            _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
             return int(read_object(path / "state.json")["step"])
         warnings.warn(f"checkpoint {path.name} is damaged and the one before it is used: {found}", stacklevel=2)
     return 0
@@ -76,21 +82,12 @@ def _newest_first(run: Run) -> list[Path]:
     return [*unknown, *reversed(known)]
 
 
-def _load(path: Path, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> None:
-    load_into(model.encoder.net, path / "encoder.safetensors")
-    load_into(model.decoder, path / "decoder.safetensors")
-    if model.space.learns:
-        _load_learned(model.space, path / "space.safetensors")
-    _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
-
-
 def load_encoder(run: Run, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
     """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need."""
-    config, fitted = run.config, load_standardize(run)
-    shape = run.environment["data"]["shape"]
-    encoder = build_encoder(config.encoder, (shape[0], shape[1], shape[2]))
+    config, standardize = run.config, load_standardize(run)
+    encoder = build_encoder(config.encoder, run.shape)
     load_into(encoder.net, require_whole(run.checkpoint(epoch), "encoder.safetensors"))
-    return config, encoder.eval(), fitted
+    return config, encoder.eval(), standardize
 
 
 def save_fitted(run: Run, standardize: Standardize, space: Space) -> None:
@@ -102,8 +99,7 @@ def save_fitted(run: Run, standardize: Standardize, space: Space) -> None:
 
 def load_space(run: Run, epoch: int | None = None) -> Space:
     """The fitted space of a run; one that learns as it was at the last checkpoint or a given epoch."""
-    channels, height, width = run.environment["data"]["shape"]
-    space = build_space(run.config.space, (channels, height, width))
+    space = build_space(run.config.space, run.shape)
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
     if space.learns:
         _load_learned(space, require_whole(run.checkpoint(epoch), "space.safetensors"))
@@ -142,7 +138,7 @@ def _require_fit(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[st
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The moments by parameter name: `encoder.net.norm.weight/exp_avg`."""
-    named = {f"{name}": optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
+    named = {name: optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
     return {f"{name}/{key}": torch.as_tensor(value) for name, state in named.items() for key, value in state.items()}
 
 
@@ -161,10 +157,61 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-# A trained model in memory: taken from a run folder, and written to one from which training goes on.
+def manifest(state: dict[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """The state of a checkpoint with the size and checksum of each of its files, and a checksum of itself."""
+    paths = {name: folder / name for name in names}
+    state = {
+        **state,
+        "files": {name: path.stat().st_size for name, path in paths.items()},
+        "blake2b": {name: _file_checksum(path) for name, path in paths.items()},
+    }
+    return {**state, "seal": _seal(state)}
 
 
-class Fitted(NamedTuple):
+def damage(folder: Path, only: Iterable[str] | None = None) -> str | None:
+    """What is wrong with the files of a checkpoint, or with those asked for; None if nothing is.
+
+    Checkpoints from before there were checksums are judged by the sizes they list.
+    """
+    try:
+        state = read_object(folder / "state.json")
+    except UserError as error:
+        return str(error)
+    sizes, checksums = state.get("files", {}), state.get("blake2b", {})
+    seal = state.pop("seal", None)
+    if not (isinstance(sizes, dict) and isinstance(checksums, dict)) or (seal is not None and seal != _seal(state)):
+        return "state.json is not as it was written"
+    listed = sizes if only is None else [name for name in only if name in sizes]
+    wrong = [name for name in listed if not _is_as_written(folder / name, sizes[name], checksums.get(name))]
+    return f"{', '.join(wrong)} missing or not as written" if wrong else None
+
+
+def require_whole(folder: Path, name: str) -> Path:
+    """The path of one file of a checkpoint, refused if it is not what was written."""
+    found = damage(folder, [name])
+    if found:
+        raise UserError(f"checkpoint must be whole, got {str(folder)!r}: {found}; use an earlier epoch")
+    return folder / name
+
+
+def _is_as_written(path: Path, size: object, checksum: object) -> bool:
+    try:
+        return path.stat().st_size == size and (checksum is None or _file_checksum(path) == checksum)
+    # A name that is no name, from a file that is no manifest.
+    except (OSError, ValueError):
+        return False
+
+
+def _file_checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _seal(state: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class TrainedModel(NamedTuple):
     """All that a run learned, on the CPU: the settings, the data it saw, the model, its statistics and its journal."""
 
     config: Config
@@ -180,41 +227,41 @@ class Fitted(NamedTuple):
         return self.model.encoder.shape
 
 
-def read_fitted(run: Run) -> Fitted:
+def load_trained(run: Run) -> TrainedModel:
     """A run at its last checkpoint, leaving the caller's random state as it was."""
     config, environment, last = run.config, run.environment, run.checkpoint()
-    channels, height, width = environment["data"]["shape"]
     with torch.random.fork_rng(devices=[]):
-        model = build_method(config, (channels, height, width), load_space(run))
+        model = build_method(config, run.shape, load_space(run))
     load_into(model.encoder.net, last / "encoder.safetensors")
     load_into(model.decoder, last / "decoder.safetensors")
-    return Fitted(config, environment, model.eval(), load_standardize(run), run.metrics(), run.results)
+    return TrainedModel(config, environment, model.eval(), load_standardize(run), run.metrics(), run.results)
 
 
-def write_start(path: Path | str, fitted: Fitted) -> Run:
-    """A run folder at step 0 whose weights, statistics and space are those of `fitted`; resuming it trains them on."""
-    return _write(path, fitted, 0, 0)
+def write_at_step_0(path: Path | str, trained: TrainedModel) -> Run:
+    """A run folder whose initial weights, statistics and space are those of `trained`; resuming it trains them on."""
+    return _write(path, trained, 0, 0)
 
 
-def write_finished(path: Path | str, fitted: Fitted) -> Run:
+def write_finished(path: Path | str, trained: TrainedModel) -> Run:
     """The folder of a finished run, as far as it is in memory: without samples and the optimizer's moments."""
     path = Path(path)
     require(not path.exists(), "path", "a folder that does not exist yet", str(path))
-    lines = [json.dumps(line) + "\n" for line in fitted.metrics]
+    lines = [json.dumps(line) + "\n" for line in trained.metrics]
 
     def write(temporary: Path) -> None:
-        run = _write(temporary, fitted, fitted.config.train.epochs or 0, max(line["step"] for line in fitted.metrics))
+        last = max(line["step"] for line in trained.metrics)
+        run = _write(temporary, trained, trained.config.train.epochs or 0, last)
         (run.path / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
-        run.add_results(**fitted.results)
+        run.add_results(**trained.results)
 
     write_whole(path, write)
     return Run(path)
 
 
-def _write(path: Path | str, fitted: Fitted, epoch: int, step: int) -> Run:
-    run = create_run(path, fitted.config, fitted.environment)
-    save_fitted(run, fitted.standardize, fitted.model.space)
-    optimizer = build_optimizer(fitted.model, fitted.config.optim, on_graph=False)
+def _write(path: Path | str, trained: TrainedModel, epoch: int, step: int) -> Run:
+    run = create_run(path, trained.config, trained.environment)
+    save_fitted(run, trained.standardize, trained.model.space)
+    optimizer = build_optimizer(trained.model, trained.config.optim, on_graph=False)
     name, state = f"epoch_{epoch:04d}", {"epoch": epoch, "step": step}
-    save(run, contents(fitted.model, optimizer), name, state, fitted.config.train.keep)
+    save(run, contents(trained.model, optimizer), name, state, trained.config.train.keep)
     return run

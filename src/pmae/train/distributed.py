@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import Config
-from pmae.data.batches import Share
+from pmae.data.batches import Part
 from pmae.errors import UserError, require
-from pmae.method import PMAE, MaskedAutoencoder
+from pmae.method import MaskedAutoencoder, PrincipalMAE
 
 TIMEOUT = "PMAE_TIMEOUT"
 """Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
@@ -35,7 +35,7 @@ class World:
         self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
         self.main, self.part = rank == 0, (rank, size)
 
-    part: Share
+    part: Part
     """Which part of the images is this process's, and of how many."""
 
     def rank_slice(self, count: int) -> slice:
@@ -150,7 +150,7 @@ def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder,
         require(not config.train.shard, "train.shard", rule, config.train.shard)
         return
     require(batch_size % size == 0, "train.batch_size", f"a multiple of the number of processes, {size}", batch_size)
-    counted = config.objective.scale == "mean" and isinstance(model, PMAE) and not model.on_pixels
+    counted = config.objective.scale == "mean" and isinstance(model, PrincipalMAE) and not model.on_pixels
     if counted and config.masking.per == "image":
         raise UserError(
             "objective.scale must be constant or sum in several processes when every image has its own mask of "

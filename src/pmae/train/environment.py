@@ -2,22 +2,24 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pmae import fast
 from pmae.config import TrainConfig
-from pmae.data.images import ImageSet, Splits
+from pmae.data.images import ImageSet, Splits, fingerprint
 from pmae.errors import UserError, require
 from pmae.runs import disk_errors
 
@@ -39,22 +41,26 @@ def pick_device(name: str) -> torch.device:
 def pick_precision(name: str, device: torch.device) -> torch.dtype:
     """bfloat16 on CUDA and on CPUs with matrix units for it (AMX), where a step takes 0.5 to 0.8 of float32's time."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" or _multiplies_halves() else torch.float32
+        return torch.bfloat16 if device.type == "cuda" or _has_bf16_units() else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def _multiplies_halves() -> bool:
-    """Whether this CPU has matrix units for bfloat16."""
+def _has_bf16_units() -> bool:
+    """Whether this CPU multiplies matrices in bfloat16 (AMX)."""
     known = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(known and known())
 
 
 def pick_engine(config: TrainConfig, device: torch.device) -> str:
-    """The graph engine on CUDA unless told otherwise, or where a setting needs the plain one; it needs CUDA."""
+    """The graph engine on CUDA unless told otherwise, or where a setting needs the plain one; it needs our kernels."""
     if config.engine == "graph" and device.type != "cuda":
         raise UserError(f"train.engine 'graph' must run on CUDA, got {device.type!r}; choices here: auto, plain")
+    captures = fast.can_capture(device, config.kernels)
+    if config.engine == "graph" and not captures:
+        rule = f"plain or auto without Triton, or where {fast.VARIABLE} turns kernels off"
+        raise UserError(f"train.engine must be {rule}, got 'graph'")
     if config.engine == "auto":
-        return "plain" if device.type != "cuda" or config.shard or config.deterministic else "graph"
+        return "graph" if captures and not (config.shard or config.deterministic) else "plain"
     return config.engine
 
 
@@ -90,6 +96,7 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in packages},
         "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads",
+        "threads": torch.get_num_threads(),
         "commit": _commit(),
         "data": {
             "name": splits.name,
@@ -98,6 +105,7 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
             "counts": {name: len(part) for name, part in parts.items() if isinstance(part, ImageSet)},
             "classes": list(splits.train.classes),
             "notes": list(splits.notes),
+            "fingerprint": fingerprint(splits),
         },
     }
 
@@ -119,27 +127,68 @@ def _commit() -> str:
         return "unknown"
 
 
-# One process at a time trains into a run folder; the system lets go of the lock when the process dies.
+class StopSignal:
+    """The number of the signal that asked a run to stop; 0 if none did."""
 
-NAME = ".lock"
+    number = 0
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopSignal]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP (a closed terminal, a lost ssh) are noted instead of obeyed.
+
+    Only the main thread may catch signals, and one that is ignored, as under nohup, stays so.
+    """
+    stop = StopSignal()
+
+    def note(number: int, _frame: object) -> None:
+        stop.number = number
+
+    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    caught = known if threading.current_thread() is threading.main_thread() else []
+    before = {each: signal.signal(each, note) for each in caught if signal.getsignal(each) != signal.SIG_IGN}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What a file system says that knows no locks."""
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if need be, and clear what a killed process left half-written in it."""
+def locked(folder: Path) -> Iterator[Callable[[], None]]:
+    """Hold a folder, made if need be, so that one process at a time trains into it, and clear what a killed one left.
+
+    Yields a check that refuses to go on when the folder was renamed, deleted or replaced meanwhile.
+    """
+    path = folder / LOCK
     with disk_errors(folder):
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        handle = _held(folder / NAME)
+        handle = _held(path)
+
+    def is_ours() -> bool:
+        return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
+
+    def require_held() -> None:
+        rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, and training stops"
+        require(is_ours(), "out", rule, str(folder))
+
     try:
         _clear(folder)
-        yield
+        yield require_held
     finally:
-        # Taken away while it is still held, so that nobody else's is.
-        (folder / NAME).unlink(missing_ok=True)
+        # Taken away while it is still held, so that nobody else's is; Windows lets nobody take away an open file.
+        ours = is_ours()
+        if ours and os.name != "nt":
+            path.unlink()
         os.close(handle)
+        if ours:
+            path.unlink(missing_ok=True)
         if made and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
@@ -153,6 +202,7 @@ def _held(path: Path) -> int:
             # Between opening and locking, its last holder may have taken the file away: then it holds nothing.
             if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
                 os.truncate(handle, 0)
+                os.lseek(handle, 0, os.SEEK_SET)
                 os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
                 return handle
         except BaseException:
@@ -162,28 +212,45 @@ def _held(path: Path) -> int:
 
 
 def _lock(handle: int, path: Path) -> None:
+    """By the system's lock, which it lets go of when the process dies; else by the process that the file names."""
+    holder = os.read(handle, 200).decode(errors="replace").strip()
     try:
+        import fcntl
+
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
-        raise UserError(
-            f"out must be a run that no other process is training, got {str(path.parent)!r}, held by process {holder}"
-        ) from error
+        return
+    except ImportError:
+        number, _, host = holder.partition(" on ")
+        alive = number.isdigit() and (host != socket.gethostname() or lives(int(number)))
+        if not alive or number == str(os.getpid()):
+            return
+    except BlockingIOError:
+        pass
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
         warnings.warn(f"{str(path.parent)!r} cannot be locked: start no second process on it", stacklevel=2)
+        return
+    rule = f"a run that no other process is training, got {str(path.parent)!r}, held by process {holder or 'unknown'}"
+    raise UserError(f"out must be {rule}")
 
 
 def _clear(folder: Path) -> None:
     """Remove temporary files whose process is gone; one that lives may be evaluating the run right now."""
     for part in [*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part")]:
         number = part.name.split(".")[-2]
-        if number.isdigit() and not _lives(int(number)):
+        if number.isdigit() and not lives(int(number)):
             shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
-def _lives(process: int) -> bool:
+def lives(process: int) -> bool:
+    """Whether there is a process of this number on this machine; where that cannot be told, yes."""
+    if os.name == "nt":  # where signal 0 would interrupt the process instead of asking
+        import ctypes
+
+        kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
+        handle = kernel.OpenProcess(0x1000, False, process)
+        return bool(handle and kernel.CloseHandle(handle))
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -193,8 +260,6 @@ def _lives(process: int) -> bool:
         return True
     return True
 
-
-# Out of memory, told as the batch to try instead.
 
 HOST = ("can't allocate memory", "not enough memory")
 """How torch words it for the host's memory, where it has no exception of its own."""

@@ -1,13 +1,20 @@
-"""What a run says while it runs: metrics.jsonl, and a live line on a terminal or plain lines elsewhere."""
+"""What a run says while it runs: metrics.jsonl, trackers, and a live line on a terminal or plain lines elsewhere.
 
+Trackers get the lines of metrics.jsonl as curves under the same names, in the run folder; Weights & Biases stays
+offline unless WANDB_MODE is set to online. Printing never raises: a reader that goes away must not end training.
+"""
+
+import contextlib
+import io
 import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 from uuid import uuid4
 
 from rich.console import Console
@@ -18,9 +25,77 @@ from pmae.config_file import to_dict
 from pmae.errors import missing_extra
 from pmae.runs import disk_errors, read_object, whole_lines, write_json, write_whole
 
-# The lines of metrics.jsonl as curves in TensorBoard or Weights & Biases, under the same names.
-#
-# Both draw into the run folder; Weights & Biases stays offline unless WANDB_MODE is set to online.
+PLAIN_SECONDS = 10.0
+SETTLED_SECONDS = 5.0
+"""How long the speed is measured before the end of a run is foretold from it."""
+LONG_SECONDS = 1800.0
+"""What is worth a warning."""
+
+
+class LastingStream(io.TextIOBase):
+    """A text stream that goes silent for good where the one below fails: a closed pipe, a full disk, no terminal."""
+
+    def __init__(self, below: TextIO | None) -> None:
+        self._below = below
+
+    def write(self, text: str) -> int:
+        """Write, or drop what cannot be written; characters that the terminal does not know become question marks."""
+        known = text.encode(self.encoding, "replace").decode(self.encoding)
+        self._try(lambda below: below.write(known))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush; most failures show here."""
+        self._try(lambda below: below.flush())
+
+    def isatty(self) -> bool:
+        """Whether there is a terminal at the other end."""
+        return self._below is not None and not self._below.closed and self._below.isatty()
+
+    def fileno(self) -> int:
+        """That of the stream below."""
+        if self._below is None:
+            raise io.UnsupportedOperation("no stream below")
+        return self._below.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the stream below."""
+        return getattr(self._below, "encoding", None) or "utf-8"
+
+    def _try(self, act: Callable[[TextIO], object]) -> None:
+        if self._below is None:
+            return
+        try:
+            act(self._below)
+        # ValueError is what a closed file raises.
+        except (OSError, ValueError):
+            # What is still buffered would fail once more when Python leaves, and change the exit code.
+            with contextlib.suppress(OSError, ValueError):
+                silence = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(silence, self._below.fileno())
+                os.close(silence)
+            self._below = None
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Inside, nothing that is printed can fail, by whomever."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (LastingStream(stream) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
+def say(text: str) -> None:
+    """Print a line that nobody has to read."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, flush=True)
+
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
@@ -105,13 +180,6 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-PLAIN_SECONDS = 10.0
-SETTLED_SECONDS = 5.0
-"""How long the speed is measured before the end of a run is foretold from it."""
-LONG_SECONDS = 1800.0
-"""What is worth a warning."""
-
-
 class Journal:
     """Appends whole lines to metrics.jsonl, passes them to a tracker and shows progress; use as a context."""
 
@@ -124,13 +192,13 @@ class Journal:
         quiet: bool = False,
         tracker: Tracker | None = None,
     ) -> None:
-        self._tracker = tracker
-        self._path, self._epochs, self._steps_an_epoch = path, epochs, steps_an_epoch
-        self._quiet, self._last_line, self._began = quiet, 0.0, time.monotonic()
-        self._began_at, self._foretold = done, False
-        self._settled_from: tuple[float, int] | None = None
-        self._live = _live_progress() if sys.stderr.isatty() and not quiet else None
-        self._task = self._live.add_task("", total=epochs * steps_an_epoch, completed=done) if self._live else None
+        self._path, self._epochs, self._steps = path, epochs, epochs * steps_an_epoch
+        self._quiet, self._tracker = quiet, tracker
+        self._shown_at, self._long_run_told = -PLAIN_SECONDS, False
+        self._settled_at: tuple[float, int] | None = None
+        stream = LastingStream(sys.stderr)
+        self._live = _live_progress(stream) if stream.isatty() and not quiet else None
+        self._task = self._live.add_task("", total=self._steps, completed=done) if self._live else None
         forget_after(path, done)
 
     def __enter__(self) -> "Journal":
@@ -153,30 +221,41 @@ class Journal:
         if self._tracker:
             self._tracker.write(values["step"], {name: value for name, value in values.items() if name != "step"})
 
+    def note(self, text: str) -> None:
+        """Say something beside the progress, unless quiet."""
+        if self._live:
+            self._live.console.print(text)
+        elif not self._quiet:
+            say(text)
+
     def show(self, values: dict[str, float], step: int) -> None:
         """Move the live line, or print a plain one if the last is a while ago or an epoch ends."""
-        self._foretell(step)
+        now = time.monotonic()
+        left = self._seconds_left(now, step)
+        self._warn_of_long_run(now, left)
         text = f"epoch {values['epoch']:.1f}/{self._epochs}  {_line(values)}"
         if self._live and self._task is not None:
             self._live.update(self._task, completed=step, description=text)
-            return
-        now, ends = time.monotonic(), step == self._epochs * self._steps_an_epoch
-        if not self._quiet and (ends or now - self._last_line >= PLAIN_SECONDS):
-            self._last_line = now
-            left = (now - self._began) / max(step - self._began_at, 1) * (self._epochs * self._steps_an_epoch - step)
-            print(f"{text}  {_clock(left)} left", flush=True)
+        elif not self._quiet and (step == self._steps or now - self._shown_at >= PLAIN_SECONDS):
+            self._shown_at = now
+            say(text if left is None else f"{text}  {_clock(left)} left")
 
-    def _foretell(self, step: int) -> None:
+    def _seconds_left(self, now: float, step: int) -> float | None:
+        """From the speed since the first line: the steps before it compile and warm up. None while there is none."""
+        since, first = self._settled_at = self._settled_at or (now, step)
+        if step == self._steps:
+            return 0.0
+        return (now - since) / (step - first) * (self._steps - step) if step > first else None
+
+    def _warn_of_long_run(self, now: float, left: float | None) -> None:
         """Once, if the run will be long: when it ends, and what makes it shorter."""
-        now = time.monotonic()
-        # The first steps compile and warm up, so the speed is that of those after them.
-        since, first = self._settled_from = self._settled_from or (now, step)
-        if self._quiet or self._foretold or step == first or now - since < SETTLED_SECONDS:
+        if left is None or self._long_run_told or self._settled_at is None:
             return
-        self._foretold = True
-        left = (now - since) / (step - first) * (self._epochs * self._steps_an_epoch - step)
+        if now - self._settled_at[0] < SETTLED_SECONDS:
+            return
+        self._long_run_told = True
         if left >= LONG_SECONDS:
-            (self._live.console.print if self._live else print)(
+            self.note(
                 f"{self._epochs} epochs will take about {_clock(left)} on this machine; "
                 "--epochs with a smaller number takes less, Ctrl-C saves and --resume goes on"
             )
@@ -190,9 +269,9 @@ def forget_after(path: Path, step: int) -> None:
     write_whole(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
 
 
-def _live_progress() -> Progress:
+def _live_progress(stream: LastingStream) -> Progress:
     columns = (BarColumn(24), TextColumn("{task.description}"), TimeRemainingColumn(), TextColumn("left"))
-    return Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
+    return Progress(*columns, console=Console(file=stream), refresh_per_second=4)  # type: ignore[arg-type]
 
 
 def _line(values: dict[str, float]) -> str:

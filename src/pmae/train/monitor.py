@@ -1,18 +1,83 @@
-"""Signals without labels: how much of the hidden variance is predicted on some images, in total and by band."""
+"""Looks at a model while and after it trains, without labels: R2 of what is hidden, by bands, and pictures.
+
+All are functions of a model and leave it as it is. A mask group is what a mask hides as one: a component, or a group of
+them.
+"""
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from torch import Tensor
 
 from pmae import masking
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
-from pmae.method import PMAE, Draw, MaskedAutoencoder, draw_mask
-from pmae.runs import Run, write_whole
+from pmae.masking import Draw
+from pmae.method import MAE, MaskedAutoencoder, PrincipalMAE
+from pmae.models import patchify, unpatchify
+from pmae.runs import Run
+from pmae.tensor_files import write_tensors
 
 BANDS = (0.0, 0.5, 0.8, 0.95, 1.0)
 MOST_IMAGES = 2048
+PICTURES = 8
+THIRDS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.01)}
+
+
+class Visualization(NamedTuple):
+    """The input that the encoder saw, the prediction and the target, as images."""
+
+    visible: Tensor
+    prediction: Tensor
+    target: Tensor
+
+
+def visualize(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> Visualization:
+    """What a model sees, predicts and is to predict of a batch under a mask, as standardized images."""
+    if isinstance(model, PrincipalMAE):
+        return _visualize_components(model, x, draw)
+    return _visualize_patches(model, x, draw)
+
+
+def _visualize_components(model: PrincipalMAE, x: Tensor, draw: Draw) -> Visualization:
+    """The hidden part of the prediction beside the hidden part of the image."""
+    z, hidden, visible = model.hide(x, draw)
+    y = unpatchify(model.predict(visible)[0], model.patch, model.encoder.shape)
+
+    def image_of(z: Tensor) -> Tensor:
+        """What the hidden coefficients add to the image of the others."""
+        return model.space.reconstruct(z) - model.space.reconstruct(z.masked_fill(hidden, 0.0))
+
+    return Visualization(visible, y if model.on_pixels else image_of(model.space.project(y)), image_of(z))
+
+
+def _visualize_patches(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> Visualization:
+    """The image without its hidden patches, and the predicted patches in their gaps, in the image's own units."""
+    mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
+    patches, hidden = patchify(x, model.patch), mask.hidden[..., None]
+    at = mask.drop[..., None].expand(-1, -1, patches.shape[2])
+    y = torch.zeros_like(patches).scatter(1, at, model.predict(x, mask)[0])
+    if model.config.objective.normalize_patches:
+        y = y * (patches.var(2, keepdim=True) + 1e-6).sqrt() + patches.mean(2, keepdim=True)
+    shown = (patches * ~hidden, y * hidden, patches * hidden)
+    return Visualization(*(unpatchify(p, model.patch, model.encoder.shape) for p in shown))
+
+
+def hidden_parts(model: MaskedAutoencoder, draw: Draw) -> Tensor:
+    """Booleans (B, K) of components or (B, N) of patches: what a draw hides."""
+    if isinstance(model, PrincipalMAE):
+        return model.space.expand_mask(model.hidden_groups(draw))
+    return masking.hide_patches(draw.noise, draw.visible).hidden
+
+
+def component_errors(model: PrincipalMAE, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+    """(G,) squared error and energy of each mask group, summed over the images in which it was hidden."""
+    z, hidden, visible = model.hide(x, draw)
+    y = unpatchify(model.predict(visible)[0], model.patch, model.encoder.shape)
+    predicted = model.space.project(y + visible if model.on_pixels else y)
+    error, energy = ((predicted - z).square() * hidden).sum(0), (z.square() * hidden).sum(0)
+    return model.space.sum_by_mask_group(error), model.space.sum_by_mask_group(energy)
 
 
 @torch.no_grad()
@@ -21,27 +86,27 @@ def hidden_r2(
 ) -> dict[str, float]:
     """R2 on up to 2,048 plain images under masks that depend on the seed alone: in total, as `name`, and one per band.
 
-    A band is named by the cumulated variance it spans: `r2_band_50_80` holds the components, or what is hidden as one,
-    between 50% and 80%, the largest first.
+    A band is named by the cumulated variance it spans: `r2_band_50_80` holds the mask groups between 50% and 80%, the
+    largest first.
     """
     device = standardize.mean.device
     generator = torch.Generator(device).manual_seed(seed)
     ratio = masking.nominal_ratio(model.config.masking)
     count = min(len(batches), MOST_IMAGES)
     error, energy = torch.zeros((), device=device), torch.zeros((), device=device)
-    by_component = torch.zeros(2, model.units, device=device)
+    by_component = torch.zeros(2, model.mask_group_count, device=device)
     for start in range(0, count, 256):
         x = standardize(batches.take(torch.arange(start, min(start + 256, count), device=device)))
-        draw = draw_mask(model, len(x), ratio, generator)
+        draw = model.draw(len(x), ratio, generator)
         outcome = model(x, draw)
         error, energy = error + outcome.error.sum(), energy + outcome.energy.sum()
-        if isinstance(model, PMAE):
-            by_component += torch.stack(model.component_errors(x, draw))
+        if isinstance(model, PrincipalMAE):
+            by_component += torch.stack(component_errors(model, x, draw))
     values = {name: float(1 - error / energy)}
-    return values | (_bands(model.space.share_before, *by_component) if isinstance(model, PMAE) else {})
+    return values if isinstance(model, MAE) else values | _bands(model.space.share_before, *by_component)
 
 
-def _bands(before: torch.Tensor, error: torch.Tensor, energy: torch.Tensor) -> dict[str, float]:
+def _bands(before: Tensor, error: Tensor, energy: Tensor) -> dict[str, float]:
     """R2 within each band of the spectrum; a band of which nothing was hidden is left out."""
     values = {}
     for low, high in pairwise(BANDS):
@@ -51,43 +116,35 @@ def _bands(before: torch.Tensor, error: torch.Tensor, energy: torch.Tensor) -> d
     return values
 
 
-# A few pictures and the spectrum, kept in the run folder so that figures need neither the data nor the model.
-
-PICTURES = 8
-THIRDS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.01)}
-
-
 @torch.no_grad()
 def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, batches: Batches, seed: int) -> None:
-    """Write samples.safetensors: original, visible, prediction and target; the parts of the spectrum; the variances
-    of what is hidden as one, largest first, and what the masks of the pictures hide of it.
+    """Write samples.safetensors, so that figures need neither the data nor the model.
 
-    Images are in the data's units, except target, prediction and all but the top of the spectrum, which are
-    differences and centred at 0 in standardized units.
+    It holds original, visible, prediction and target of a few images; the parts of the spectrum; the variances of the
+    mask groups, largest first, and which of them the masks hide. Images are in the data's units, except target,
+    prediction and all but the top of the spectrum, which are differences and centred at 0 in standardized units.
     """
     device = standardize.mean.device
     chosen = torch.linspace(0, len(batches) - 1, min(PICTURES, len(batches)), device=device).long()
     original = batches.take(chosen)
     x = standardize(original)
-    ratio = masking.nominal_ratio(model.config.masking)
-    draw = draw_mask(model, len(x), ratio, torch.Generator(device).manual_seed(seed))
-    pictures = model.pictures(x, draw)
-    tensors = {"original": original.float(), "visible": standardize.invert(pictures.visible)}
-    tensors |= {"prediction": pictures.prediction, "target": pictures.target}
-    if isinstance(model, PMAE):
+    draw = model.draw(len(x), masking.nominal_ratio(model.config.masking), torch.Generator(device).manual_seed(seed))
+    shown = visualize(model, x, draw)
+    tensors = {"original": original.float(), "visible": standardize.invert(shown.visible)}
+    tensors |= {"prediction": shown.prediction, "target": shown.target}
+    if isinstance(model, PrincipalMAE):
         tensors |= {**_spectrum(model, draw, len(x)), **_parts_of_spectrum(model, x)}
-    path = run.path / "samples.safetensors"
-    write_whole(path, lambda temporary: save_file({k: v.contiguous().cpu() for k, v in tensors.items()}, temporary))
+    write_tensors(run.path / "samples.safetensors", {name: value.cpu() for name, value in tensors.items()})
 
 
-def _spectrum(model: PMAE, draw: Draw, count: int) -> dict[str, torch.Tensor]:
-    """The variance of what is hidden as one, largest first, and in the same order what each mask hides (B, units)."""
-    variance, hidden = model.space.sum_by_mask_group(model.space.variance), model.hidden_units(draw)
+def _spectrum(model: PrincipalMAE, draw: Draw, count: int) -> dict[str, Tensor]:
+    """The variance of the mask groups, largest first, and in the same order what each mask hides (B, G)."""
+    variance, hidden = model.space.sum_by_mask_group(model.space.variance), model.hidden_groups(draw)
     order = variance.argsort(descending=True, stable=True)
     return {"variance": variance[order], "hidden": hidden[:, order].expand(count, -1)}
 
 
-def _parts_of_spectrum(model: PMAE, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def _parts_of_spectrum(model: PrincipalMAE, x: Tensor) -> dict[str, Tensor]:
     """The images that the components between two shares of cumulated variance make on their own."""
     z, before = model.space.project(x), model.space.share_before
     nothing = model.space.reconstruct(torch.zeros_like(z))

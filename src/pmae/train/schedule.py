@@ -1,13 +1,17 @@
-"""The learning rate as a function of the position in training, in epochs."""
+"""What depends on the position in training alone: the learning rate and the seed of a step."""
 
 import math
+from hashlib import blake2b
+
+from pmae.config import OptimConfig
 
 
 def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
-    """Fraction of the peak rate at `position` epochs (a real number: schedules move every step).
+    """Fraction of the peak learning rate at `position` epochs (a real number: schedules move every step).
 
     cosine: linear from 0 over the warm-up, then half a cosine to 0. constant: the same warm-up, then 1.
-    released: 10^-(warmup - epoch) while warming up, stepping once an epoch, then the cosine.
+    released: 10^-(warmup - epoch) while warming up, stepping once an epoch, then half a cosine of `epochs` epochs: it
+    begins after the warm-up, so training ends before it reaches 0.
     """
     if schedule == "released":
         position = math.floor(position)
@@ -17,5 +21,19 @@ def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
         return position / warmup
     if schedule == "constant":
         return 1.0
-    remaining = max(epochs - warmup, 1e-9)
-    return 0.5 * (1 + math.cos(math.pi * min((position - warmup) / remaining, 1.0)))
+    length = epochs if schedule == "released" else max(epochs - warmup, 1e-9)
+    return 0.5 * (1 + math.cos(math.pi * min((position - warmup) / length, 1.0)))
+
+
+def learning_rate(config: OptimConfig, epoch: int, step: int, steps: int, epochs: int) -> float:
+    """Fraction of the peak learning rate at `step` out of `steps` of an epoch, as the settings say."""
+    # The released schedule steps once an epoch, so it is asked for the epoch that is running.
+    position = epoch if config.schedule == "released" else epoch + (step + 1) / steps
+    warmup = config.warmup_epochs if config.warmup_steps is None else config.warmup_steps / steps
+    return rate(config.schedule, position, epochs, warmup or 0.0)
+
+
+def step_seed(seed: int, epoch: int, step: int) -> int:
+    """A 63-bit seed for one step of one epoch; neighbouring steps share nothing."""
+    digest = blake2b(f"{seed}/{epoch}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

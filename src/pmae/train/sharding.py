@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from pmae import fast
 from pmae.config import OptimConfig
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.train.distributed import World, lost_process_errors
@@ -66,6 +67,7 @@ def put_together(model: MaskedAutoencoder, world: World) -> MaskedAutoencoder:
         copy = build_method(model.config, model.encoder.shape, model.space).to(world.device)
     copy.load_state_dict(tensors)
     copy.precision = model.precision
+    fast.accelerate(copy, model.config.train.kernels)
     return copy
 
 

@@ -1,10 +1,9 @@
-"""One optimization step, in two engines: `Plain`, the readable reference, and `Graph`, compiled and replayed.
+"""One optimization step, in two engines: `Plain`, the readable reference, and `Graph`, compiled, captured and replayed.
 
 Everything random comes in as arguments and everything measured stays on the device, so neither engine waits for it.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -12,14 +11,10 @@ from torch import Tensor, nn
 
 from pmae.config import Config, OptimConfig
 from pmae.data.augment import Standardize, boxes_of, crop
-from pmae.fast.graph import Halves, Replay, compiled
-from pmae.method import Draw, MaskedAutoencoder
+from pmae.fast.graph import CapturedStep, compiled
+from pmae.masking import Draw
+from pmae.method import MaskedAutoencoder
 from pmae.train.distributed import ONE_PROCESS, World
-
-try:
-    from pmae.fast.adamw import Update
-except ImportError:  # no Triton: a machine without a GPU, or not Linux, where no step is captured
-    Update = None  # type: ignore[assignment, misc]
 
 
 class Inputs(NamedTuple):
@@ -40,11 +35,15 @@ class Tally:
         self.sums, self.steps, self.bad_step = self._all[:4], self._all[4], self._all[5]
 
     def add(self, values: Tensor) -> None:
-        """Count a step's (loss, error, energy, share)."""
+        """Count a step's (loss, error, energy, masked share)."""
         bad = ~torch.isfinite(values).all() & (self.bad_step < 0)
         self.bad_step.copy_(torch.where(bad, self.steps, self.bad_step))
         self.sums.add_(values)
         self.steps.add_(1)
+
+    def take_over(self, other: "Tally") -> None:
+        """Go on from what another has counted."""
+        self._all.copy_(other._all)
 
     def read(self, world: World = ONE_PROCESS) -> tuple[dict[str, float], int]:
         """Means since the last reading, and the first bad step (counted from the last reading; -1 if none). Waits.
@@ -84,13 +83,13 @@ class Plain:
         self._update(values, self.optimizer.step)
 
     def measure(self, images: Tensor, crops: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-        """The loss, and (loss, error, energy, share) summed up for the tally."""
+        """The loss, and (loss, error, energy, masked share) summed up for the tally."""
         augment, (height, width) = self.config.augment, images.shape[-2:]
         # Two crops of an image where two views of it are wanted.
         images = images.repeat(len(crops) // len(images), 1, 1, 1)
         x = self.standardize(crop(images, boxes_of(crops, height, width, augment), augment.interpolation))
         outcome = self.model(x, draw)
-        values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.share.mean()])
+        values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.masked_share.mean()])
         return outcome.loss, values.detach()
 
     def _average(self) -> None:
@@ -110,11 +109,13 @@ class Plain:
 
 
 class Graph(Plain):
-    """The same step, compiled, then captured once in a CUDA graph and replayed from fixed buffers.
+    """The same step, compiled, captured once in a CUDA graph and replayed (`pmae.fast.graph`).
 
-    With a random ratio an MAE has as many shapes as it can have visible patches, so graphs are kept by that number, and
-    none is compiled: half a minute each, for what lies around the blocks.
+    With a random ratio an MAE has as many shapes as it can have visible patches, so there is a graph for each number of
+    them, and none is compiled: half a minute each, for what lies around the blocks.
     """
+
+    compiles = True
 
     def __init__(
         self,
@@ -125,41 +126,23 @@ class Graph(Plain):
         world: World = ONE_PROCESS,
     ) -> None:
         super().__init__(model, standardize, config, optimizer, world)
-        # Crops and projections stay in float32 but may round their products to TF32: 1e-3 of an image, far below R2's
-        # resolution, and three times as fast for 12,288 pixels.
-        torch.set_float32_matmul_precision("high")
-        if model.precision == torch.bfloat16:
+        in_bf16 = model.precision == torch.bfloat16
+        if in_bf16:
+            # Crops and projections stay in float32 but may multiply in TF32: 1e-3 of an image, far below R2's
+            # resolution, and three times as fast for 12,288 pixels.
+            torch.set_float32_matmul_precision("high")
             model.space.allow_bf16()
-        self._halves = Halves(model) if model.precision == torch.bfloat16 else None
-        self._rounded = self._halves.of if self._halves else {}
-        self._leaves = [self._rounded.get(p, p) for p in self._leaves]
         many = config.masking.ratio_schedule == "uniform" and config.space.name == "pixels"
-        self._measure = self.measure if many else compiled(self.measure)
-        # A dozen kernels for a few numbers, or one.
-        self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]
-        self._replays: dict[int, Replay] = {}
-        # Fifty graphs of an MAE at 64x64 would not fit on a card side by side.
-        self._pool = torch.cuda.graph_pool_handle()
+        measure = compiled(self.measure) if self.compiles and not many else self.measure
+        if self.compiles:
+            # A dozen kernels for a few numbers, or one.
+            self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]
+        self._captured = CapturedStep(model, optimizer, measure, self._update, in_bf16)
+        self._leaves = self._captured.leaves(self._leaves)
 
     def __call__(self, inputs: Inputs) -> None:
         self._set_rate(inputs.lr)
-        draw = inputs.draw
-        if draw.visible not in self._replays:
-            self._replays[draw.visible] = self._replay(draw.visible)
-        self._replays[draw.visible](inputs.images, inputs.crops, draw.noise, draw.ratio)
-
-    def _replay(self, visible: int) -> Replay:
-        update = Update(self.optimizer, self._rounded)
-
-        def step(images: Tensor, crops: Tensor, noise: Tensor, ratio: Tensor) -> None:
-            self.optimizer.zero_grad(set_to_none=True)
-            with self._halves.lent() if self._halves else nullcontext():
-                loss, values = self._measure(images, crops, Draw(noise, ratio, visible))
-                loss.backward()
-            update.note()
-            self._update(values, update)
-
-        return Replay(step, update.fill, self._pool)
+        self._captured(inputs.images, inputs.crops, inputs.draw)
 
     def _set_rate(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -167,7 +150,7 @@ class Graph(Plain):
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> torch.optim.AdamW:
-    """AdamW with decay on matrices alone; under a graph the rate is a tensor and the step count lives on the device."""
+    """AdamW with decay on matrices, or on all; under a graph rate and step count are tensors on the device."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -176,5 +159,6 @@ def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> to
             (decayed if is_matrix else plain).append(parameter)
     device = decayed[0].device
     rate = torch.zeros((), device=device) if on_graph else 0.0
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    decay_plain = config.weight_decay if config.decay_all else 0.0
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": decay_plain}]
     return torch.optim.AdamW(groups, lr=rate, betas=config.betas, fused=True, capturable=on_graph)

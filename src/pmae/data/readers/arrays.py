@@ -3,8 +3,9 @@
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -12,12 +13,15 @@ import numpy as np
 from torch import Tensor
 
 from pmae.data.images import ImageSet, OnDemand, Splits
-from pmae.data.readers.decode import require_room
+from pmae.data.memory import require_room
 from pmae.errors import UserError, require
 
 Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
 SHAPES = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), (N, C, L) for signals or (N, D) for vectors"
 AXES = {"NCL": 3, "ND": 2}
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+PIECE = 2**20
+"""Bytes that are unpacked at once."""
 
 
 def from_arrays(
@@ -27,11 +31,8 @@ def from_arrays(
     if there are labels.
     """
     (numbers,), classes = number_classes([labels])
-    return _image_set(_as_numpy(images), numbers, classes, layout)
-
-
-def _image_set(images: np.ndarray, labels: np.ndarray | None, classes: tuple[str, ...], layout: Layout) -> ImageSet:
-    return ImageSet(channels_first(images, layout), labels, classes, vectors=images.ndim == 2)
+    array = _as_numpy(images)
+    return ImageSet(channels_first(array, layout), numbers, classes, vectors=array.ndim == 2)
 
 
 def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
@@ -97,11 +98,16 @@ def _renumber(column: np.ndarray, number: dict[int, int]) -> np.ndarray:
 
 
 def _one_per_image(labels: np.ndarray) -> np.ndarray:
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        raise UserError(f"labels must be one class per image, got several per image (shape {labels.shape})")
-    require(labels.dtype.kind in "biu", "labels", "whole numbers", labels.dtype)
-    require(labels.ndim in (1, 2), "labels", "of shape (N,) or (N, 1)", labels.shape)
+    require_one_class(labels.shape, labels.dtype)
     return labels.reshape(len(labels))
+
+
+def require_one_class(shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Refuse labels that are not one whole number for each image."""
+    if len(shape) == 2 and shape[1] > 1:
+        raise UserError(f"labels must be one class per image, got several per image (shape {shape})")
+    require(dtype.kind in "biu", "labels", "whole numbers", dtype)
+    require(len(shape) in (1, 2), "labels", "of shape (N,) or (N, 1)", shape)
 
 
 def read_npy(path: Path, layout: Layout = "auto") -> Splits:
@@ -112,36 +118,45 @@ def read_npy(path: Path, layout: Layout = "auto") -> Splits:
     return Splits(path.stem, from_arrays(images, None, layout), notes=("no labels and no held-out images in the file",))
 
 
-def read_npz(path: Path, layout: Layout = "auto") -> Splits:
-    """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*."""
-    return npz_splits(path, _npz_arrays(path), lambda x, y, names: _image_set(x, y, names, layout))
+def read_npz(path: Path, layout: Layout = "auto", on_demand: bool = False) -> Splits:
+    """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*.
 
-
-def npz_splits(path: Path, arrays: dict[str, Any], make: Callable[..., ImageSet]) -> Splits:
-    """The splits that the keys name; `make` takes images, labels and classes."""
-    train = "train_" if "train_images" in arrays else ""
-    if f"{train}images" not in arrays:
-        found = ", ".join(arrays) or "neither"
+    `on_demand` leaves images in the file, compressed or not, until they are asked for; an array in Fortran's order has
+    no images one after another and is read whole.
+    """
+    with plain_numbers_only(path), zipfile.ZipFile(path) as archive:
+        keys = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+    members = {key: Member(path, key) for key in keys if key.endswith(("images", "labels"))}
+    train = "train_" if "train_images" in members else ""
+    if f"{train}images" not in members:
+        found = ", ".join(keys)[:100] or "neither"
         raise UserError(f"data.source: {path} must hold the key 'train_images' or 'images', got {found}")
     prefixes = {"train": train, "val": "val_", "test": "test_"}
-    present = {split: prefix for split, prefix in prefixes.items() if f"{prefix}images" in arrays}
-    numbers, classes = number_classes([arrays.get(f"{prefix}labels") for prefix in present.values()])
+    present = {split: prefix for split, prefix in prefixes.items() if f"{prefix}images" in members}
+    if not on_demand:
+        require_room(sum(members[f"{prefix}images"].nbytes for prefix in present.values()), str(path))
+    numbers, classes = number_classes([_npz_labels(members, prefix) for prefix in present.values()])
     sets = {}
     for (split, prefix), labels in zip(present.items(), numbers, strict=True):
-        # Taken out one by one, so that at most one split is held in both axis orders.
-        images = arrays.pop(f"{prefix}images")
-        sets[split] = make(images, labels, classes if labels is not None else ())
+        member = members[f"{prefix}images"]
+        images = MemberImages(member, layout) if on_demand and not member.fortran else member.channels_first(layout)
+        sets[split] = ImageSet(images, labels, classes if labels is not None else (), vectors=len(member.shape) == 2)
     _require_alike(sets, path)
     return Splits(path.stem, sets["train"], sets.get("val"), sets.get("test"))
 
 
-def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
-    with plain_numbers_only(path):
-        with zipfile.ZipFile(path) as archive:
-            require_room(sum(member.file_size for member in archive.infolist()), str(path))
-        with np.load(path, allow_pickle=False) as archive:
-            keys = [key for key in archive.files if key.endswith(("images", "labels"))]
-            return {key: archive[key] for key in keys}
+def _npz_labels(members: dict[str, "Member"], prefix: str) -> np.ndarray | None:
+    """Labels, read only if there is one for each image: a small file can claim more of them than memory holds."""
+    images, labels = members[f"{prefix}images"], members.get(f"{prefix}labels")
+    if labels is None:
+        return None
+    if labels.shape[:1] != images.shape[:1]:
+        raise UserError(
+            f"labels must be one per image: {labels.key} has shape {labels.shape} for {images.shape[:1]} images"
+        )
+    require_one_class(labels.shape, labels.dtype)
+    require_room(4 * labels.nbytes, f"{labels.key} of {labels.path}, sorted to find the classes,")
+    return labels.rows(0, labels.shape[0])
 
 
 def _require_alike(sets: dict[str, ImageSet], path: Path) -> None:
@@ -170,68 +185,68 @@ def plain_numbers_only(path: Path) -> Iterator[None]:
         raise UserError(f"data.source: {path} cannot be read as arrays of numbers: {reason}") from error
 
 
-# Images inside a .npz file, read forward as they are asked for: compressed or not, they are never in memory whole.
-
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
-
-def open_npz(path: Path, layout: Layout = "auto") -> Splits:
-    """The same as `read_npz`, with images that are read on demand; only labels are read at once.
-
-    An array in Fortran's order has no images one after another, so such a file is read whole.
-    """
-    with plain_numbers_only(path), zipfile.ZipFile(path) as archive:
-        keys = [name.removesuffix(".npy") for name in archive.namelist()]
-    members = {key: Member(path, key) for key in keys if key.endswith("images")}
-    if any(member.fortran for member in members.values()):
-        return read_npz(path, layout)
-    with plain_numbers_only(path), np.load(path, allow_pickle=False) as archive:
-        labels = {key: archive[key] for key in keys if key.endswith("labels")}
-    images = {key: MemberImages(member, layout) for key, member in members.items()}
-    return npz_splits(path, {**images, **labels}, _image_set_members)
+def array_of_npy(content: bytes) -> np.ndarray:
+    """The array in the bytes of a .npy file, which must hold as many numbers as its header claims."""
+    file = BytesIO(content)
+    shape, fortran, dtype = _npy_header(file)
+    count, offset = math.prod(shape), file.tell()
+    if count * dtype.itemsize > len(content) - offset:
+        raise ValueError(f"its header claims {count * dtype.itemsize:,} bytes, and {len(content) - offset:,} are there")
+    return np.frombuffer(content, dtype, count, offset).reshape(shape, order="F" if fortran else "C")
 
 
-def _image_set_members(images: "MemberImages", labels: np.ndarray | None, classes: tuple[str, ...]) -> ImageSet:
-    return ImageSet(images, labels, classes, vectors=len(images.member.shape) == 2)
-
-
-def _opened(path: Path, key: str) -> IO[bytes]:
-    """A member, which holds its archive open and lets it go when it is itself let go."""
-    return zipfile.ZipFile(path).open(f"{key}.npy")
+def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether in Fortran's order, and dtype."""
+    version = np.lib.format.read_magic(file)
+    if version not in HEADERS:
+        raise ValueError(f"it is of NumPy's format {version}")
+    shape, fortran, dtype = HEADERS[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds objects")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"its shape is {shape}")
+    return shape, fortran, dtype
 
 
 class Member:
-    """One array of an archive: its shape, and its rows from front to back."""
+    """One array of a .npz file: its shape, and its rows from front to back."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
         with plain_numbers_only(path):
             self._rewind()
+        self.nbytes = self.dtype.itemsize * math.prod(self.shape)
+        self._row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
 
     def _rewind(self) -> None:
-        self._file = _opened(self.path, self.key)
-        version = np.lib.format.read_magic(self._file)
-        if version not in HEADERS:
-            raise ValueError(f"{self.key} is of NumPy's format {version}")
-        self.shape, self.fortran, self.dtype = HEADERS[version](self._file)
-        if self.dtype.hasobject:
-            raise ValueError("it holds objects")
-        self._row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
-        require_room(self._row_bytes, f"one image of {self.path}")
+        archive = zipfile.ZipFile(self.path)
+        # The member holds its archive open and lets it go when it is itself let go.
+        self._file = archive.open(f"{self.key}.npy")
+        self.shape, self.fortran, self.dtype = _npy_header(self._file)
         self._at = 0
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Rows `start` to `stop`; going back means reading from the beginning."""
-        require_room((stop - start) * self._row_bytes, f"{stop - start} images of {self.path}")
+        if self.fortran and (start, stop) != (0, self.shape[0]):
+            return self.rows(0, self.shape[0])[start:stop]
+        size, shape = (stop - start) * self._row_bytes, (stop - start, *self.shape[1:])
+        require_room(size, f"{stop - start} images of {self.path}")
         with plain_numbers_only(self.path):
             if start < self._at:
                 self._rewind()
             self._file.seek((start - self._at) * self._row_bytes, os.SEEK_CUR)
-            data = self._file.read((stop - start) * self._row_bytes)
-            if len(data) < (stop - start) * self._row_bytes:
-                raise ValueError(f"{self.key} ends early")
+            data = np.empty(size, np.uint8)
+            for at in range(0, size, PIECE):
+                piece = self._file.read(min(PIECE, size - at))
+                if len(piece) < min(PIECE, size - at):
+                    raise ValueError(f"{self.key} ends early")
+                data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
             self._at = stop
-            return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
+            return data.view(self.dtype).reshape(shape, order="F" if self.fortran else "C")
+
+    def channels_first(self, layout: Layout) -> np.ndarray:
+        """All of it as images."""
+        return channels_first(self.rows(0, self.shape[0] if self.shape else 0), layout)
 
 
 class MemberImages(OnDemand):

@@ -1,15 +1,15 @@
-"""One image file as an array, in the depth it was saved in."""
+"""One image file as an array, in the depth it was saved in and the way up it was taken."""
 
-import os
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
 
 from pmae.config import DataConfig
+from pmae.data.memory import unpacking
 from pmae.data.readers.scientific import DICOM_SUFFIXES, TIFF_SUFFIXES, read_dicom, read_tiff
-from pmae.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
 # Only these decoders may run, whatever a file claims to be.
@@ -18,6 +18,17 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 # Modes that are a way of writing another one.
 _PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
+# What turns an image upright, by the orientation in its EXIF data.
+ORIENTATION, EXIF = 0x0112, {"exif", "Raw profile type exif"}
+_UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
 
 
 class LossError(ValueError):
@@ -45,8 +56,8 @@ def _opened(path: Path, content: bytes | None) -> Path | BytesIO:
 
 
 def _decode_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
-    with Image.open(file, formats=FORMATS) as image:
-        _refuse_bombs(image)
+    # Twice: what Pillow unpacks, of four bytes a pixel, and its conversion or its array.
+    with Image.open(file, formats=FORMATS) as image, unpacking(image.width * image.height, 8):
         raw_mode = _raw_mode(image)
         _refuse_losses(image, raw_mode)
         try:
@@ -54,17 +65,23 @@ def _decode_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
         except ValueError as error:
             # So Pillow says that it has no mode for these channels.
             raise LossError(str(error)) from error
+        upright = _upright(image)
         if image.mode in DEEP_MODES:
-            pixels = _narrow(np.asarray(image), signed="16" in raw_mode and raw_mode.endswith("S"))
+            pixels = _narrow(np.asarray(upright), signed="16" in raw_mode and raw_mode.endswith("S"))
             return convert(pixels[None], config)
-        return _decode_bytes(image, config)
+        return _decode_bytes(upright, config)
 
 
-def _refuse_bombs(image: Image.Image) -> None:
-    """Pillow itself refuses twice its limit and warns of what lies between; many threads would unpack those at once."""
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:
-        raise ValueError(f"{image.width}x{image.height} pixels, more than {limit:,}; it may be a decompression bomb")
+def _upright(image: Image.Image) -> Image.Image:
+    """The image as the camera was held; Pillow itself does so for TIFF alone."""
+    if not EXIF & image.info.keys():
+        return image
+    try:
+        orientation = image.getexif().get(ORIENTATION, 1)
+    # Damaged EXIF data say nothing, and the pixels beside them are whole.
+    except Exception:
+        return image
+    return image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image
 
 
 def _raw_mode(image: Image.Image) -> str:
@@ -123,28 +140,3 @@ def _resize_deep(pixels: np.ndarray, side: int) -> np.ndarray:
     limits = np.iinfo(pixels.dtype)
     clipped: np.ndarray = np.clip(np.rint(result), limits.min, limits.max).astype(pixels.dtype)
     return clipped
-
-
-# How much memory there is, asked before it is filled.
-
-
-def available_bytes() -> int:
-    """Memory that can be taken without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    # Not every system counts its free pages; then the installed ones are the only bound left.
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def require_room(need: int, what: str) -> None:
-    """Refuse what would not fit in memory, with the bytes."""
-    free = available_bytes()
-    if need > free:
-        raise UserError(
-            f"data.source: {what} would take {need:,} bytes in memory, and {free:,} are available; "
-            "make the images smaller (data.resize, for a folder) or save them as one .npy file, which is read from disk"
-        )

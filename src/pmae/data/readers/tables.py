@@ -7,13 +7,16 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pmae.data.images import DTYPES
+from pmae.data.memory import available_bytes, require_room
 from pmae.errors import UserError, missing_extra
 
 KEPT_BYTES = 2**27
@@ -35,12 +38,14 @@ class TableSamples(ABC):
 
     without_image: Sequence[str] = ()
 
-    def __init__(self, paths: Sequence[Path], schema: Any, counts: Sequence[int], labels: Sequence[Any]) -> None:
-        self._columns = columns_of(schema, str(paths[0]))
-        self.classes = self._columns.classes
+    def __init__(self, columns: Columns, counts: Sequence[int], labels: Sequence[Any], what: Path, root: Path) -> None:
+        if not sum(counts):
+            raise UserError(f"data.source: {what} holds no rows")
+        self._columns, self._root = columns, root.resolve()
+        self.classes = columns.classes
         self._ends = np.cumsum(counts, dtype=np.int64)
         joined = [column.to_numpy(zero_copy_only=False) for column in labels]
-        self.labels = _whole_numbers(np.concatenate(joined), str(paths[0])) if joined else None
+        self.labels = _whole_numbers(np.concatenate(joined), what) if joined else None
 
     @abstractmethod
     def chunk(self, number: int) -> Any:
@@ -61,16 +66,30 @@ class TableSamples(ABC):
         value = cell[0].as_py()
         fields: dict[str, Any] = value if isinstance(value, dict) else {"bytes": value}
         content, path = fields.get("bytes"), fields.get("path") or ""
+        if not isinstance(path, str) or not isinstance(content, bytes | None):
+            raise ValueError("this row holds neither the bytes nor the path of an image")
         if content is None and not path:
             raise ValueError("no image in this row")
-        return path or f"row {position}", Path(path).read_bytes() if content is None else content
+        return path or f"row {position}", self._file(path) if content is None else content
+
+    def _file(self, path: str) -> bytes:
+        """The bytes of a file that a row names: a regular one below the data's folder, and nothing else."""
+        file = (self._root / path).resolve()
+        if not file.is_relative_to(self._root):
+            raise ValueError(f"it is outside the data's folder {self._root}")
+        if file.exists() and not file.is_file():
+            raise ValueError("it is not a regular file")
+        if file.stat().st_size > available_bytes() // 2:
+            raise ValueError(f"{file.stat().st_size:,} bytes, too many for memory")
+        return file.read_bytes()
 
     def name(self, position: int) -> str:
         """The path in the row, or its number."""
         cell = self._cell(position)
         # Only this field: the bytes beside it are an image.
         has_path = hasattr(cell, "field") and cell.type.get_field_index("path") >= 0
-        return (cell.field("path")[0].as_py() if has_path else None) or f"row {position}"
+        path = cell.field("path")[0].as_py() if has_path else None
+        return path if isinstance(path, str) and path else f"row {position}"
 
     def _cell(self, position: int) -> Any:
         number = int(np.searchsorted(self._ends, position, side="right"))
@@ -81,16 +100,17 @@ class TableSamples(ABC):
 class ArrowSamples(TableSamples):
     """Files of the Arrow stream format, mapped: the disk is read where a row is asked for."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        arrow, _ = _pyarrow()
-        tables = [
-            _opened(path, lambda path: arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all()) for path in paths
-        ]
-        columns = columns_of(tables[0].schema, str(paths[0]))
+    def __init__(self, paths: Sequence[Path], root: Path) -> None:
+        tables = [_mapped(path) for path in paths]
+        columns = _same_columns(paths, [table.schema for table in tables])
+        tables = [table.select([name for name in (columns.image, columns.label) if name]) for table in tables]
+        for path, table in zip(paths, tables, strict=True):
+            # An offset beyond the file's end would end the process without a message.
+            with _told(path):
+                table.validate(full=True)
         self._chunks = [chunk for table in tables for chunk in table.column(columns.image).chunks if len(chunk)]
         labels = [] if columns.label is None else [table.column(columns.label) for table in tables]
-        _require_rows(len(self._chunks), paths)
-        super().__init__(paths, tables[0].schema, [len(chunk) for chunk in self._chunks], labels)
+        super().__init__(columns, [len(chunk) for chunk in self._chunks], labels, paths[0], root)
 
     def chunk(self, number: int) -> Any:
         """A view of the file."""
@@ -103,19 +123,22 @@ class ArrowSamples(TableSamples):
 class ParquetSamples(TableSamples):
     """Parquet files, of which the row groups read last are kept."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        _, parquet = _pyarrow()
-        files = [_opened(path, parquet.ParquetFile) for path in paths]
-        columns = columns_of(files[0].schema_arrow, str(paths[0]))
+    def __init__(self, paths: Sequence[Path], root: Path) -> None:
+        files = [_opened(path) for path in paths]
+        columns = _same_columns(paths, [file.schema_arrow for file in files])
         sizes = [(file, i, file.metadata.row_group(i)) for file in files for i in range(file.metadata.num_row_groups)]
         self._groups = [(file, i) for file, i, group in sizes if group.num_rows]
-        _require_rows(len(self._groups), paths)
-        self._window = max(1, KEPT_BYTES // max(group.total_byte_size for _, _, group in sizes))
+        largest = max((group.total_byte_size for _, _, group in sizes), default=0)
+        self._window = max(1, KEPT_BYTES // max(1, largest))
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
         counts = [group.num_rows for _, _, group in sizes if group.num_rows]
-        labels = [] if columns.label is None else [file.read([columns.label]).column(0) for file in files]
-        super().__init__(paths, files[0].schema_arrow, counts, labels)
+        require_room(max(largest, 8 * sum(counts)), f"a row group or the labels of {paths[0]}")
+        labels = []
+        for path, file in zip(paths, files, strict=True):
+            with _told(path):
+                labels += [] if columns.label is None else [file.read([columns.label]).column(0)]
+        super().__init__(columns, counts, labels, paths[0], root)
 
     def chunk(self, number: int) -> Any:
         """A row group, from the disk if it was not among the last ones."""
@@ -133,19 +156,48 @@ class ParquetSamples(TableSamples):
         return np.concatenate([[0], self._ends[:-1]]), self._window
 
 
-def columns_of(schema: Any, what: str) -> Columns:
+def _same_columns(paths: Sequence[Path], schemas: Sequence[Any]) -> Columns:
+    """The columns of the first file, if they are those of all."""
+    first = columns_of(schemas[0], paths[0])
+    for path, schema in zip(paths, schemas, strict=True):
+        if columns_of(schema, path) != first or schema.field(first.image).type != schemas[0].field(first.image).type:
+            raise UserError(f"data.source: all tables must have the same columns, and {path} differs from {paths[0]}")
+    return first
+
+
+def columns_of(schema: Any, path: Path) -> Columns:
     """The columns by the features that `datasets` notes in a file, else by the kind of their values."""
-    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = noted.get("info", {}).get("features") or {}
-    kinds = {name: (features.get(name) or {}).get("_type", "") for name in schema.names}
+    if len(set(schema.names)) < len(schema.names):
+        raise UserError(f"data.source: {path} must have columns of different names, got {', '.join(schema.names)}")
+    features = _features(schema, path)
+    kinds = {name: str(features.get(name, {}).get("_type", "")) for name in schema.names}
     image = next((name for name in schema.names if _is_image(kinds[name], schema.field(name).type)), None)
     if image is None:
-        raise UserError(f"data.source: {what} must have a column of images, got {', '.join(schema.names) or 'none'}")
+        raise UserError(f"data.source: {path} must have a column of images, got {', '.join(schema.names) or 'none'}")
     label = next((name for name in schema.names if kinds[name] == "ClassLabel" or name == "label"), None)
-    array = features[image] if kinds[image].startswith("Array") else {}
-    classes = (features.get(label) or {}).get("names") if label else None
-    shape = tuple(array["shape"]) if array else None
-    return Columns(image, shape, array.get("dtype"), label, tuple(classes) if classes else None)
+    shape, dtype = None, None
+    if kinds[image].startswith("Array"):
+        shape, dtype = features[image].get("shape"), features[image].get("dtype")
+        if not _are(int, shape) or dtype not in DTYPES:
+            raise UserError(f"data.source: the arrays of {path} must have a shape and a dtype, got {shape}, {dtype}")
+    classes = features.get(label, {}).get("names") if label else None
+    if classes is not None and not _are(str, classes):
+        raise UserError(f"data.source: the class names of {path} must be a list of text, got {str(classes)[:50]}")
+    return Columns(image, tuple(shape) if shape else None, dtype, label, tuple(classes) if classes else None)
+
+
+def _features(schema: Any, path: Path) -> dict[str, dict[str, Any]]:
+    """What `datasets` notes of each column, if it was there."""
+    try:
+        noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = (noted.get("info") or {}).get("features") or {}
+        return {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise UserError(f"data.source: the Hugging Face metadata of {path} cannot be read: {error}") from error
+
+
+def _are(kind: type, values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)
 
 
 def _is_image(kind: str, stored: Any) -> bool:
@@ -163,23 +215,32 @@ def _numbers(cell: Any, columns: Columns) -> np.ndarray:
     return numbers.reshape(columns.shape)
 
 
-def _whole_numbers(labels: np.ndarray, what: str) -> np.ndarray:
+def _whole_numbers(labels: np.ndarray, path: Path) -> np.ndarray:
     if labels.dtype.kind not in "biu":
         raise UserError(
-            f"data.source: the labels of {what} must be whole numbers, one for each image, got {labels.dtype}"
+            f"data.source: the labels of {path} must be whole numbers, one for each image, got {labels.dtype}"
         )
     return labels.astype(np.int64)
 
 
-def _require_rows(count: int, paths: Sequence[Path]) -> None:
-    if not count:
-        raise UserError(f"data.source: {paths[0]} holds no rows")
+def _mapped(path: Path) -> Any:
+    arrow, _ = _pyarrow()
+    with _told(path):
+        return arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all()
 
 
-def _opened(path: Path, opened: Any) -> Any:
+def _opened(path: Path) -> Any:
+    _, parquet = _pyarrow()
+    with _told(path):
+        return parquet.ParquetFile(path)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What pyarrow says of a damaged file, as one sentence with its name."""
     arrow, _ = _pyarrow()
     try:
-        return opened(path)
+        yield
     except (OSError, arrow.ArrowException) as error:
         raise UserError(f"data.source: {path} cannot be read as a table: {str(error).splitlines()[0]}") from error
 

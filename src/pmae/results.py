@@ -1,0 +1,262 @@
+"""Evaluations as results.json keeps them: typed, validated when they are read, added to and never overwritten.
+
+One `Evaluation` is one call of the suite on one representation, with everything it says of itself; a `Score` in it is
+one protocol, pooling and split. Of scores of the same thing the newest stands; the older ones stay in the file.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT = 2
+BASELINES = ("random weights", "raw pixels", "pca features", "from scratch")
+PROTOCOLS = {"linear": "linear probe", "mlp": "MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
+POOLINGS = {"cls": "CLS", "mean": "patch mean", "pixels": "", "pca": ""}
+PRIMARY = "mean"
+"""The pooling that stands for a representation: the mean of the patch tokens, the better in every run measured so far;
+published numbers are of [CLS]."""
+METRICS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_auc": "macro AUC",
+    "macro_f1": "macro F1",
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A metric with its 95% bootstrap interval, averaged over the seeds of the heads; None where it is undefined."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    std: float | None = None
+    """Standard deviation of the value between the seeds of the heads; None for one seed."""
+
+    @property
+    def percent(self) -> "Interval":
+        """The same, of a share, in percent."""
+        parts = (self.value, self.low, self.high, self.std)
+        return Interval(*(None if share is None else 100 * share for share in parts))
+
+    def overlaps(self, other: "Interval") -> bool:
+        """Whether the two intervals share a number; unknown bounds count as shared."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return True
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True)
+class SeedScore:
+    """One seed of the heads: the settings chosen for it (rate and decay, or k) and its metrics; None if it diverged."""
+
+    seed: int
+    chosen: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Interval] | None = None
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Precision and recall of one class, None where there is nothing to divide by, and its number of images."""
+
+    name: str
+    precision: float | None
+    recall: float | None
+    support: int
+
+
+@dataclass(frozen=True)
+class KAccuracy:
+    """Accuracy of k-NN at one k: on the split that is scored, and on the part of train on which k is chosen."""
+
+    k: int
+    accuracy: float
+    validation: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """One protocol on one representation, pooling and split; metrics are shares of 1."""
+
+    protocol: str
+    pooling: str
+    split: str
+    images: int
+    metrics: dict[str, Interval]
+    chosen_on: str = ""
+    """How the settings of the heads were chosen."""
+    by_seed: tuple[SeedScore, ...] = ()
+    per_class: tuple[ClassScore, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] | None = None
+    """Rows are true classes, columns predicted ones; of the first seed, as `per_class`."""
+    notes: tuple[str, ...] = ()
+    by_k: tuple[KAccuracy, ...] = ()
+    losses: tuple[tuple[float | None, ...], ...] = ()
+    """Of fine-tuning: mean training loss of each epoch, for each seed."""
+    # What follows is what the evaluation says of all its scores: it fills them in, and the file has them once.
+    method: str = ""
+    epoch: int = 0
+    preset: str = ""
+    data: str = ""
+    classes: tuple[str, ...] = ()
+    chance: float | None = None
+    """Percentage that always answering the commonest class gets."""
+
+    @property
+    def label(self) -> str:
+        """The representation for display: `pmae epoch 100`, or one of the baselines."""
+        return f"{self.method} epoch {self.epoch}" if self.epoch else self.method
+
+    @property
+    def pooling_name(self) -> str:
+        """The pooling for display; empty where there is no choice."""
+        return POOLINGS.get(self.pooling, self.pooling)
+
+    @property
+    def representation(self) -> str:
+        """The label, with the pooling where there is a choice."""
+        return f"{self.label} ({self.pooling_name})" if self.pooling_name else self.label
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether nothing was pretrained."""
+        return self.method in BASELINES
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds of the heads were averaged over."""
+        return len(self.by_seed)
+
+    @property
+    def accuracy(self) -> Interval:
+        """The accuracy in percent."""
+        return self.percent("accuracy")
+
+    def percent(self, metric: str) -> Interval:
+        """A metric in percent; undefined if it was not measured."""
+        return self.metrics.get(metric, Interval()).percent
+
+
+SHARED = ("method", "epoch", "preset", "data", "classes", "chance")
+
+
+@dataclass(frozen=True)
+class DuplicatePair:
+    """A held-out image and the training image with the same bytes, by name."""
+
+    train: str
+    held_out: str
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """How many held-out images train holds too, and the first of them."""
+
+    count: int
+    pairs: tuple[DuplicatePair, ...] = ()
+
+
+@dataclass(frozen=True)
+class EvaluatedData:
+    """The labelled images: how many in each split (None if absent), and what a reader must know of them."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: int | None = None
+    val: int | None = None
+    test: int | None = None
+    notes: tuple[str, ...] = ()
+    duplicates: dict[str, Duplicates] = field(default_factory=dict)
+    majority: dict[str, float] = field(default_factory=dict)
+    """By split: accuracy of always answering the commonest training class."""
+
+
+@dataclass(frozen=True)
+class FeatureShape:
+    """Width and effective rank (None where it is too wide to measure) of the training features of a pooling."""
+
+    width: int
+    effective_rank: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One call of the suite: the representation, the settings, the data, and the scores."""
+
+    method: str
+    """pmae or mae, or one of the baselines."""
+    preset: str
+    data: EvaluatedData
+    scores: tuple[Score, ...]
+    epoch: int = 0
+    """Epochs of pretraining; 0 for a baseline."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Every setting of the protocols."""
+    seeds: tuple[int, ...] = ()
+    features: dict[str, FeatureShape] = field(default_factory=dict)
+    """By pooling."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Spent on features, probes, knn, finetune and metrics."""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        common = {"method": self.method, "epoch": self.epoch, "preset": self.preset, "data": self.data.name}
+        chances = {split: 100 * share for split, share in self.data.majority.items()}
+        filled = (
+            dataclasses.replace(score, **common, classes=self.data.classes, chance=chances.get(score.split))  # type: ignore[arg-type]
+            for score in self.scores
+        )
+        object.__setattr__(self, "scores", tuple(filled))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, from which `read_evaluations` makes an equal evaluation."""
+        values = dataclasses.asdict(self)
+        for score in values["scores"]:
+            for key in SHARED:
+                del score[key]
+        return {"format": FORMAT, **values}
+
+
+def scores_of(evaluations: Sequence[Evaluation]) -> list[Score]:
+    """Every score that stands, pretrained representations first, baselines in their usual order."""
+    found = [score for evaluation in standing(evaluations) for score in evaluation.scores]
+    return sorted(found, key=lambda s: BASELINES.index(s.method) if s.is_baseline else -1)
+
+
+def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Evaluations, oldest first, with the scores that no later one measured anew; those left without any are gone."""
+    seen: set[tuple[object, ...]] = set()
+    kept = []
+    for evaluation in reversed(evaluations):
+        scores = [score for score in evaluation.scores if _what(score) not in seen]
+        seen |= {_what(score) for score in scores}
+        kept += [dataclasses.replace(evaluation, scores=tuple(scores))] if scores else []
+    return kept[::-1]
+
+
+def _what(score: Score) -> tuple[object, ...]:
+    return score.method, score.epoch, score.preset, score.data, score.protocol, score.pooling, score.split
+
+
+def primary(scores: Sequence[Score], pooling: str = PRIMARY) -> list[Score]:
+    """For each representation, preset, data, protocol and split one pooling: this one, or the next of `POOLINGS`.
+
+    It is fixed beforehand, so that no test set chooses it.
+    """
+    order = [pooling, *POOLINGS]
+    kept: dict[tuple[object, ...], Score] = {}
+    for score in sorted(scores, key=lambda s: order.index(s.pooling) if s.pooling in order else len(order)):
+        kept.setdefault(_what(dataclasses.replace(score, pooling="")), score)
+    chosen = {id(score) for score in kept.values()}
+    return [score for score in scores if id(score) in chosen]
+
+
+def pretrained(scores: Sequence[Score]) -> list[Score]:
+    """Scores of the latest evaluated epoch of every pretrained encoder on each data set."""
+    ours = [score for score in scores if not score.is_baseline]
+    latest: dict[tuple[str, str], int] = {}
+    for score in ours:
+        key = score.method, score.data
+        latest[key] = max(latest.get(key, 0), score.epoch)
+    return [score for score in ours if score.epoch == latest[score.method, score.data]]

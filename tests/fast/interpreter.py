@@ -1,0 +1,45 @@
+"""Kernels on the CPU: Triton's interpreter in a process of its own, and how far results are from an exact one."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def run_python(*arguments: str, **environment: str) -> str:
+    """The output of a fresh interpreter that imports what this one does."""
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    done = subprocess.run([sys.executable, *arguments], env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def distance(got: Tensor, expected: Tensor) -> float:
+    """The largest error in units of the largest element; infinite where anything is not a number."""
+    error = ((got.double() - expected).abs().max() / expected.abs().max()).item()
+    return error if error == error else float("inf")
+
+
+def repair_interpreter() -> None:
+    """The interpreter multiplies bfloat16 numbers by their bits and truncates to them; a GPU multiplies and rounds."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    product, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounded(data: Any, old: Any, new: Any, mode: Any) -> Any:
+        if (old, new) != (tl.float32, tl.bfloat16):
+            return convert(data, old, new, mode)
+        return torch.from_numpy(data.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: product(self, widened(a), widened(b), *rest)
+    interpreter._convert_float = rounded

@@ -1,0 +1,75 @@
+"""The update in one kernel against torch's AdamW in float64, run on the CPU by Triton's interpreter.
+
+Run as a script this file is the process in which Triton interprets: it prints errors as JSON.
+"""
+
+import json
+import sys
+
+import pytest
+import torch
+from tests.fast.interpreter import run_python
+from torch import nn
+
+SIZES = {"matrix": (96, 64), "long": (5000,), "odd": (7, 3), "unused": (16,)}
+"""Of the weights; `long` needs two programs, `odd` is no multiple of 16."""
+DECAY, BETAS, STEPS = 0.05, (0.9, 0.95), 5
+
+
+def reference(gradients: list[dict[str, torch.Tensor]], rates: list[float]) -> dict[str, torch.Tensor]:
+    """Weights after all steps, by torch in float64."""
+    torch.manual_seed(0)
+    weights = {name: nn.Parameter(torch.randn(size).double()) for name, size in SIZES.items()}
+    decayed = [p for p in weights.values() if p.ndim == 2]
+    groups = [{"params": decayed}, {"params": [p for p in weights.values() if p.ndim < 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, weight_decay=DECAY)
+    for of_step, rate in zip(gradients, rates, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for name, gradient in of_step.items():
+            weights[name].grad = gradient.double()
+        optimizer.step()
+    return {name: p.detach() for name, p in weights.items()}
+
+
+def interpret(bf16: bool) -> dict[str, float]:
+    """Errors of weights and of their bf16 copies, after all steps; only in a process where Triton interprets."""
+    from pmae.fast.adamw import FusedAdamW
+
+    torch.manual_seed(0)
+    weights = {name: nn.Parameter(torch.randn(size)) for name, size in SIZES.items()}
+    draw = torch.Generator().manual_seed(1)
+    kind = torch.bfloat16 if bf16 else torch.float32
+    names = [name for name in SIZES if name != "unused"]
+    gradients = [{n: torch.randn(SIZES[n], generator=draw).to(kind) for n in names} for _ in range(STEPS)]
+    rates, rate = [0.01 * (step + 1) for step in range(STEPS)], torch.zeros(())
+    expected = reference(gradients, rates)
+    copies = {p: nn.Parameter(p.detach().bfloat16()) for p in weights.values()} if bf16 else {}
+    decayed = [p for p in weights.values() if p.ndim == 2]
+    groups = [{"params": decayed}, {"params": [p for p in weights.values() if p.ndim < 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=BETAS, weight_decay=DECAY, capturable=True)
+    update = FusedAdamW(optimizer, copies)
+    for of_step, value in zip(gradients, rates, strict=True):
+        rate.fill_(value)
+        for name, gradient in of_step.items():
+            update.leaf(weights[name]).grad = gradient.clone()
+        update.fill()
+        update()
+    errors = {name: (weights[name].double() - expected[name]).abs().max().item() for name in SIZES}
+    for name in names if bf16 else ():
+        whole, rounded = weights[name].detach(), copies[weights[name]].detach()
+        # Within a unit in the last place of 8 bits: the interpreter truncates where a GPU rounds.
+        errors[f"{name} rounded"] = max(0.0, ((rounded.float() - whole) / whole).abs().max().item() - 2**-7)
+    errors["steps"] = abs(float(optimizer.state[weights["long"]]["step"]) - STEPS)
+    return errors | {"unused step": float(optimizer.state[weights["unused"]]["step"])}
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_the_update_is_torchs_adamw(kind: str) -> None:
+    pytest.importorskip("triton")
+    errors = json.loads(run_python(__file__, kind, TRITON_INTERPRET="1"))
+    assert {name: error for name, error in errors.items() if error > 2e-6} == {}
+
+
+if __name__ == "__main__":
+    print(json.dumps(interpret(sys.argv[1] == "bfloat16")))

@@ -1,0 +1,26 @@
+"""The kernel that hides components without sorting, against the sort, run by Triton's interpreter."""
+
+import pytest
+from tests.fast.interpreter import run_python
+
+SCRIPT = """
+import torch
+from pmae import masking
+from pmae.fast import masks as kernels
+kernels.wrap_triton = lambda kernel: kernel
+torch.manual_seed(0)
+cases = [(300, 0.02, 0.2), (300, 0.02, 0.9), (64, 0.0, 0.5), (17, 1.0, 0.1), (2, 0.0, 0.01), (5, 3.0, 0.99)]
+for count, decay, ratio in cases:
+    share = torch.exp(-decay * torch.arange(float(count)))
+    share, noise, ratio = share / share.sum(), torch.rand(12, count), torch.tensor(ratio)
+    expected = masking.hide_components(noise, share, ratio)
+    got = kernels.hide_closest(noise, share, ratio)
+    assert torch.equal(got, expected), (count, decay, ratio, (got != expected).sum())
+    assert got.any(1).all() and not got.all(1).any()
+print("equal")
+"""
+
+
+def test_the_kernel_hides_what_the_sort_hides() -> None:
+    pytest.importorskip("triton")
+    assert run_python("-c", SCRIPT, TRITON_INTERPRET="1").strip() == "equal"

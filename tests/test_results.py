@@ -1,0 +1,90 @@
+"""Typed evaluations: what stands of several, which pooling counts, and what they look like on pages."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pmae.results import (
+    ClassScore,
+    DuplicatePair,
+    Duplicates,
+    EvaluatedData,
+    Evaluation,
+    FeatureShape,
+    Interval,
+    KAccuracy,
+    Score,
+    SeedScore,
+    pretrained,
+    primary,
+    scores_of,
+    standing,
+)
+from pmae.results_file import read_evaluations
+
+
+def evaluation(method: str, epoch: int = 0, accuracy: float = 0.5, *keys: str, data: str = "toy") -> Evaluation:
+    """One score for each `protocol/pooling`."""
+    metrics = {"accuracy": Interval(accuracy, accuracy - 0.02, accuracy + 0.02)}
+    scores = [Score(*key.split("/"), "test", 100, metrics) for key in keys or ("linear/cls",)]
+    described = EvaluatedData(data, ("a", "b"), 400, None, 100, majority={"test": 0.5})
+    return Evaluation(method, "strong", described, tuple(scores), epoch, settings={"epochs": epoch}, seeds=(0,))
+
+
+def test_a_score_is_shown_in_percent_under_its_label() -> None:
+    (score,) = evaluation("pmae", 5, 0.75).scores
+    assert (score.label, score.representation, score.data) == ("pmae epoch 5", "pmae epoch 5 (CLS)", "toy")
+    assert (score.accuracy.value, score.accuracy.low, score.accuracy.high) == pytest.approx((75.0, 73.0, 77.0))
+    assert (score.chance, score.classes, score.is_baseline) == (50.0, ("a", "b"), False)
+    assert score.percent("macro_auc") == Interval()
+    (other,) = evaluation("raw pixels", 0, 0.5, "linear/pixels").scores
+    assert (other.representation, other.is_baseline) == ("raw pixels", True)
+
+
+def test_what_is_written_is_read_back_the_same() -> None:
+    score = Score(
+        "knn", "mean", "val", 60, {"accuracy": Interval(0.5, 0.4, 0.6, 0.01), "macro_auc": Interval()}, "fixed",
+        (SeedScore(0, {"k": 3}, {"accuracy": Interval(0.5, 0.4, 0.6)}), SeedScore(1)),
+        (ClassScore("a", 0.5, None, 30), ClassScore("b", None, 1.0, 30)), ((1, 2), (3, 4)), ("died",),
+        (KAccuracy(3, 0.5, 0.6),), ((1.0, None), (0.5, 0.25)),
+    )  # fmt: skip
+    pairs = Duplicates(1, (DuplicatePair("x.png", "y.png"),))
+    data = EvaluatedData("toy", ("a", "b"), 400, 60, None, ("a note",), {"val": pairs}, {"val": 0.5})
+    whole = Evaluation(
+        "pmae", "strong", data, (score,), 7, {"probe": {"epochs": 3}}, (0, 1), {"mean": FeatureShape(8, 2.5)},
+        {"knn": 0.1}, ("left out",),
+    )  # fmt: skip
+    written = json.loads(json.dumps(whole.to_json(), allow_nan=False))
+    assert "method" not in written["scores"][0]
+    assert read_evaluations({"evaluations": [written]}, "results.json") == [whole]
+
+
+def test_the_newest_score_of_the_same_thing_stands_and_older_ones_keep_what_they_say_of_themselves() -> None:
+    first = evaluation("pmae", 3, 0.5, "linear/cls", "knn/cls")
+    second = dataclasses.replace(evaluation("pmae", 3, 0.7, "linear/cls"), seeds=(1, 2), settings={"epochs": 9})
+    elsewhere = evaluation("pmae", 3, 0.9, "linear/cls", data="others")
+    kept = standing([first, second, elsewhere])
+    assert [(one.seeds, [score.protocol for score in one.scores]) for one in kept] == [
+        ((0,), ["knn"]),
+        ((1, 2), ["linear"]),
+        ((0,), ["linear"]),
+    ]
+    assert [score.accuracy.value for score in scores_of([first, second, elsewhere])] == pytest.approx([50, 70, 90])
+    assert standing([first, first]) == [first]
+
+
+def test_the_latest_epoch_and_the_mean_of_the_patches_stand_for_an_encoder() -> None:
+    keys = ("linear/cls", "linear/mean", "knn/cls")
+    every = [evaluation(*what, 0.5, *keys) for what in (("random weights", 0), ("pmae", 10), ("pmae", 9))]
+    scores = scores_of(every)
+    assert scores[-1].label == "random weights"
+    found = [(s.label, s.protocol, s.pooling) for s in primary(pretrained(scores))]
+    assert found == [("pmae epoch 10", "linear", "mean"), ("pmae epoch 10", "knn", "cls")]
+    assert [s.pooling for s in primary(pretrained(scores), "cls")] == ["cls", "cls"]
+
+
+def test_intervals_overlap_when_they_touch_or_are_unknown() -> None:
+    assert Interval(5, 4, 6).overlaps(Interval(7, 6, 8))
+    assert not Interval(5, 4, 6).overlaps(Interval(8, 6.1, 9))
+    assert Interval(5).overlaps(Interval(50, 49, 51))

@@ -1,0 +1,225 @@
+"""Published runs can still be repeated: their settings load, and the tables on the pages are what run folders say."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pmae.cli import parsed
+from pmae.config import replace
+from pmae.config_file import to_dict
+from pmae.derive import resolve
+from pmae.errors import UserError
+from pmae.runs import Run, write_json
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "results"
+RUNS = sorted((RESULTS / "runs").iterdir())
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_published_run_can_be_repeated(run: Path) -> None:
+    config = parsed("pretrain", ["--config", str(run / "config.json"), "--out", "unused"]).configured()
+    assert config.data.root == "data"
+    data = json.loads((run / "environment.json").read_text())["data"]
+    # Nothing was left to derive: a later change of the rules cannot change what the file means.
+    assert resolve(config, data["counts"]["train"], tuple(data["shape"])) == (config, {})
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that imports a module of tools/ by its name."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md"])
+def test_the_tables_on_a_page_are_what_is_generated(page: str, tool: Any) -> None:
+    text = (ROOT / page).read_text()
+    assert "<!-- table: " in text
+    assert tool("tables").filled(text) == text, "run python tools/tables.py"
+
+
+@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md", "results/spaces.md"])
+def test_every_figure_on_a_page_is_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    shown = [part.partition(")")[0] for part in text.split("](")[1:]] + [
+        p.split('"')[1] for p in text.split("<img ")[1:]
+    ]
+    pictures = [name for name in shown if name.endswith(".png")]
+    assert pictures
+    assert all(((ROOT / page).parent / name).is_file() for name in pictures)
+
+
+ROWS = {"cifar10": "CIFAR-10", "dermamnist": "DermaMNIST 64x64", "bloodmnist": "BloodMNIST 64x64"}
+
+
+def linear(run: Path, label: str) -> str:
+    """Accuracy of the linear probe on the mean, straight from results.json."""
+    results = json.loads((run / "results.json").read_text())["evaluation"]
+    entries = results[f"{label} [strong]"]["results"]
+    wanted = [e for e in entries if (e["protocol"], e["split"]) == ("linear", "test") and e["pooling"] != "cls"]
+    return f"{100 * wanted[0]['metrics']['accuracy']['value']:.1f}"
+
+
+@pytest.mark.parametrize(("data", "row"), ROWS.items())
+def test_the_headline_in_the_readme_is_what_was_measured(data: str, row: str) -> None:
+    page = (ROOT / "README.md").read_text().splitlines()
+    shown = next(line for line in page if line.startswith(f"| {row} |")).strip("| ").split(" | ")
+    epochs = shown[1]
+    mae, pmae = (linear(RESULTS / "runs" / f"{data}-{m}-{epochs}", f"{m} epoch {epochs}") for m in ("mae", "pmae"))
+    ours = linear(RESULTS / "runs" / f"{data}-contrast-{shown[-1]}", f"pmae epoch {shown[-1]}")
+    scores = [mae, pmae, ours]
+    best = [f"**{value}**" if float(value) == max(map(float, scores)) else value for value in scores]
+    first = RESULTS / "runs" / f"{data}-pmae-100"
+    baselines = [linear(first, "random weights"), linear(first, "pca features")]
+    assert shown == [row, epochs, *baselines, *best, shown[-1]]
+
+
+def long_run(place: Path, name: str, source: str, **changes: Any) -> Run:
+    """A published run as if it had been 800 epochs long."""
+    folder = Path(shutil.copytree(RESULTS / "runs" / source, place / name))
+    run = Run(folder)
+    config = replace(run.config, train__epochs=800, optim__warmup_epochs=40.0, **changes)
+    write_json(folder / "config.json", to_dict(config))
+    text = (folder / "results.json").read_text().replace("epoch 100", "epoch 800").replace('"epoch":100', '"epoch":800')
+    (folder / "results.json").write_text(text)
+    return run
+
+
+def cells(table: str, start: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith(f"| {start}")]
+
+
+def accuracy(source: str, preset: str, protocol: str, pooling: str) -> float:
+    results = json.loads((RESULTS / "runs" / source / "results.json").read_text())["evaluation"]
+    (suite,) = [s for key, s in results.items() if " epoch " in key and key.endswith(f"[{preset}]")]
+    wanted = (protocol, pooling, "test")
+    (entry,) = [e for e in suite["results"] if (e["protocol"], e["pooling"], e["split"]) == wanted]
+    return 100 * float(entry["metrics"]["accuracy"]["value"])
+
+
+def test_long_runs_stand_beside_the_published_numbers_and_absent_ones_say_so(tool: Any, tmp_path: Path) -> None:
+    tables: ModuleType = tool("tables")
+    assert tables.paper_table(tmp_path / "nothing").count("not run yet") == 7
+    long_run(tmp_path, "a", "cifar10-pmae-100")
+    long_run(tmp_path, "b", "bloodmnist-mae-100")
+    long_run(tmp_path, "c", "bloodmnist-mae-100", train__seed=1)
+    table = tables.paper_table(tmp_path)
+    assert table.count("not run yet") == 5
+    (pmae,) = cells(table, "here, PMAE 0.2, `masking` with encoder.patch_size=8, 1 run |")
+    assert pmae[1:4] == ["paper", "test", "[CLS]"]
+    for column, protocol in enumerate(("linear", "mlp", "knn", "finetune"), start=4):
+        assert float(pmae[column].split()[0]) == pytest.approx(
+            accuracy("cifar10-pmae-100", "paper", protocol, "cls"), abs=0.051
+        )
+    # Two runs with the same numbers: the spread is theirs, and it is nothing.
+    (mae,) = [row for row in cells(table, "here, MAE 0.75") if row[0].endswith("2 runs")]
+    assert mae[4] == f"{accuracy('bloodmnist-mae-100', 'paper', 'linear', 'cls'):.1f} ± 0.0"
+    (said,) = cells(table, "**PMAE, oracle ratio: published** | paper | test")
+    assert said[4:] == ["59.0", "64.1", "55.3", "84.8"]
+
+
+def test_the_headline_follows_the_longest_pair(tool: Any, tmp_path: Path) -> None:
+    headline: ModuleType = tool("headline")
+    for method in ("mae", "pmae"):
+        shutil.copytree(RESULTS / "runs" / f"cifar10-{method}-100", tmp_path / method)
+    assert "published" not in headline.headline(tmp_path)
+    other = shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-long"))
+    for method in ("mae", "pmae"):
+        long_run(other, f"{method}-800", f"cifar10-{method}-100")
+    table = headline.headline(other)
+    (row,) = cells(table, "CIFAR-10 |")
+    assert row[1] == "800"
+    assert row[5] == f"**{accuracy('cifar10-pmae-100', 'strong', 'linear', 'mean'):.1f}**"
+    (pair,) = cells(table, "CIFAR-10, PMAE 0.2, `masking`")
+    assert pair[1].startswith(f"59.0 / {accuracy('cifar10-pmae-100', 'paper', 'linear', 'cls'):.1f}")
+
+
+def swept_run(place: Path, ratio: float) -> None:
+    """A published run as if it had been one of those that compare ratios."""
+    run = long_run(place, f"{ratio}", "cifar10-pmae-100", masking__masked_variance=ratio, decoder__name="small")
+    write_json(run.path / "config.json", to_dict(replace(run.config, train__epochs=50, optim__warmup_epochs=2.5)))
+    text = (run.path / "results.json").read_text().replace("epoch 800", "epoch 50").replace('"epoch":800', '"epoch":50')
+    (run.path / "results.json").write_text(text)
+
+
+def test_runs_that_compare_ratios_fill_the_table_of_ratios(tool: Any, tmp_path: Path) -> None:
+    tables, figures = tool("tables"), tool("figures")
+    assert tables.ratio_tables(tmp_path / "nothing") == "Not run yet.\n"
+    assert figures.measured(tmp_path / "nothing") == {}
+    for ratio in (0.1, 0.2, 0.4):
+        swept_run(tmp_path, ratio)
+    first, second = tables.ratio_tables(tmp_path).split("### Features: mean")
+    for table, pooling in ((first, "cls"), (second, "mean")):
+        (row,) = cells(table, "linear probe | strong | PMAE |")
+        value = f"{accuracy('cifar10-pmae-100', 'strong', 'linear', pooling):.1f}"
+        assert row[3:] == [value, value, "–", value, *["–"] * 7]
+    # A mean over three of nine shares is no number to publish, and a line through them no figure.
+    assert "standard error" not in second
+    assert figures.measured(tmp_path) == {}
+    for ratio in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9):
+        swept_run(tmp_path, ratio)
+    assert cells(tables.ratio_tables(tmp_path), "PMAE | strong | 9 |")[0][4] == "0.00"
+    assert set(figures.measured(tmp_path)) == {"paper-ratio", "paper-spread"}
+
+
+def test_learning_curves_of_long_runs_are_drawn_in_the_colours_of_their_methods(tool: Any, tmp_path: Path) -> None:
+    for method in ("mae", "pmae"):
+        long_run(tmp_path, method, f"cifar10-{method}-100")
+    drawn = tool("figures").measured(tmp_path)
+    assert list(drawn) == ["paper-curves"]
+    loss, r2, probe = drawn["paper-curves"].figure.axes
+    assert [line.get_label() for line in loss.lines] == ["PMAE 0.2, masking", "MAE 0.75, masking"]
+    said = Run(RESULTS / "runs" / "cifar10-pmae-100").results["pretrain"]
+    ends = [line.get_ydata()[-1] for line in probe.lines]
+    assert ends[0] == pytest.approx(said["linear"])
+    held_out = next(line for line in r2.lines if line.get_marker() == "o")
+    assert held_out.get_ydata()[-1] == pytest.approx(said["held_out_r2"])
+
+
+def test_a_run_is_published_in_small(tool: Any, tmp_path: Path) -> None:
+    publish: ModuleType = tool("publish")
+    source = RESULTS / "runs" / "cifar10-pmae-100"
+    folder = Path(shutil.copytree(source, tmp_path / "run"))
+    run = Run(folder)
+    write_json(folder / "config.json", to_dict(replace(run.config, data__root="/somewhere/else")))
+    lines = (source / "metrics.jsonl").read_text().splitlines()
+    # As training writes them: several lines an epoch, of which the last one counts.
+    early = [json.dumps({**json.loads(line), "epoch": n + 0.5, "loss": 9.0}) for n, line in enumerate(lines[:100])]
+    pairs = [line for pair in zip(early, lines[:100], strict=True) for line in pair]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in [*pairs, *lines[100:]]))
+    made = publish.publish(run, tmp_path / "runs")
+    assert made == tmp_path / "runs" / "cifar10-pmae-100"
+    assert Run(made).config == Run(source).config
+    assert Run(made).results == Run(source).results
+    assert Run(made).environment == Run(source).environment
+    assert Run(made).metrics() == Run(source).metrics()
+    other = replace(run.config, optim__base_lr=3e-4)
+    write_json(folder / "config.json", to_dict(other))
+    with pytest.raises(UserError, match="holds a run of other settings"):
+        publish.publish(run, tmp_path / "runs")
+    run.add_results(pretrain={"epoch": 40})
+    with pytest.raises(UserError, match="must have come to its end"):
+        publish.publish(run, tmp_path / "runs")
+
+
+def test_published_names_say_what_a_run_is(tool: Any, tmp_path: Path) -> None:
+    names = {path.name: tool("publish").name_of(Run(path)) for path in RUNS}
+    assert names == {path.name: path.name for path in RUNS}
+    for name, changes in {
+        "cifar10-pmae-0.4-800": {"masking__masked_variance": 0.4},
+        "cifar10-pmae-random-800": {"masking__masked_variance": None, "masking__ratio_schedule": "uniform"},
+        "cifar10-pmae-pixels-0.2-800": {"objective__target": "pixels"},
+        "cifar10-cosine-grouped=True-0.2-800-seed3": {
+            "space__name": "cosine",
+            "space__grouped": True,
+            "train__seed": 3,
+        },
+        "cifar10-pmae-paper-800": {"masking__per": "batch", "objective__scale": "sum", "decoder__name": "text"},
+    }.items():
+        assert tool("publish").name_of(long_run(tmp_path, name, "cifar10-pmae-100", **changes)) == name
