@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -58,7 +58,7 @@ class Evaluate:
         splits = load(self._labelled()) if self.data or self.root or self.labels else None
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
         for path in runs:
-            epochs = self.epochs or [None]
+            epochs: list[int | None] = [*self.epochs] or [None]
             run = api.evaluate(path, protocols, splits, epochs, not self.no_baselines, self.seeds, self.device, print)
             if is_main():
                 print(f"{run.path}\n{score_table(run)}")
@@ -67,7 +67,7 @@ class Evaluate:
         """The run's own data settings, with what the command line says otherwise."""
         from pmae.runs import Run
 
-        given = {"source": self.data, "root": self.root, "labels": self.labels}
+        given: dict[str, Any] = {"source": self.data, "root": self.root, "labels": self.labels}
         return replace(Run(self.path).config.data, **{k: v for k, v in given.items() if v is not None})
 
 

@@ -45,7 +45,8 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), _unwrapped("--help" not in arguments):
-            return tyro.cli(kind, args=list(arguments), prog=f"pmae {command}", default=default)
+            found: T = tyro.cli(kind, args=list(arguments), prog=f"pmae {command}", default=default)  # type: ignore[assignment]
+            return found
     except SystemExit as stop:
         if not stop.code:
             raise
