@@ -39,7 +39,6 @@ CASES: dict[str, set[str]] = {
     "pmae evaluate runs/a --pre": {"--preset"},
     "pmae evaluate runs/a --preset ": {"paper", "released", "plain", "strong"},
     "pmae export runs/a --format hug": {"huggingface"},
-    "pmae completions ": {"bash", "zsh", "fish"},
 }
 
 
