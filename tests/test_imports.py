@@ -9,11 +9,12 @@ from pathlib import Path
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "config", "config_file"}
+LEAVES = {"errors", "validation", "config", "config_file"}
 ALLOWED = {
     "errors": set(),
-    "config": {"errors"},
-    "config_file": {"errors", "config"},
+    "validation": {"errors"},
+    "config": {"errors", "validation"},
+    "config_file": {"errors", "validation", "config"},
     "derive": LEAVES,
     "masking": LEAVES,
     "objectives": LEAVES,
@@ -30,10 +31,11 @@ ALLOWED = {
     "tensor_files": LEAVES | {"runs"},
     "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs", "tensor_files"},
     "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "results", "tensor_files", "train.schedule"},
-    # The paper and sweeps run whole jobs through the front door and show them, so they stand above both.
-    "paper": LEAVES
-    | {"derive", "data", "evaluate.protocols", "report", "runs", "results", "train.environment", "api", "sweep"},
-    "sweep": LEAVES | {"derive", "masking", "spaces", "data", "evaluate", "report", "runs", "train", "api", "paper"},
+    # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
+    "sweep": LEAVES
+    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "results", "train.environment"}
+    | {"api", "paper.recipes"},
+    "paper": LEAVES | {"derive", "evaluate.protocols", "flops", "report", "runs", "results", "api", "sweep"},
     "report": LEAVES | {"runs", "results"},
     "export": LEAVES | {"models", "data", "runs", "results", "tensor_files", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headline import long_kinds
 from publish import name_of
-from shelf import FIGURES, RUNS, shelf
+from published_runs import FIGURES, RUNS, published_runs
 from tables import ratio_page
 
 from pmae.paper.tables import RATIOS
@@ -25,16 +25,18 @@ COLOURED = ("ours", "mae", "paper", "masking", "mae_masking", "mae_ours", "relea
 """Recipes in the order in which they get a colour."""
 
 
-def measured(place: Path = RUNS) -> dict[str, Drawing]:
+def measured(folder: Path = RUNS) -> dict[str, Drawing]:
     """What the small files of published runs show, by file name; nothing of what has not been run."""
     drawn = {}
     for name in ("ratio", "spread"):
-        page = ratio_page(name, "mean", place)
+        page = ratio_page(name, "mean", folder)
         if _is_whole(page.tables[0]):
             drawn[f"paper-{name}"] = page.drawings[0]
     # In the order of colours: PMAE is blue and MAE orange, as in the figure of ratios.
-    long = sorted(long_kinds("cifar10", place), key=lambda kind: COLOURED.index(kind.recipe))
-    curves = [_curves(shelf(place)[kind][0], f"{kind.title}, {kind.recipe.removeprefix('mae_')}") for kind in long]
+    long = sorted(long_kinds("cifar10", folder), key=lambda kind: COLOURED.index(kind.recipe))
+    curves = [
+        _curves(published_runs(folder)[kind][0], f"{kind.title}, {kind.recipe.removeprefix('mae_')}") for kind in long
+    ]
     return drawn | ({"paper-curves": charts.learning_curves(curves)} if curves else {})
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
+from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, published_runs
 
 from pmae.report import published
 from pmae.results import scores_of
@@ -27,21 +27,21 @@ PICTURES = {
 REBUILT = {"dermamnist": " 64x64", "bloodmnist": " 64x64"}
 
 
-def headline(place: Path = RUNS) -> str:
+def headline(folder: Path = RUNS) -> str:
     """The README's tables: linear probes beside baselines and, where there are long runs, the paper's protocols."""
     header = ["", "epochs", "random weights", "PCA features", "MAE 0.75", "PMAE 0.2", "`ours`", "its epochs"]
-    lines = [line(header), "|---" * len(header) + "|", *filter(None, (_linear_line(data, place) for data in SETS))]
-    long = [text for data in SETS for text in _paper_lines(data, place)]
+    lines = [line(header), "|---" * len(header) + "|", *filter(None, (_linear_line(data, folder) for data in SETS))]
+    long = [text for data in SETS for text in _paper_lines(data, folder)]
     if long:
         lines += ["", line([f"{LONG} epochs, published / here", *COLUMNS.values()]), "|---" * 5 + "|", *long]
     return "\n".join([*lines, ""])
 
 
-def _linear_line(data: str, place: Path) -> str | None:
+def _linear_line(data: str, folder: Path) -> str | None:
     """The longest MAE and PMAE of a data set under preset `strong`, and what needs no pretraining."""
     kinds = {
         k: runs
-        for k, runs in shelf(place).items()
+        for k, runs in published_runs(folder).items()
         if k.data == data and (k.method, k.ratio) in PAIR and k.recipe in RECIPES
     }
     lengths = {method: {k.epochs for k in kinds if k.method == method} for method, _ in PAIR}
@@ -53,7 +53,7 @@ def _linear_line(data: str, place: Path) -> str | None:
     mae, pmae = (
         next(v for label, v in found[method].items() if label.startswith(method)) for method in ("mae", "pmae")
     )
-    beyond = _ours(data, place)
+    beyond = _ours(data, folder)
     scores = [mae, pmae, *beyond.values()]
     shown = [f"**{value:.1f}**" if value == max(scores) else f"{value:.1f}" for value in scores]
     known = [f"{baselines[label]:.1f}" if label in baselines else "" for label in ("random weights", "pca features")]
@@ -62,12 +62,12 @@ def _linear_line(data: str, place: Path) -> str | None:
     return line([name, str(max(both)), *known, *shown, *last])
 
 
-def _ours(data: str, place: Path) -> dict[int, float]:
+def _ours(data: str, folder: Path) -> dict[int, float]:
     """Epochs and score of the longest run of recipe `ours` as it is, if there is one."""
-    kinds = [k for k in shelf(place) if (k.data, k.method, k.recipe, k.differs) == (data, "pmae", "ours", ())]
+    kinds = [k for k in published_runs(folder) if (k.data, k.method, k.recipe, k.differs) == (data, "pmae", "ours", ())]
     longest = sorted(kinds, key=lambda kind: kind.epochs)[-1:]
     return {
-        k.epochs: next(v for label, v in _linear(shelf(place)[k][0]).items() if label.startswith("pmae"))
+        k.epochs: next(v for label, v in _linear(published_runs(folder)[k][0]).items() if label.startswith("pmae"))
         for k in longest
     }
 
@@ -81,20 +81,20 @@ def _linear(run: Run) -> dict[str, float]:
     return {s.label: s.accuracy.value for s in wanted if s.accuracy.value is not None}
 
 
-def long_kinds(data: str, place: Path) -> list[Kind]:
+def long_kinds(data: str, folder: Path) -> list[Kind]:
     """The long runs of a data set in the order of telling: the baseline, the paper's method, ours."""
     order = ("mae", "mae_released", "mae_masking", "mae_ours", "paper", "released", "kmae", "masking", "ours")
     return sorted(
-        (kind for kind in shelf(place) if (kind.data, kind.epochs) == (data, LONG)),
+        (kind for kind in published_runs(folder) if (kind.data, kind.epochs) == (data, LONG)),
         key=lambda kind: order.index(kind.recipe),
     )
 
 
-def _paper_lines(data: str, place: Path) -> list[str]:
+def _paper_lines(data: str, folder: Path) -> list[str]:
     """The long runs of a data set under the paper's preset, on [CLS], beside the published numbers."""
     lines = []
-    for kind in (kind for kind in long_kinds(data, place) if kind.method in PUBLISHED):
-        runs = shelf(place)[kind]
+    for kind in (kind for kind in long_kinds(data, folder) if kind.method in PUBLISHED):
+        runs = published_runs(folder)[kind]
         scores = [
             s
             for run in runs
@@ -116,6 +116,6 @@ def _paper_lines(data: str, place: Path) -> list[str]:
 def pictures() -> str:
     """The first three figures that there are, side by side."""
     found = {name: alt for name, alt in PICTURES.items() if (FIGURES / f"{name}.png").is_file()}
-    place = FIGURES.relative_to(ROOT)
-    shown = [f'<img src="{place}/{name}.png" width="32%" alt="{alt}">' for name, alt in list(found.items())[:3]]
+    figures = FIGURES.relative_to(ROOT)
+    shown = [f'<img src="{figures}/{name}.png" width="32%" alt="{alt}">' for name, alt in list(found.items())[:3]]
     return "\n".join([*shown, ""])

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from shelf import RUNS, kind_of
+from published_runs import RUNS, kind_of
 
 from pmae.config import replace
 from pmae.config_file import to_dict
 from pmae.errors import UserError
 from pmae.runs import Run, write_json, write_text
-from pmae.sweep.jobs import finished
+from pmae.sweep.find import finished
 
 SHORT = {
     "paper": "paper", "mae": "paper", "kmae": "paper", "released": "released", "mae_released": "released",
@@ -25,11 +25,11 @@ LINES = 100
 """How many epochs of a run keep a line of metrics."""
 
 
-def publish(run: Run, place: Path = RUNS) -> Path:
-    """Write a run's folder below `place`, named after what it is; a run of the same settings takes its place."""
+def publish(run: Run, below: Path = RUNS) -> Path:
+    """Write a run's folder below a folder, named after what it is; a run of the same settings takes its place."""
     if not finished(run):
         raise UserError(f"run must have come to its end to be published, got {str(run.path)!r}")
-    folder = place / name_of(run)
+    folder = below / name_of(run)
     if folder.exists() and kind_of(Run(folder)) != kind_of(run):
         raise UserError(f"{str(folder)!r} holds a run of other settings; rename it first")
     folder.mkdir(parents=True, exist_ok=True)

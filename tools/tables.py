@@ -8,17 +8,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
-from shelf import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, shelf
+from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, published_runs
 
-from pmae.paper.fill import Need, fill, only_found
-from pmae.paper.pages import Page, page_of
-from pmae.paper.presets import chosen
-from pmae.paper.tables import ITEMS, RATIOS, Plan
+from pmae.paper.cells import fill_cells
+from pmae.paper.runner import page_of, requirements
+from pmae.paper.tables import ITEMS, RATIOS, RunChoices
 from pmae.report import published
+from pmae.report.sweeps import Page
 from pmae.report.tables import Table, to_markdown
 from pmae.results import Score, scores_of
 from pmae.runs import Run, write_text
-from pmae.sweep.jobs import Library
+from pmae.sweep.find import RunIndex
+from pmae.sweep.scored import Scoring
 
 PAGES = (ROOT / "results" / "RESULTS.md", ROOT / "README.md")
 FEATURES = {"cls": "[CLS]", "mean": "mean"}
@@ -36,17 +37,17 @@ SWEEP = (("encoder.patch_size", "8"), ("decoder.name", "small"))
 """What all runs that compare ratios have in common with those that compare masking spaces."""
 
 
-def paper_table(place: Path = RUNS) -> str:
+def paper_table(folder: Path = RUNS) -> str:
     """The long runs beside the published numbers, a table a data set; their learning curves, once they are drawn."""
-    return "\n".join([*(_paper_set(data, place) for data in SETS), *_picture("paper-curves", "Learning curves")])
+    return "\n".join([*(_paper_set(data, folder) for data in SETS), *_picture("paper-curves", "Learning curves")])
 
 
 def _picture(name: str, alt: str) -> list[str]:
     return [f"![{alt}](figures/{name}.png)\n"] if (FIGURES / f"{name}.png").is_file() else []
 
 
-def _paper_set(data: str, place: Path) -> str:
-    kinds = {kind: shelf(place)[kind] for kind in long_kinds(data, place)}
+def _paper_set(data: str, folder: Path) -> str:
+    kinds = {kind: published_runs(folder)[kind] for kind in long_kinds(data, folder)}
     name = published.paper()["data"][data]
     header = [f"{name}, {LONG} epochs", "preset", "images", "features", *COLUMNS.values()]
     lines = [line(header), "|---" * len(header) + "|"]
@@ -83,9 +84,9 @@ def _measured(kind: Kind, runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def accuracy_tables(split: str, place: Path = RUNS) -> str:
+def accuracy_tables(split: str, folder: Path = RUNS) -> str:
     """The runs of other lengths with their baselines, a table a data set and preset."""
-    kinds = shelf(place)
+    kinds = published_runs(folder)
     plain = [k for k in kinds if k.epochs not in (LONG, SWEPT) and k.recipe in COMPARED]
     order = sorted(plain, key=lambda kind: (COMPARED.index(kind.recipe), -kind.epochs))
     made = []
@@ -109,27 +110,29 @@ def _representation(kind: Kind, score: Score) -> str:
     return f"{name} ({score.pooling})" if score.pooling in FEATURES else name
 
 
-def ratio_page(name: str, pooling: str = "cls", place: Path = RUNS) -> Page:
+def ratio_page(name: str, pooling: str = "cls", folder: Path = RUNS) -> Page:
     """The page of an item of the paper from what results/runs has of the runs that compare ratios."""
     # MAE's usual share is not among the nine, but stands in every other table.
     ratios = tuple(sorted({*RATIOS, 0.75})) if name == "ratio" else RATIOS
-    item, plan = ITEMS[name], Plan("masking", ("cifar10",), SWEPT, ratios=ratios, settings=SWEEP)
-    need = Need(chosen(("strong", "paper"), item.protocols, item.with_plain, None), pooling=pooling)
-    return page_of(item, fill(item, plan, only_found(item, Library([place])), need), need)
+    item, chosen = ITEMS[name], RunChoices("masking", ("cifar10",), SWEPT, ratios=ratios, settings=SWEEP)
+    needed = requirements(item, chosen, Scoring(presets=("strong", "paper"), pooling=pooling))
+    index = RunIndex([folder])
+    filled = fill_cells(item, chosen, lambda specs, _: [index.first(spec.config) for spec in specs], needed)
+    return page_of(item, filled, needed)
 
 
-def ratio_tables(place: Path = RUNS) -> str:
+def ratio_tables(folder: Path = RUNS) -> str:
     """Accuracy by hidden share for each pooling, then mean and standard error over the shares."""
     made = []
     for pooling in FEATURES:
-        table = ratio_page("ratio", pooling, place).tables[0]
+        table = ratio_page("ratio", pooling, folder).tables[0]
         rows = [row[1:] for row in table.rows if any(value is not None for value in row[4:])]
         made.append(
             to_markdown(Table(table.name, f"Features: {FEATURES[pooling]}", table.header[1:], rows, table.note))
         )
         if not rows:
             return "Not run yet.\n"
-    spread = ratio_page("spread", "mean", place).tables[0]
+    spread = ratio_page("spread", "mean", folder).tables[0]
     # Over fewer shares than all nine, a mean says which ones were run and little else.
     whole = [row[1:] for row in spread.rows if row[3] == str(len(RATIOS))]
     title = "Mean and standard error over the nine shares, linear probe, features: mean"

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import pmae.app
 from pmae.app import explorer
 from pmae.app.material import Material
 from pmae.cli import main
@@ -100,6 +99,8 @@ def _takes_good_files_and_refuses_bad_ones(browser: Any, tmp_path: Path) -> None
     field.send_keys(str(tmp_path / "words.png"))
     until(lambda: "upload must be an image" in browser.execute_script(TEXT, "#message"), "the refusal")
     assert browser.execute_script(shown) == red
+    bottom = "return document.querySelector('#message .problem').getBoundingClientRect().bottom - window.innerHeight"
+    assert browser.execute_script(bottom) < 0, "the answer is seen without scrolling"
 
 
 def _has_three_tabs_at_any_width(browser: Any) -> None:
@@ -141,6 +142,27 @@ def test_uploads_over_the_limit_do_not_arrive(served: str) -> None:
         assert client.post(f"{served}gradio_api/upload", files=files).status_code == 413
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("127.0.0.1", 200), ("localhost", 200), ("[::1]", 200), ("evil.example", 400), ("127.0.0.1.evil.example", 400)],
+)
+def test_only_a_browser_that_asks_for_this_machine_is_answered(served: str, host: str, status: int) -> None:
+    import httpx
+
+    port = served.rstrip("/").rsplit(":", 1)[1]
+    with httpx.Client(trust_env=False) as client:
+        for path in ("", "config", "gradio_api/info"):
+            assert client.get(f"{served}{path}", headers={"host": f"{host}:{port}"}).status_code == status
+
+
+def test_a_bad_upload_keeps_the_image_and_says_why(trained: Material, tmp_path: Path) -> None:
+    (tmp_path / "words.png").write_text("no picture")
+    before = trained.picked.images[0]
+    image, said = explorer.take(trained, str(tmp_path / "words.png"), before)
+    assert image is before
+    assert "upload must be an image" in said
+
+
 def test_ctrl_c_ends_it_and_leaves_nothing(material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gradio", reason="gradio is not installed")
     said: list[str] = []
@@ -174,7 +196,5 @@ def test_without_gradio_one_line_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "gradio", None)
-    monkeypatch.delitem(sys.modules, "pmae.app.layout", raising=False)
-    monkeypatch.delattr(pmae.app, "layout", raising=False)
     assert main(["explore", "--no-browser"]) == 2
     assert "pmae explore needs gradio, which is not installed: pip install 'pmae[app]'" in capsys.readouterr().err

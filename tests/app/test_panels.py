@@ -12,10 +12,10 @@ from matplotlib.colors import to_rgba
 from PIL import Image
 
 from pmae.app import hiding, panels
-from pmae.app import panels as markup
 from pmae.app.material import Material
 from pmae.data.images import Splits
 from pmae.errors import UserError
+from pmae.report.style import PALETTE
 
 
 def pictures(page: str) -> dict[str, np.ndarray]:
@@ -27,11 +27,11 @@ def pictures(page: str) -> dict[str, np.ndarray]:
 def test_the_marked_dots_are_the_hidden_units_and_the_bar_holds_their_share(material: Material) -> None:
     space, x = material.space("cosine"), material.standardized(material.picked.images[0])
     units, share = hiding.hide(space, x, hiding.draw_for(space, 0.3, 2)).units.numpy(), space.mask_group_share.numpy()
-    above, below = markup.spectrum(share, units, "coefficients", "hidden").axes
+    above, below = panels.spectrum(share, units, "coefficients", "hidden").axes
     dots = above.collections[0]
     order = np.argsort(-share, kind="stable")
     np.testing.assert_allclose(dots.get_offsets()[:, 1], 100 * share[order], rtol=1e-5)
-    blue = (dots.get_facecolors() == to_rgba(markup.MARK)).all(1)
+    blue = (dots.get_facecolors() == to_rgba(PALETTE[0])).all(1)
     np.testing.assert_array_equal(blue, units[order])
     assert below.images[0].get_array()[0, :, 3].mean() == pytest.approx(share[units].sum(), abs=1e-3)
 
@@ -78,3 +78,15 @@ def test_neighbours_need_a_run_and_class_names_stay_text(trained: Material, spli
     assert "<script" not in page
     assert "<b>" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_a_share_that_is_being_typed_draws_a_mask_and_an_empty_field_is_named(material: Material) -> None:
+    image = material.picked.images[0]
+    for share in (0, 0.35, 1):
+        assert list(pictures(panels.masks(material, image, "cosine", share, 0))) == ["image", "visible", "hidden"]
+    assert "(35% asked for)" in panels.masks(material, image, "cosine", 0.35, 0)
+    for seed in (None, -1, 2**64):
+        with pytest.raises(UserError, match=f"seed must be a whole number from 0, got {seed}"):
+            panels.masks(material, image, "cosine", 0.35, seed)
+    with pytest.raises(UserError, match="masked share must be a number from 0, got None"):
+        panels.masks(material, image, "cosine", None, 0)

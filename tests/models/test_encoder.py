@@ -1,9 +1,12 @@
 """Encoders and decoder: timm's own forward and state dict, any shape, clear refusals."""
 
+from typing import Literal
+
 import pytest
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from pmae.config import DecoderConfig, EncoderConfig
 from pmae.errors import UserError
@@ -84,6 +87,25 @@ def test_named_decoders_have_their_sizes(name: str, width: int, depth: int, coun
     assert decoder.embed.out_features == width
     assert len(decoder.blocks) == depth
     assert sum(p.numel() for p in decoder.parameters()) == pytest.approx(count, rel=0.02)
+
+
+@pytest.mark.parametrize("init", ["xavier", "normal"])
+def test_initial_matrices_have_the_standard_deviation_that_is_asked_for(init: Literal["xavier", "normal"]) -> None:
+    encoder = build_encoder(EncoderConfig(patch_size=8, init=init), (3, 32, 32))
+    decoder = Decoder(DecoderConfig("text", init=init), encoder, 8)
+    layers = [m for m in (*encoder.modules(), *decoder.modules()) if isinstance(m, nn.Linear | nn.Conv2d)]
+    assert len(layers) == 1 + 24 * 4 + 2
+    for layer in layers:
+        inputs, outputs = layer.weight[0].numel(), len(layer.weight)
+        expected = 0.02 if init == "normal" else (2 / (inputs + outputs)) ** 0.5
+        assert float(layer.weight.detach().std()) == pytest.approx(expected, rel=0.03)
+        assert layer.bias is not None
+        assert not bool(layer.bias.any())
+
+
+def test_a_timm_name_keeps_timms_initial_weights() -> None:
+    with pytest.raises(UserError, match=r"encoder\.init must be left unset unless encoder\.name is vit_tiny"):
+        EncoderConfig("resnet18", init="normal")
 
 
 def test_positions_tell_rows_and_columns_apart() -> None:

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from pmae.train.schedule import rate
 
@@ -20,6 +21,19 @@ def test_released_is_near_zero_for_most_of_its_warm_up() -> None:
     assert rate("released", 0, 800, 40) == pytest.approx(1e-40)
     assert rate("released", 39.9, 800, 40) == pytest.approx(0.1)
     assert rate("released", 40, 800, 40) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_released_is_torchs_warm_up_and_cosine_in_sequence() -> None:
+    epochs, warmup = 50, 4
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    rising = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 10.0 ** -(warmup - epoch))
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rising, falling], [warmup])
+    for epoch in range(epochs):
+        assert rate("released", epoch, epochs, warmup) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6)
+        schedule.step()
+    assert rate("released", 799, 800, 40) == pytest.approx((1 + math.cos(math.pi * 759 / 800)) / 2)
 
 
 def test_constant_stays_and_no_warm_up_starts_at_the_peak() -> None:

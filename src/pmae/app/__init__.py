@@ -1,1 +1,1 @@
-"""The explorer: a page on this machine to play with masks, spectra and neighbours."""
+"""The explorer: a page on this machine to play with masks, walk the spectrum and find neighbours."""

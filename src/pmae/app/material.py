@@ -45,6 +45,9 @@ BANK = 4096
 EXACT, LEADING, LANDMARKS = 4096, 64, 256
 """All principal components up to so many pixels, else a few leading ones; and a kernel that is quick to fit."""
 
+LARGEST_FILE, LARGEST_PICTURE = 20 * 2**20, 50_000_000
+"""Bytes and pixels of an upload: a larger picture is refused by its header, before it is unpacked."""
+
 
 class Material:
     """Images (C, H, W) in the data's own units go in; standardized batches of one, and positions, come out."""
@@ -59,7 +62,7 @@ class Material:
         self.sample = Batches(self.train.images[spread(len(self.train), most)], CPU)
         self.standardize = fit_standardize(self.sample, "channel") if trained is None else trained.standardize
         self.picked = self.shown.take(spread(len(self.shown), PICKED)).loaded()
-        self.view = view_of(np.asarray(self.picked.images, np.float64), self._range_name())
+        self.view = view_of(np.asarray(self.picked.images, np.float64), self.dtype.name)
         self._spaces: dict[str, Space] = {}
         self._bank: Tensor | None = None
         self._lock = threading.Lock()
@@ -134,11 +137,6 @@ class Material:
         except UserError:  # sides that cannot be halved or cut into patches, or a basis beyond the memory
             return False
 
-    def _range_name(self) -> str:
-        """The dtype, unless bytes use a corner of their range and would all be black."""
-        narrow = self.dtype == np.uint8 and np.asarray(self.picked.images).max() < 64
-        return "narrow" if narrow else self.dtype.name
-
 
 def _require_fitting(trained: TrainedModel | None, shape: tuple[int, int, int], dtype: str) -> None:
     if trained is not None:
@@ -159,13 +157,6 @@ def patch_of_pixel(shape: tuple[int, int, int], patch: int) -> Tensor:
     channels, height, width = shape
     row, column = torch.arange(height) // patch, torch.arange(width) // patch
     return (row[:, None] * (width // patch) + column).expand(channels, -1, -1).reshape(-1)
-
-
-# A file that somebody uploads, as an image like those of the data; whatever is wrong with it in one sentence.
-
-LARGEST_FILE = 20 * 2**20
-LARGEST_PICTURE = 50_000_000
-"""Pixels: a larger picture is refused by its header, before it is unpacked."""
 
 
 def read_upload(path: Path, shape: tuple[int, int, int], dtype: np.dtype, low: float, high: float) -> np.ndarray:

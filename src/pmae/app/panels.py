@@ -16,25 +16,35 @@ from pmae.app import hiding
 from pmae.app.material import BANK, Material
 from pmae.errors import UserError
 from pmae.method import MAE
-from pmae.report.style import FAINT, NEUTRAL, PALETTE, WIDTH, as_inline_svg, styled
+from pmae.report.samples import PARTS
+from pmae.report.style import NEUTRAL, PALETTE, WIDTH, as_inline_svg, minus, styled, variance_bar
 from pmae.spaces import Pixels, Space
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 BASIS, NEIGHBOURS = 16, 12
-PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.0)}
-"""Shares of the cumulated variance, as in the report's figures."""
+LEAST = 0.01
+"""Of the image is hidden, and stays visible, whatever share is asked for."""
 MID_GREY = "Mid-grey is 0, black and white are ∓{:.2g} standard deviations of a pixel."
 BAR = "In the bar each is as wide as its share of the variance, the largest first."
 MEETING = (
     "Top, middle and bottom meet at 80% and 95% of the variance.",
     "Parts without the largest are differences from the mean image, each on a scale of its own.",
 )
+DRAWING = threading.Lock()
+"""Panels are made in threads, and matplotlib's settings belong to all of them."""
 BORROWED = "To be seen, predicted patches borrow the mean and contrast of the true ones; R² is without that loan."
 
 
-def masks(material: Material, image: np.ndarray, name: str, share: float, seed: int) -> str:
+def masks(material: Material, image: np.ndarray, name: str, share: float | None, seed: int | None) -> str:
     """The image, its visible and its hidden part, what the run predicts, and which part of the spectrum is hidden."""
+    if share is None or seed is None or not 0 <= seed < 2**63:
+        wrong = ("masked share", "number", share) if share is None else ("seed", "whole number", seed)
+        raise UserError("{} must be a {} from 0, got {}".format(*wrong))
     space, x, model = material.space(name), material.standardized(image), material.model
-    draw = hiding.draw_for(space, share, seed)
+    draw = hiding.draw_for(space, min(max(share, LEAST), 1 - LEAST), seed)
     masked = hiding.hide(space, x, draw, model.config.masking.prefix if model else "closest")
     prediction, told = None, ""
     if model is not None and name == material.own_space:
@@ -46,12 +56,13 @@ def masks(material: Material, image: np.ndarray, name: str, share: float, seed: 
     pictures, scale = _parts(material, space, x, masked, prediction)
     count, achieved = int(masked.units.sum()), float(space.mask_group_share[masked.units].sum())
     things = things_of(space)
-    hidden = f"{count:,} of {space.mask_group_count:,} {things} are hidden, with {achieved:.1%} of the variance."
+    hidden = f"{count:,} of {space.mask_group_count:,} {things} are hidden, with {achieved:.1%} of the variance"
+    hidden += "." if isinstance(space, Pixels) else f" ({share:.0%} asked for)."
     figure = spectrum(space.mask_group_share.numpy(), masked.units.numpy(), things, "hidden")
     label = f"share of variance of each of the {things}, the hidden ones marked"
     differences = f"The hidden part is a difference. {MID_GREY.format(scale)}" * (not isinstance(space, Pixels))
     notes = [note for note in (hidden, BAR, differences, material.view.note) if note]
-    score = words(told.replace("-", "−"), kind="score") if told else ""
+    score = words(minus(told), kind="score") if told else ""
     return row(pictures) + score + chart(figure, "masks", label, *notes)
 
 
@@ -153,18 +164,6 @@ def _called(material: Material, place: int) -> str:
     return train.names[place] if train.names else f"number {place + 1:,}"
 
 
-# Pictures and figures as HTML that needs no file and no server: images in the page, charts in the page's ink.
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-STRIP = 800
-MARK = PALETTE[0]
-DRAWING = threading.Lock()
-"""Panels are made in threads, and matplotlib's settings belong to all of them."""
-
-
 def row(pictures: Mapping[str, np.ndarray], size: str = "large") -> str:
     """Pictures (H, W, 3) from 0 to 1 beside each other, with their names below."""
     made = [_figure(picture, name) for name, picture in pictures.items()]
@@ -206,8 +205,10 @@ def _spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) 
     above, below = figure.subplots(2, 1, gridspec_kw={"height_ratios": (5, 1)})
     _draw_dots(above, share, marked, meaning)
     above.set(xlabel=f"{things}, by their rank", ylabel="% of variance")
-    _draw_bar(below, share, marked)
-    below.set(xlabel=f"% of variance, cumulated over the {things}")
+    variance_bar(below, share, marked, 0.5, 0.5)
+    below.set(xlim=(0, 100), ylim=(0, 1), yticks=(), xlabel=f"% of variance, cumulated over the {things}")
+    below.grid(False)
+    below.spines["left"].set_visible(False)
     return figure
 
 
@@ -215,28 +216,13 @@ def _draw_dots(axes: "Axes", share: np.ndarray, marked: np.ndarray, meaning: str
     ranks = np.arange(1, len(share) + 1)
     # A logarithm has no place for the zeros of a basis that is wider than the data.
     seen = share > 1e-9
-    inks = np.where(marked, MARK, NEUTRAL)[seen].tolist()
+    inks = np.where(marked, PALETTE[0], NEUTRAL)[seen].tolist()
     # In the order of their ranks: drawn kind by kind, the last one would cover the crowded end.
     axes.scatter(ranks[seen], 100 * share[seen], s=9, color=inks, linewidths=0, rasterized=True)
-    for ink, label in ((MARK, meaning), (NEUTRAL, "the others")):
+    for ink, label in ((PALETTE[0], meaning), (NEUTRAL, "the others")):
         axes.scatter([], [], s=20, color=ink, label=label, linewidths=0)
     axes.set(xscale="log", yscale="log", xlim=(0.9, 1.1 * len(share)))
     axes.legend(loc="lower left", handletextpad=0.1)
-
-
-def _draw_bar(axes: "Axes", share: np.ndarray, marked: np.ndarray) -> None:
-    """One bar of the whole variance; where units are narrower than a pixel, colour is as strong as they are many."""
-    ends = np.concatenate([[0.0], share.cumsum()])
-    taken = np.concatenate([[0.0], (share * marked).cumsum()])
-    filled = np.diff(np.interp(np.linspace(0, ends[-1], STRIP + 1), ends, taken)) * STRIP / ends[-1]
-    red, green, blue = (int(MARK[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    bar = np.broadcast_to([red, green, blue, 0.0], (1, STRIP, 4)).copy()
-    bar[0, :, 3] = filled.clip(0, 1)
-    axes.barh(0.5, 100, height=1, color=FAINT, linewidth=0)
-    axes.imshow(bar, extent=(0, 100, 0, 1), aspect="auto", interpolation="none", zorder=3)
-    axes.set(xlim=(0, 100), ylim=(0, 1), yticks=())
-    axes.grid(False)
-    axes.spines["left"].set_visible(False)
 
 
 def _figure(picture: np.ndarray, caption: str) -> str:

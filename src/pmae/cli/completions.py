@@ -100,10 +100,10 @@ def known_words() -> dict[str, tuple[str, ...]]:
     from pmae.evaluate.protocols import PRESETS
     from pmae.export import FORMATS
     from pmae.paper.recipes import RECIPES
-    from pmae.paper.runner import SHOWN
     from pmae.paper.tables import DATASETS, ITEMS, ROWS
     from pmae.results import PROTOCOLS
     from pmae.spaces import SPACES
+    from pmae.sweep.scored import SHOWN
 
     settings = [f"{section}.{name}" for section, values in to_dict(Config()).items() for name in values]
     devices = ("auto", "cpu", "cuda")
@@ -116,7 +116,7 @@ def known_words() -> dict[str, tuple[str, ...]]:
         "encoder.name": ("vit_tiny",),
         "format": FORMATS,
         "paper methods": ROWS,
-        "paper names": ITEMS,
+        "paper names": (*ITEMS, "status"),
         "paper pooling": SHOWN,
         "pooling": POOLINGS,
         "preset": PRESETS,

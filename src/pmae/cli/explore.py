@@ -19,11 +19,11 @@ The page is served to this machine alone; uploads stay on it and are deleted at 
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     options = parser().parse_args(arguments)
-    from pmae.app.explorer import explore, gather, import_layout
+    from pmae.app.explorer import explore, gather, gradio
     from pmae.runs import Run
 
     # Before the data is read and a space fitted: without Gradio there is no page.
-    import_layout()
+    gradio()
     given = Run(options.run) if options.run else None
     material = gather(given, _data(options, given), _say)
     explore(material, options.port, not options.no_browser, _say)

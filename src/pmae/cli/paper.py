@@ -9,6 +9,7 @@ EXAMPLES = """examples:
   pmae paper main --datasets cifar10 bloodmnist --epochs 100 --seeds 0 1 2 --out runs/paper
   pmae paper ratio --recipe masking --ratios 0.1 0.2 0.4 --epochs 50 --set encoder.patch_size=8
   pmae paper knn --datasets cifar10 --runs results/runs --only-found    from stored results, running nothing
+  pmae paper status --runs results/runs                                 how much of the main table has been run
 The same command again continues where it was stopped. An oracle's ratio is chosen on validation images (the val split,
 or a fifth of the training images where there is none), never on those of the final number.
 """
@@ -17,10 +18,14 @@ or a fifth of the training images where there is none), never on those of the fi
 def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     options = parser().parse_args(arguments)
-    from pmae.config_file import settings_given
-    from pmae.paper.tables import RATIOS, Plan, items
+    from contextlib import nullcontext
+    from pathlib import Path
 
-    plan = Plan(
+    from pmae.config_file import settings_given
+    from pmae.paper.tables import RATIOS, RunChoices, items
+    from pmae.sweep.scored import Scoring
+
+    chosen = RunChoices(
         options.recipe,
         tuple(options.datasets),
         options.epochs,
@@ -31,26 +36,35 @@ def run(arguments: list[str]) -> None:
         options.device,
         tuple(options.methods),
     )
-    presets = tuple(options.preset or ["released" if options.recipe == "released" else "paper"])
-    wanted = [] if options.list and not options.names else items(options.names)
-    from contextlib import nullcontext
-    from pathlib import Path
+    scoring = Scoring(
+        Path(options.out),
+        tuple(map(Path, options.runs)),
+        tuple(options.preset or ["released" if options.recipe == "released" else "paper"]),
+        tuple(options.protocols),
+        options.head_epochs,
+        options.only_found,
+        options.pooling,
+    )
+    if options.names == ["status"]:
+        from pmae.paper.runner import status
+        from pmae.report.tables import to_markdown
 
-    from pmae.paper.cost import Heads, cost_lines
-    from pmae.paper.runner import Way, check, reproduce
+        print(to_markdown(status(chosen, scoring)))
+        return
+    wanted = [] if options.list and not options.names else items(options.names)
+    if options.list:
+        from pmae.paper.cost import cost_lines
+
+        print("\n".join(cost_lines(chosen, scoring, options.images_per_second, wanted)))
+        return
+    from pmae.paper.runner import check, reproduce
     from pmae.report.tables import to_markdown
 
-    places, kinds = tuple(map(Path, options.runs)), tuple(options.protocols)
-    way = Way(Path(options.out), places, presets, kinds, options.head_epochs, options.only_found, options.pooling)
-    if options.list:
-        heads = Heads(presets, kinds, options.head_epochs)
-        print("\n".join(cost_lines(plan, heads, options.images_per_second, wanted)))
-        return
     with workers_of(options) or nullcontext() as workers:
         for item in wanted:  # all of them before the first one, which may take days
-            check(item, plan, way)
+            check(item, chosen, scoring)
         for item in wanted:
-            page, paths = reproduce(item, plan, way, workers)
+            page, paths = reproduce(item, chosen, scoring, workers)
             notes = [f"- {note}" for note in page.notes]
             print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *notes, *map(str, paths)]))
 
@@ -65,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("names", nargs="*", help="tables and figures by the names that --list gives")
+    add("names", nargs="*", help="tables and figures by the names that --list gives, or status")
     add("--list", action="store_true", help="tables and figures, all or those named, with runs, images seen and hours")
     add("--datasets", nargs="+", default=[], help="cifar10 tinyimagenet dermamnist bloodmnist pathmnist")
     add("--methods", nargs="+", default=[], metavar="METHOD", help="only these rows: mae_std mae_oracle mae_random ...")

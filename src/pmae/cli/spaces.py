@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pmae.cli.sweep import add_worker_options, workers_of
 
 if TYPE_CHECKING:
-    from pmae.sweep.spaces import Grid
+    from pmae.sweep.spaces import SpaceGrid
 
 PARTS = ("figures", "table")
 EXAMPLES = """examples:
@@ -24,41 +24,40 @@ def run(arguments: list[str]) -> None:
     """Parse, call, print."""
     options = parser().parse_args(arguments)
     from contextlib import nullcontext
-    from dataclasses import replace
     from pathlib import Path
 
     from pmae.errors import unknown_name
-    from pmae.paper.pages import write_page
-    from pmae.paper.runner import Way
+    from pmae.report.sweeps import write_page
     from pmae.report.tables import to_markdown
+    from pmae.sweep.scored import Scoring
     from pmae.sweep.space_figures import figures_page
-    from pmae.sweep.spaces import ITEM, table_page
+    from pmae.sweep.spaces import TITLE, table_page
 
     for part in options.parts:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
-    grid, places = grid_of(options), tuple(map(Path, options.runs))
-    way = Way(Path(options.out), places, (options.preset,), (), options.head_epochs, options.only_found)
+    grid, folders = grid_of(options), tuple(map(Path, options.runs))
+    scoring = Scoring(Path(options.out), folders, (options.preset,), (), options.head_epochs, options.only_found)
     with workers_of(options) or nullcontext() as workers:
         for part in options.parts or PARTS:
             drawn = part == "figures"
-            page = figures_page(grid, options.images, options.picture) if drawn else table_page(grid, way, workers)
-            paths = write_page(replace(ITEM, name=f"spaces-{part}"), page, [], way.out)
+            page = figures_page(grid, options.images, options.picture) if drawn else table_page(grid, scoring, workers)
+            paths = write_page(f"spaces-{part}", f"{TITLE}: not in the paper", page, scoring.out)
             print("\n".join([*map(to_markdown, page.tables), *map(str, paths)]))
 
 
-def grid_of(options: argparse.Namespace) -> "Grid":
+def grid_of(options: argparse.Namespace) -> "SpaceGrid":
     """Spaces, ratios, data and settings as they were given."""
     from pmae.config import Config, DataConfig
     from pmae.config_file import settings_given, with_settings
-    from pmae.sweep.spaces import Grid
+    from pmae.sweep.spaces import SpaceGrid
 
     given = dict(settings_given(options.set))
     of_data = {name: value for name, value in given.items() if name.startswith("data.")}
     data = with_settings(Config(data=DataConfig(source=options.data, root=options.root)), of_data).data
     others = tuple((name, value) for name, value in given.items() if name not in of_data)
     named = {name: tuple(value) for name in ("spaces", "ratios", "mae_ratios") if (value := getattr(options, name))}
-    return Grid(
+    return SpaceGrid(
         data, epochs=options.epochs, seeds=tuple(options.seeds), settings=others, device=options.device, **named
     )
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pmae.sweep.jobs import Workers
+    from pmae.sweep.workers import Workers
 
 EXAMPLES = """examples:
   pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.4 --epochs 50 --out runs/ratios
@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> None:
     from pmae.config import replace
     from pmae.config_file import settings_given, with_settings
     from pmae.paper.recipes import recipe
-    from pmae.report.sweeps import sweep_table, verdict
+    from pmae.report.sweeps import write_page
     from pmae.report.tables import to_markdown
     from pmae.sweep.grid import RATIO, parse_grid, sweep
 
@@ -36,10 +36,11 @@ def run(arguments: list[str]) -> None:
     words = list(options.settings)
     if options.ratios:
         words = [word for word in words if word != RATIO] + [RATIO, *options.ratios]
-    workers, places = workers_of(options), [Path(place) for place in options.runs]
+    workers, folders = workers_of(options), [Path(folder) for folder in options.runs]
     grid, out = parse_grid(words, base), Path(options.out)
-    trials, files = sweep(base, grid, options.seeds, out, options.search, workers, places)
-    print("\n".join([to_markdown(sweep_table(trials)), verdict(trials), *map(str, files)]))
+    page = sweep(base, grid, options.seeds, out, options.search, workers, folders)
+    files = write_page("sweep", "Sweep", page, out)
+    print("\n".join([to_markdown(page.tables[0]), *page.notes, *map(str, files)]))
 
 
 def workers_of(options: argparse.Namespace) -> "AbstractContextManager[Workers] | None":
@@ -47,23 +48,23 @@ def workers_of(options: argparse.Namespace) -> "AbstractContextManager[Workers] 
     from pmae.errors import require
 
     if options.at_once is not None:
-        from pmae.sweep.workers import beside
+        from pmae.sweep.workers import local_workers
 
         require(options.ray is None, "--at-once", "given without --ray, which counts for itself", options.at_once)
-        return beside(options.at_once)
+        return local_workers(options.at_once)
     if options.ray is None:
         given = {"--gpus-each": options.gpus_each, "--cpus-each": options.cpus_each}
         for flag, value in given.items():
             require(value is None, flag, "given with --ray, which hands them out", value)
         return None
-    from pmae.sweep.workers import on_ray
+    from pmae.sweep.workers import ray_workers
 
     gpus = 0 if options.gpus_each is None and options.device == "cpu" else options.gpus_each
-    return on_ray(options.ray, gpus, 1 if options.cpus_each is None else options.cpus_each)
+    return ray_workers(options.ray, gpus, 1 if options.cpus_each is None else options.cpus_each)
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
-    """The flags of commands that can run several jobs at a time."""
+    """The flags of commands that can train several runs at a time."""
     add = parser.add_argument
     add("--at-once", type=int, help="runs at a time on this machine, on one GPU or the CPU; 1 if not given")
     add("--ray", metavar="local|HOST:PORT", help="run several at a time by Ray, on this machine or on a cluster")

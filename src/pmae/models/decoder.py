@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from pmae.config import DecoderConfig
 from pmae.errors import UserError, require
-from pmae.models.encoder import Encoder, patch_sides, run_blocks, sine_cosine, xavier
+from pmae.models.encoder import INITIALIZERS, Encoder, patch_sides, run_blocks, sine_cosine
 
 SIZES = {
     "released": {"width": 512, "depth": 8, "heads": 16},
@@ -40,7 +40,7 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, rows * columns * channels)
         self.register_buffer("positions", sine_cosine(dim, *self.grid, prefix=0), persistent=False)
-        self.apply(xavier)
+        self.apply(INITIALIZERS[config.init])
         nn.init.normal_(self.mask_token, std=0.02)
         self.run_blocks: Callable[..., Tensor] = run_blocks
 

@@ -139,7 +139,9 @@ def timm_recipe(config: EncoderConfig, shape: tuple[int, int, int]) -> tuple[str
 def _vit_tiny(config: EncoderConfig, shape: tuple[int, int, int]) -> VisionTransformer:
     _, options = timm_recipe(config, shape)
     net = VisionTransformer(num_classes=0, **options)
-    net.apply(xavier)
+    net.apply(INITIALIZERS[config.init])
+    if config.init == "normal":
+        nn.init.normal_(net.cls_token, std=0.02)  # type: ignore[arg-type]
     net.pos_embed = nn.Parameter(sine_cosine(options["embed_dim"], *net.patch_embed.grid_size), requires_grad=False)
     return net
 
@@ -179,6 +181,17 @@ def xavier(module: nn.Module) -> None:
         nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def normal(module: nn.Module) -> None:
+    """Matrices of N(0, 0.02) and zero biases, as the paper's released code starts."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+INITIALIZERS = {"xavier": xavier, "normal": normal}
 
 
 # Images cut into patches and put together again.

@@ -1,15 +1,66 @@
-"""Cells of the paper's tables as the run folders have them, beside the published numbers; and the tables they make."""
+"""The cells of a table or figure: their runs, an oracle's ratio chosen on validation images, and what was measured."""
 
+import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from pmae.paper.tables import Item, Row, RunChoices, ratios_of, spec_of
 from pmae.report import published
-from pmae.report.tables import NOTHING, Cell, Table
-from pmae.results import PROTOCOLS, Score, primary, scores_of
+from pmae.results import Score
 from pmae.runs import Run
+from pmae.sweep.find import validation
+from pmae.sweep.scored import GetRuns, Requirements, own_scores
 
-FEATURES = {"cls": "[CLS]", "mean": "the mean of the patch tokens"}
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class CellRuns:
+    """A row on a data set at one ratio (None: random), the runs that repeat it, and how the ratio came about."""
+
+    row: Row
+    data: str
+    ratio: float | None
+    runs: tuple[Run, ...]
+    note: str = ""
+
+
+def fill_cells(item: Item, chosen: RunChoices, get: GetRuns, needed: Requirements) -> list[CellRuns]:
+    """The evaluated runs of every cell; an oracle's ratio is first chosen on validation images, by runs of one seed."""
+    spec = functools.partial(spec_of, item, chosen=chosen)
+    cells, seeds = item.cells(chosen), chosen.seeds
+    searched = [(row, data, r) for row, data in cells if row.ratio == "oracle" for r in chosen.ratios]
+    tried = dict(zip(searched, get([spec(*one, seeds[0]) for one in searched], None), strict=True))
+    wanted: list[tuple[Row, str, float | None, str]] = []
+    for row, data in cells:
+        if row.ratio == "oracle":
+            found = {r: run for r in chosen.ratios if (run := tried[row, data, r]) is not None}
+            wanted += [(row, data, *choice) for choice in choose_ratio(found, len(chosen.ratios))]
+        else:
+            wanted += [(row, data, ratio, "") for ratio in ratios_of(row, chosen)]
+    runs = iter(get([spec(row, data, ratio, seed) for row, data, ratio, _ in wanted for seed in seeds], needed))
+    filled = []
+    for row, data, ratio, note in wanted:
+        group = [next(runs) for _ in seeds]
+        filled.append(CellRuns(row, data, ratio, tuple(run for run in group if run is not None), note))
+    known = {(one.row, one.data) for one in filled}
+    filled += [CellRuns(*cell, None, (), "no run of any ratio was found") for cell in cells if cell not in known]
+    return sorted(filled, key=lambda one: cells.index((one.row, one.data)))
+
+
+def choose_ratio(tried: dict[float, Run], planned: int) -> list[tuple[float, str]]:
+    """The ratio whose probe is best on validation images, with a word on how many there were; nothing without runs."""
+    scores = {ratio: score for ratio, run in tried.items() if (score := validation(run)) is not None}
+    if not scores:
+        return []
+    best = max(scores, key=lambda ratio: scores[ratio])
+    if planned == 1:
+        return [(best, "the only ratio; no search")]
+    if len(scores) == 1:
+        return [(best, f"the only one of {planned} ratios that was found; no search")]
+    return [(best, f"best of {len(scores)} of {planned} ratios on validation images ({scores[best]:.1f}%)")]
 
 
 @dataclass(frozen=True)
@@ -27,7 +78,7 @@ class Measured:
     values: tuple[float, ...] = ()
     """Test accuracy in percent, one a run."""
     heads: float | None = None
-    """Deviation between the heads of a single run."""
+    """Standard deviation between the heads of a single run."""
     on_val: float | None = None
     """The same accuracy on the val split, where there is one."""
     validation: float | None = None
@@ -43,12 +94,12 @@ class Measured:
 
     @property
     def spread(self) -> float | None:
-        """Deviation between runs, or between the heads of the only one."""
+        """Standard deviation between runs, or between the heads of the only one."""
         return statistics.stdev(self.values) if len(self.values) > 1 else self.heads
 
     @property
     def over(self) -> str:
-        """What the spread is over."""
+        """What the standard deviation is over."""
         return f"{len(self.values)} runs" if len(self.values) > 1 else "heads" if self.heads is not None else ""
 
     @property
@@ -62,77 +113,76 @@ class Measured:
         return None if self.value is None or self.published is None else self.value - self.published
 
 
-def score_in(
-    run: Run, protocol: str, preset: str, split: str, epoch: int, pooling: str = "cls"
-) -> Score | None:  # fmt: skip
-    """The score of a run's encoder at an epoch, on its own data; of another pooling where it has not this one."""
-    return next((s for s in _scores(run, protocol, preset, pooling) if (s.split, s.epoch) == (split, epoch)), None)
+def measured(filled: Sequence[CellRuns], needed: Requirements) -> list[Measured]:
+    """Every protocol and preset of every cell, protocols outermost as in the paper."""
+    wanted = [(kind, protocols.name) for protocols in needed.protocols for kind in protocols.kinds]
+    return [measure(one, *how, needed.pooling) for how in wanted for one in filled]
 
 
-def epochs_scored(run: Run, protocol: str, preset: str) -> list[int]:
-    """The epochs of a run with a test score."""
-    return [score.epoch for score in _scores(run, protocol, preset) if score.split == "test"]
-
-
-def _scores(run: Run, protocol: str, preset: str, pooling: str = "cls") -> list[Score]:
-    name = run.environment["data"]["name"]
-    found = [s for s in scores_of(run.evaluations) if not s.is_baseline and s.data == name]
-    return [s for s in primary(found, pooling) if (s.protocol, s.preset) == (protocol, preset)]
-
-
-def measure(
-    runs: Sequence[Run], cell: tuple[str, str], how: tuple[str, str, str], ratio: float | None, note: str = "",
-    epoch: int | None = None,
-) -> Measured:  # fmt: skip
-    """What the runs of a cell (data, method) say, scored in some way (protocol, preset, pooling), at their last epoch
-    or a given one."""
-    protocol, preset, pooling = how
-    at = [(run, (run.config.train.epochs or 0) if epoch is None else epoch) for run in runs]
-    test, val = ([score_in(run, protocol, preset, split, e, pooling) for run, e in at] for split in ("test", "val"))
+def measure(one: CellRuns, protocol: str, preset: str, pooling: str, epoch: int | None = None) -> Measured:
+    """What the runs of a cell came to under a protocol, at their last epoch or a given one."""
+    at = [(run, (run.config.train.epochs or 0) if epoch is None else epoch) for run in one.runs]
+    test, val = ([_score(run, e, protocol, preset, split, pooling) for run, e in at] for split in ("test", "val"))
     found = [(run, score) for (run, _), score in zip(at, test, strict=True) if score]
     diverged = [run.path.name for run, score in found if score.accuracy.value is None]
-    quick = [q for run in runs if (q := run.results.get("pretrain", {}).get("linear")) is not None]
     return Measured(
-        *cell, protocol, preset, found[0][1].pooling if found else pooling, ratio,
+        one.data, one.row.key, protocol, preset, found[0][1].pooling if found else pooling, one.ratio,
         values=_known(test),
         heads=found[0][1].accuracy.std if len(found) == 1 else None,
         on_val=_mean(_known(val)),
-        validation=_mean([100 * q for q in quick]),
+        validation=_mean([quick for run in one.runs if (quick := validation(run)) is not None]),
         epoch=max((e for _, e in at), default=0),
         runs=tuple(run.path.name for run, _ in found),
-        note="; ".join(filter(None, [note, *(f"diverged in {name}" for name in diverged)])),
+        note="; ".join(filter(None, [one.note, *(f"diverged in {name}" for name in diverged)])),
     )  # fmt: skip
 
 
-def grid(name: str, title: str, cells: Sequence[Measured]) -> Table:
-    """The paper's layout: a row a protocol and method, a column a data set, ours with the published in brackets."""
-    by_place = {(c.protocol, c.preset, c.method, c.data): c for c in cells}
-    rows = list(dict.fromkeys((c.protocol, c.preset, c.method) for c in cells))
-    datasets, titles = list(dict.fromkeys(c.data for c in cells)), published.paper()
-    several = len({c.preset for c in cells}) > 1
-    body: list[list[Cell]] = []
-    for protocol, preset, method in rows:
-        named: list[Cell] = [PROTOCOLS[protocol], *[preset] * several, titles["methods"][method]]
-        body.append([*named, *(_shown(by_place[protocol, preset, method, data]) for data in datasets)])
-    missing = sum(c.value is None for c in cells)
-    over = " or ".join(sorted({f"between {'its ' * (c.over == 'heads')}{c.over}" for c in cells if c.over}))
-    note = f"Test accuracy in %, ours{f' ± the deviation {over}' * bool(over)}, and the published number in brackets"
-    note += f"; {NOTHING} is not measured yet ({missing} of {len(cells)} cells)." if missing else "."
-    header = ["protocol", *["preset"] * several, "method", *(titles["data"][d] for d in datasets)]
-    return Table(name, title, header, body, f"{note} {features_of(cells)}".strip())
+def grouped(cells: Sequence[Measured], key: Callable[[Measured], Key]) -> dict[Key, list[Measured]]:
+    """Cells by a key, in the order of their first."""
+    found: dict[Key, list[Measured]] = {}
+    for cell in cells:
+        found.setdefault(key(cell), []).append(cell)
+    return found
 
 
-def features_of(cells: Sequence[Measured]) -> str:
-    """Which representation the accuracies are of, in words."""
-    frozen = {cell.pooling for cell in cells if cell.protocol != "finetune"}
-    return f"Frozen features are {' or '.join(FEATURES.get(name, name) for name in sorted(frozen))}." if frozen else ""
+def by_data(cells: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Cells by data set."""
+    return grouped(cells, lambda cell: cell.data)
 
 
-def comparison(name: str, title: str, cells: Sequence[Measured]) -> Table:
-    """A row a cell: the published number beside ours, their difference, and where ours comes from."""
-    header = ["data", "protocol", "method", "hidden", "published", "ours", "difference", "spread", "spread over"]
-    header += ["ours on val", "preset", "features", "epochs", "runs", "note"]
-    return Table(f"{name}-comparison", f"{title}: published and ours", header, [_row(c) for c in cells], _source(cells))
+def by_method(cells: Sequence[Measured]) -> dict[tuple[str, str], list[Measured]]:
+    """Cells by method and preset."""
+    return grouped(cells, lambda cell: (cell.method, cell.preset))
+
+
+def by_family(cells: Sequence[Measured]) -> dict[tuple[str, str], list[Measured]]:
+    """Cells by method and preset, a random ratio among the fixed ones of its method."""
+    return grouped(cells, lambda cell: (cell.method.replace("_random", "_oracle"), cell.preset))
+
+
+def best_by_validation(cells: Sequence[Measured]) -> Measured | None:
+    """The cell whose quick probe on validation images is best, among those of one ratio that were measured."""
+    known = [c for c in cells if c.ratio is not None and c.validation is not None and c.value is not None]
+    return max(known, key=lambda cell: cell.validation or 0, default=None)
+
+
+def augmented(preset: str) -> bool:
+    """Whether a preset trains its probes on crops, as the paper does."""
+    return preset.startswith(("paper", "released"))
+
+
+def data_title(data: str) -> str:
+    """A data set as the paper writes it."""
+    return str(published.paper()["data"][data])
+
+
+def method_title(method: str) -> str:
+    """A method in words, by its key among the published ones."""
+    return str(published.paper()["methods"][method])
+
+
+def _score(run: Run, epoch: int, *how: str) -> Score | None:
+    return next((score for score in own_scores(run, *how) if score.epoch == epoch), None)
 
 
 def _known(scores: Sequence[Score | None]) -> tuple[float, ...]:
@@ -142,30 +192,3 @@ def _known(scores: Sequence[Score | None]) -> tuple[float, ...]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
-
-
-def _row(cell: Measured) -> list[Cell]:
-    titles = published.paper()
-    hidden = "random" if cell.method.split("_")[1] == "random" else None if cell.ratio is None else f"{cell.ratio:g}"
-    where: list[Cell] = [titles["data"][cell.data], PROTOCOLS[cell.protocol], titles["methods"][cell.method], hidden]
-    exact = (cell.published, cell.value, cell.difference, cell.spread, cell.on_val)
-    paper, ours, difference, spread, on_val = (None if number is None else round(number, 6) for number in exact)
-    numbers: list[Cell] = [paper, ours, difference, spread, cell.over, on_val]
-    return where + numbers + [cell.preset, cell.pooling, str(cell.epoch or ""), " ".join(cell.runs), cell.note]
-
-
-def _source(cells: Sequence[Measured]) -> str:
-    """Where published numbers come from, and the one way in which they cannot be compared."""
-    medical = any(cell.data.endswith("mnist") for cell in cells)
-    split = (
-        " The paper tests medical sets on their val images. Ours is the test split; val, on which an oracle's ratio is "
-        "chosen, has a column of its own."
-    )
-    return published.source() + (split if medical else "")
-
-
-def _shown(cell: Measured) -> str:
-    """`47.4 ± 0.3 (41.7)`, with a dash for what is not there."""
-    ours = NOTHING if cell.value is None else f"{cell.value:.1f}"
-    ours += "" if cell.value is None or cell.spread is None else f" ± {cell.spread:.1f}"
-    return ours if cell.published is None else f"{ours} ({cell.published:.1f})"

@@ -12,7 +12,7 @@ from pmae.config import Config, replace
 from pmae.config_file import with_settings
 from pmae.errors import UserError, require, unknown_name
 from pmae.paper.recipes import recipe
-from pmae.sweep.jobs import Job
+from pmae.sweep.find import RunSpec
 
 DATASETS = ("cifar10", "tinyimagenet", "dermamnist", "bloodmnist", "pathmnist")
 MEDICAL = ("dermamnist", "pathmnist", "bloodmnist")
@@ -49,16 +49,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A row on one data set."""
-
-    row: Row
-    data: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the caller chose for all cells."""
+class RunChoices:
+    """How the runs of all cells are pretrained, as the caller chose."""
 
     recipe: str = "paper"
     datasets: tuple[str, ...] = ()
@@ -101,7 +93,7 @@ class Item:
     labels: str
     """Number and label in the paper."""
     kind: str
-    """How it is shown: a name in `reproduce.PAGES`."""
+    """How it is shown: a name in `runner.PAGES`, or scheme or settings."""
     rows: tuple[Row, ...] = ()
     datasets: tuple[str, ...] = DATASETS
     protocols: tuple[str, ...] = ()
@@ -111,7 +103,7 @@ class Item:
     """Whether every checkpoint is evaluated, not the last alone."""
     epochs: int | None = None
     """Length of pretraining, where it is not the recipe's."""
-    loosely: bool = False
+    any_length: bool = False
     """Whether runs of any length and seed will do: what is shown does not depend on training."""
 
     @property
@@ -119,47 +111,60 @@ class Item:
         """Whether it shows images that a run left, not numbers."""
         return self.kind in PICTURES
 
-    def cells(self, plan: Plan) -> list[Cell]:
-        """Its cells on the chosen data sets, one data set after the other."""
-        rows = [row for row in self.rows if not plan.methods or row.key in plan.methods]
+    @property
+    def heading(self) -> str:
+        """Its title, and where the paper has it."""
+        return f"{self.title}: {self.labels}"
+
+    def kept(self, protocols: Sequence[str]) -> list[str]:
+        """Its protocols, or those of them that were asked for."""
+        found = [name for name in self.protocols if not protocols or name in protocols]
+        if self.protocols and not found:
+            known = ", ".join(self.protocols)
+            raise UserError(f"protocols of {self.name!r} must be among {known}, got {', '.join(protocols)}")
+        return found
+
+    def cells(self, chosen: RunChoices) -> list[tuple[Row, str]]:
+        """Its rows on each of the chosen data sets, one data set after the other."""
+        rows = [row for row in self.rows if not chosen.methods or row.key in chosen.methods]
         if self.rows and not rows:
             known = ", ".join(dict.fromkeys(row.key for row in self.rows))
-            raise UserError(f"methods of {self.name!r} must be among {known}, got {', '.join(plan.methods)}")
-        return [Cell(row, data) for data in plan.datasets or self.datasets for row in rows]
+            raise UserError(f"methods of {self.name!r} must be among {known}, got {', '.join(chosen.methods)}")
+        return [(row, data) for data in chosen.datasets or self.datasets for row in rows]
 
 
-def ratios_of(row: Row, plan: Plan) -> tuple[float | None, ...]:
+def ratios_of(row: Row, chosen: RunChoices) -> tuple[float | None, ...]:
     """The shares a row needs runs of; None is a random one."""
     if isinstance(row.ratio, str):
-        return (None,) if row.ratio == "random" else plan.ratios
+        return (None,) if row.ratio == "random" else chosen.ratios
     return (row.ratio,)
 
 
-def job_of(item: Item, cell: Cell, ratio: float | None, seed: int, plan: Plan) -> Job:
-    """The pretraining run behind a cell at one ratio (None: random) and seed."""
-    row, epochs = cell.row, plan.epochs or item.epochs
-    changes: dict[str, Any] = {"data__source": cell.data, "data__root": plan.root, "train__device": plan.device}
+def spec_of(item: Item, row: Row, data: str, ratio: float | None, seed: int, chosen: RunChoices) -> RunSpec:
+    """The pretraining run behind a row on a data set at one ratio (None: random) and seed."""
+    epochs = chosen.epochs or item.epochs
+    changes: dict[str, Any] = {"data__source": data, "data__root": chosen.root, "train__device": chosen.device}
     changes |= {"masking__masked_patches" if row.method == "mae" else "masking__masked_variance": ratio}
     changes |= {"masking__ratio_schedule": "uniform" if ratio is None else "fixed", "train__seed": seed}
     changes |= {"train__epochs": epochs} if epochs else {}
     changes |= {"objective__target": "pixels"} if row.target == "pixels" else {}
-    config: Config = replace(recipe(PAIRS[plan.recipe][row.method == "mae"]), **changes)
+    config: Config = replace(recipe(PAIRS[chosen.recipe][row.method == "mae"]), **changes)
     if row.method == "kmae":
         config = dataclasses.replace(config, space=recipe("kmae").space)
     share = "random" if ratio is None else f"{ratio:g}"
     target = "-pixels" if row.target == "pixels" else ""
-    return Job(f"{cell.data}-{row.method}{target}-{share}-seed{seed}", with_settings(config, dict(plan.settings)))
+    return RunSpec(f"{data}-{row.method}{target}-{share}-seed{seed}", with_settings(config, dict(chosen.settings)))
 
 
-def jobs_of(item: Item, plan: Plan) -> list[Job]:
+def specs_of(item: Item, chosen: RunChoices) -> list[RunSpec]:
     """Every pretraining run that an item needs before an oracle's ratio is known: its search takes one seed."""
-    jobs = [
-        job_of(item, cell, ratio, seed, plan)
-        for cell in item.cells(plan)
-        for ratio in ratios_of(cell.row, plan)
-        for seed in (plan.seeds[:1] if cell.row.ratio == "oracle" else plan.seeds)
+    specs = [
+        spec_of(item, row, data, ratio, seed, chosen)
+        for row, data in item.cells(chosen)
+        for ratio in ratios_of(row, chosen)
+        for seed in (chosen.seeds[:1] if row.ratio == "oracle" else chosen.seeds)
     ]
-    return list({job.config: job for job in jobs}.values())
+    return list({spec.config: spec for spec in specs}.values())
 
 
 def items(names: Sequence[str]) -> list[Item]:
@@ -195,7 +200,7 @@ _LISTED = (
     Item("overview", "Drawings of the method", "Figures 2 and 18 (fig:overview, fig:overview_A)", "scheme"),
     Item("masks", "Mask designs", "Figures 1, 3, 4 and 9 (fig:pitch, fig:pixel_mask, fig:masking3, fig:masking)",
          "masks", (Row("mae", 0.75), Row("mae", "random"), Row("pmae", 0.2), Row("pmae", "random")), ("cifar10",),
-         epochs=1, loosely=True),
+         epochs=1, any_length=True),
     Item("ratio", "Accuracy against the masking ratio", "Figure 5 left and Figure 19 (fig:mae_hyperparameters, "
          "fig:pmae_masking_ratio_combined)", "ratio", (*EVERY, Row("pmae", "every", "pixels"), *MAIN[3:]),
          protocols=("linear", "knn"), with_plain=True),
@@ -205,11 +210,11 @@ _LISTED = (
     Item("spread", "Mean and standard error over masking ratios", "Figure 6 (fig:stability)", "spread", EVERY,
          protocols=("linear",)),
     Item("spectrum", "What parts of the spectrum show", "Figure 7 (fig:masking_pc)", "spectrum", (Row("pmae", 0.2),),
-         ("cifar10",), epochs=1, loosely=True),
+         ("cifar10",), epochs=1, any_length=True),
     Item("examples", "Images of the medical data sets", "Figure 8 (fig:medmnist)", "examples", (Row("pmae", 0.2),),
-         MEDICAL, epochs=1, loosely=True),
+         MEDICAL, epochs=1, any_length=True),
     Item("time", "Training time for 800 epochs", "Figure 11 (app_fig:ressources)", "time",
-         (Row("mae", "every"), Row("pmae", 0.2)), ("cifar10", "tinyimagenet"), epochs=1, loosely=True),
+         (Row("mae", "every"), Row("pmae", 0.2)), ("cifar10", "tinyimagenet"), epochs=1, any_length=True),
     Item("reconstructions", "Predictions of the hidden part", "Figure 12 (fig:reconstructions)", "reconstructions",
          (Row("mae", 0.75), Row("pmae", 0.1)), ("cifar10",), epochs=1000),
 )  # fmt: skip

@@ -60,7 +60,7 @@ def band_curves(run: Contents) -> Drawing:
         axes.plot(epochs, values, color=color(position), marker=marker(position), markersize=4, label=label)
     axes.set(xlabel="epoch", title=f"R² by band of the spectrum, {run.measured_on} (%)")
     _cut_r2(axes)
-    figure.legend(loc="outside lower center", ncols=2, title=f"{run.units} by cumulated variance, last R²")
+    figure.legend(loc="outside lower center", ncols=2, title=f"{run.units} by cumulated variance")
     caption = f"How much of the hidden variance is predicted in each band: the first holds the largest {run.units}."
     return Drawing("r2-by-band", "R² by band of the spectrum", caption, figure)
 

@@ -1,13 +1,14 @@
-"""The table and the plot of a sweep, from the run folders it left, and which of its settings validation prefers."""
+"""What many runs leave: pages of tables and figures; of a sweep, which of its settings validation prefers."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from pmae.report.style import PALETTE, Drawing, color, panels, short, styled
-from pmae.report.tables import Cell, Table
-from pmae.runs import Run
+from pmae.report.style import PALETTE, Drawing, color, panels, save_drawing, short, styled
+from pmae.report.tables import Cell, Table, to_csv, to_markdown
+from pmae.runs import Run, disk_errors, write_text
 
 MARKERS = "os^DvPX*"
 HOW = (
@@ -18,13 +19,35 @@ HOW = (
 
 
 @dataclass(frozen=True)
+class Page:
+    """Tables and figures that belong together; the first table is what a terminal shows."""
+
+    tables: list[Table] = field(default_factory=list)
+    drawings: list[Drawing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def write_page(name: str, heading: str, page: Page, folder: Path) -> list[Path]:
+    """One Markdown file with everything, a CSV file a table, and PNG and SVG of the figures; returns their paths."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    paths = [write_text(folder / f"{table.name}.csv", to_csv(table)) for table in page.tables]
+    for drawing in page.drawings:
+        paths += [save_drawing(drawing, folder / f"{drawing.name}.{kind}") for kind in ("png", "svg")]
+    parts = [f"## {heading}\n", *map(to_markdown, page.tables)]
+    parts += [f"![{drawing.title}]({drawing.name}.png)\n\n{drawing.caption}\n" for drawing in page.drawings]
+    parts += ["\n".join(f"- {note}" for note in page.notes) + "\n"] if page.notes else []
+    return [write_text(folder / f"{name}.md", "\n".join(parts)), *paths]
+
+
+@dataclass(frozen=True)
 class Trial:
     """One combination of settings over its seeds; accuracies in percent, None without labels."""
 
     settings: dict[str, str]
     validation: float | None
     spread: float | None
-    """Deviation of the validation accuracy between seeds."""
+    """Standard deviation of the validation accuracy between seeds of pretraining."""
     knn: float | None
     r2: float | None
     effective_rank: float | None
@@ -57,23 +80,34 @@ def trial_of(settings: Mapping[str, str], runs: Sequence[Run]) -> Trial:
     )
 
 
-def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the best validation accuracy of those that came to their end; None without labels."""
-    known = [trial for trial in trials if trial.validation is not None and trial.stopped is None]
-    return max(known, key=lambda trial: trial.validation or 0, default=None)
+def best_of(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials with the best validation accuracy, as it is shown, of those that ended: several where they tie."""
+    ended = [trial for trial in trials if trial.validation is not None and trial.stopped is None]
+    best = max((trial.validation or 0.0 for trial in ended), default=0.0)
+    return [trial for trial in ended if f"{trial.validation:.1f}" == f"{best:.1f}"]
 
 
 def verdict(trials: Sequence[Trial]) -> str:
-    """The best settings in one sentence, or why there are none."""
+    """The best settings in one sentence, all of them if they tie, or why there are none."""
     best = best_of(trials)
-    if best is None:
+    if not best:
         return (
             "The data has no labels, so nothing says which settings are best: R2 does not compare between ratios or "
             "spaces. Give a small labelled set with --set probe.data=NAME."
         )
     stopped = sum(trial.stopped is not None for trial in trials)
     early = f" {stopped} of {len(trials)} were stopped early." if stopped else ""
-    return f"The best by validation is {best.name} ({best.validation:.1f}%).{early}"
+    if len(best) > 1:
+        return (
+            f"Tied for the best by validation: {' and '.join(t.name for t in best)} ({best[0].validation:.1f}%).{early}"
+        )
+    return f"The best by validation is {best[0].name} ({best[0].validation:.1f}%).{early}"
+
+
+def sweep_page(trials: Sequence[Trial]) -> Page:
+    """Table, plot and verdict."""
+    drawings = [sweep_plot(trials)] if any(trial.validation is not None for trial in trials) else []
+    return Page([sweep_table(trials)], drawings, [verdict(trials)])
 
 
 def sweep_table(trials: Sequence[Trial]) -> Table:
@@ -110,10 +144,9 @@ def sweep_plot(trials: Sequence[Trial]) -> Drawing:
         # Hollow and apart: an accuracy of an earlier epoch is not one to compare with.
         hollow = look | {"linestyle": "none", "markerfacecolor": "none"}
         axes.plot([place[t.settings[first]] for t in stopped], [t.validation or 0.0 for t in stopped], **hollow)
-    best = best_of(trials)
-    if best is not None and best.validation is not None:
+    for best in best_of(trials):
         ring: dict[str, Any] = {"markersize": 12, "markerfacecolor": "none", "markeredgecolor": PALETTE[3]}
-        axes.plot(place[best.settings[first]], best.validation, "o", **ring)
+        axes.plot(place[best.settings[first]], best.validation or 0.0, "o", **ring)
     axes.set_xticks([place[value] for value in values], labels=[short(value, 12) for value in values])
     axes.set(xlabel=first, title="Linear probe on validation images (%)")
     if others:

@@ -1,6 +1,8 @@
 """Masking spaces as pictures: each is fitted, nothing is trained, and shows its basis, its masks and its spectrum."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,18 +15,52 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import as_tensor, with_held_out
 from pmae.errors import require
-from pmae.paper.pages import Page
-from pmae.report.pictures import View, view_of
-from pmae.report.spaces import EACH, PARTS, Portrait, basis_figure, fit_table, hidden_figure, spectra_figure
+from pmae.report.pictures import Array, View, gallery, view_of
+from pmae.report.samples import hidden_pixels
+from pmae.report.style import Drawing, color, dash, panels, plain_log_ticks, styled
+from pmae.report.sweeps import Page
+from pmae.report.tables import Cell, Table
 from pmae.spaces import Space, build_space
-from pmae.sweep.jobs import splits
-from pmae.sweep.spaces import Grid, is_mae, space_label
+from pmae.sweep.spaces import SpaceGrid, decimals, is_mae, space_label
+from pmae.sweep.workers import splits
 from pmae.train.environment import pick_device
 
 SEED = 0
 """Of the masks and of the draws of bands."""
 SEEN = 64
 """Held-out images from which the range of colours is taken."""
+PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "low": (0.95, 1.01)}
+"""The shares of cumulated variance between which basis images are taken."""
+EACH = 3
+"""Basis images of a part."""
+MARKS = (0.5, 0.8, 0.95)
+MARGIN = 0.9
+"""Inches beside a gallery for the names of spaces."""
+
+
+@dataclass(frozen=True)
+class FittedSpace:
+    """A fitted space and what it shows: its spectrum, images of its components, and one image under its masks."""
+
+    space: str
+    """Its name with its settings."""
+    label: str
+    """The same in short; it may break at blanks."""
+    seconds: float
+    """The fit took."""
+    share: Array
+    """(groups,) of the variance, largest first, that each mask group holds."""
+    basis: Array
+    """(`EACH` for each of `PARTS`, C, H, W) images of single mask groups; NaN where a part has fewer."""
+    ratios: tuple[float, ...]
+    visible: Array
+    """(ratios, C, H, W) one image in the units of the data without its hidden part."""
+    hidden: Array
+    """(ratios, C, H, W) that part, standardized."""
+    patches: bool = False
+    """Whether patches are hidden: this is MAE."""
+    preimage_error: float | None = None
+    """Share of the norm of new images that the way back misses, where there is no inverse."""
 
 
 class Scene(NamedTuple):
@@ -37,14 +73,14 @@ class Scene(NamedTuple):
     said: str
 
 
-def figures_page(grid: Grid, images: int | None = None, picture: int = 0) -> Page:
+def figures_page(grid: SpaceGrid, images: int | None = None, picture: int = 0) -> Page:
     """Fit every space that does not learn, on all training images or so many of them, and draw them together.
 
     Masks are shown on one held-out image, `picture` of them. Signals have no pictures: only their spectra are drawn.
     """
     configs = {space: grid.config(space) for space in grid.spaces}
     scene = _scene(grid, images, picture)
-    made = [one for space, config in configs.items() if (one := _portrait(grid, space, config, scene)) is not None]
+    made = [one for space, config in configs.items() if (one := _fitted_space(grid, space, config, scene)) is not None]
     require(bool(made), "spaces", "at least one that is fitted and not learned", grid.spaces)
     learned = [space for space in grid.spaces if space not in {one.space for one in made}]
     said = scene.said + "".join(f" Not shown: {space}, which begins as PCA." for space in learned)
@@ -55,7 +91,7 @@ def figures_page(grid: Grid, images: int | None = None, picture: int = 0) -> Pag
     return Page([fit_table(made, said)], drawings[::-1])
 
 
-def _scene(grid: Grid, images: int | None, picture: int) -> Scene:
+def _scene(grid: SpaceGrid, images: int | None, picture: int) -> Scene:
     whole, device = with_held_out(splits(grid.data)), pick_device(grid.device)
     train, shown = whole.train, whole.test or whole.val or whole.train
     count = min(len(train) if images is None else images, len(train))
@@ -73,7 +109,7 @@ def _scene(grid: Grid, images: int | None, picture: int) -> Scene:
 
 
 @torch.no_grad()
-def _portrait(grid: Grid, space: str, config: Config, scene: Scene) -> Portrait | None:
+def _fitted_space(grid: SpaceGrid, space: str, config: Config, scene: Scene) -> FittedSpace | None:
     """A space fitted and shown; None if it learns, as without training there is nothing of its own to see."""
     made = build_space(config.space, grid.shape).to(scene.image.device)
     if made.learns:
@@ -85,7 +121,7 @@ def _portrait(grid: Grid, space: str, config: Config, scene: Scene) -> Portrait 
     seen = torch.cat(
         [_without_patches(x, ratio, patch) if is_mae(space) else _visible(made, x, ratio) for ratio in ratios]
     )
-    return Portrait(
+    return FittedSpace(
         space,
         space_label(space),
         seconds,
@@ -125,7 +161,7 @@ def _without_patches(x: Tensor, ratio: float, patch: int) -> Tensor:
 
 
 def _basis(space: Space) -> Tensor:
-    """(`EACH` for each of `PARTS`, C, H, W) what units in each part of the spectrum add to an image; NaN for none."""
+    """(`EACH` for each of `PARTS`, C, H, W) what mask groups of each part add to an image; NaN for none."""
     share, generator = space.mask_group_share, torch.Generator().manual_seed(SEED)
     order = share.argsort(descending=True, stable=True)
     before = space.share_before[order]
@@ -135,16 +171,16 @@ def _basis(space: Space) -> Tensor:
         # The first ones of the top, which hold the most; of the other parts, some spread evenly.
         places = torch.arange(EACH) if low == 0 else (torch.arange(1, EACH + 1) * len(inside)) // (EACH + 1)
         chosen = places[places < len(inside)].unique()
-        images += [_unit_image(space, int(inside[place]), generator) for place in chosen]
+        images += [_group_image(space, int(inside[place]), generator) for place in chosen]
         images += [torch.full_like(space.reconstruct(_nothing(space)), torch.nan)] * (EACH - len(chosen))
     return torch.cat(images)
 
 
-def _unit_image(space: Space, unit: int, generator: torch.Generator) -> Tensor:
-    """(1, C, H, W) what one coefficient adds, or a random draw of those that are hidden as one."""
+def _group_image(space: Space, group: int, generator: torch.Generator) -> Tensor:
+    """(1, C, H, W) what one coefficient adds, or a random draw of those in a mask group."""
     z = _nothing(space)
     groups = space.mask_groups
-    inside = torch.tensor([unit], device=z.device) if groups is None else (groups == unit).nonzero()[:, 0]
+    inside = torch.tensor([group], device=z.device) if groups is None else (groups == group).nonzero()[:, 0]
     # Alone a coefficient is 1, as one that never varies has an image too.
     drawn = torch.randn(len(inside), generator=generator).to(z) * space.variance[inside].sqrt()
     z[0, inside] = drawn if len(inside) > 1 else 1.0
@@ -163,3 +199,91 @@ def _machine(device: torch.device) -> str:
 
 def _numpy(tensor: Tensor) -> np.ndarray:
     return np.asarray(tensor.double().cpu().numpy())
+
+
+def fit_table(fitted: Sequence[FittedSpace], note: str) -> Table:
+    """A row a space: how long its fit took, and how few mask groups hold most of the variance."""
+    rows: list[list[Cell]] = []
+    for one in fitted:
+        total = one.share.cumsum()
+        # In float32 the whole may come to a little less than 1.
+        counts: list[Cell] = [int((total < mark * total[-1]).sum()) + 1 for mark in MARKS]
+        rows.append([one.space, decimals(one.seconds, 2), len(one.share), *counts, decimals(one.preimage_error, 3)])
+    header = ["space", "fit, s", "units", *(f"hold {mark:.0%}" for mark in MARKS), "pre-image error"]
+    return Table("space-fits", "Fits", header, rows, note)
+
+
+@styled
+def basis_figure(fitted: Sequence[FittedSpace], view: View, said: str) -> Drawing:
+    """A row a space of images of single mask groups: of the top, the middle and the low end of its spectrum."""
+    shown = [one for one in fitted if not one.patches]
+    rows = [_basis_pictures(one.basis, view) for one in shown]
+    # A part's name stands over the second of its columns; blanks over the others differ, as names of columns must.
+    titles = [list(PARTS)[j // EACH] if j % EACH == 1 else " " * (j + 1) for j in range(len(PARTS) * EACH)]
+    columns = {title: np.stack([row[j] for row in rows]) for j, title in enumerate(titles)}
+    figure, _ = gallery(columns, [one.label for one in shown], margin=MARGIN)
+    cuts = ", ".join(f"{name} up to {min(high, 1):.0%}" for name, (_, high) in PARTS.items())
+    caption = (
+        f"What single components add to an image, each at its own contrast, mid-grey is 0; {cuts} of the cumulated "
+        "variance, the largest first. What is hidden as one (a band, a rest) is shown as a random draw of its "
+        f"coefficients; a part without any stays empty. {said} {view.note}"
+    )
+    return Drawing("basis", "Basis images", caption.strip(), figure)
+
+
+@styled
+def hidden_figure(fitted: Sequence[FittedSpace], image: Array, view: View, said: str) -> Drawing:
+    """One image, a row a space: what is left and what is hidden at each ratio."""
+    picture = view.pictures(image)
+    rows, count = [], min(len(one.ratios) for one in fitted)
+    for one in fitted:
+        gaps, scale = hidden_pixels(one.hidden), view.scale(one.hidden)
+        seen, lost = view.pictures(one.visible), view.differences(one.hidden, scale)
+        seen = np.where(gaps, 0.5, seen) if one.patches else seen
+        lost = np.where(gaps, picture, 0.5) if one.patches else lost
+        rows.append([picture[0], *(each[k] for k in range(count) for each in (seen, lost))])
+    shares = fitted[0].ratios[:count]
+    titles = ["image", *(f"{share:.0%}\n{kind}" for share in shares for kind in ("visible", "hidden"))]
+    columns = {title: np.stack([row[j] for row in rows]) for j, title in enumerate(titles)}
+    usual = fitted[0].ratios
+    labels = [one.label + ("" if one.ratios == usual else f" {_shares(one.ratios)}") for one in fitted]
+    figure, _ = gallery(columns, labels, margin=MARGIN)
+    caption = (
+        "What the encoder sees and what it must predict, one draw at each share of the variance. Hidden parts are "
+        "differences around mid-grey, those of a row on one scale; hidden patches are grey, and their shares stand "
+        f"beside the row. {said} {view.note}"
+    )
+    return Drawing("hidden", "What is hidden", caption.strip(), figure)
+
+
+@styled
+def spectra_figure(fitted: Sequence[FittedSpace], said: str) -> Drawing:
+    """Cumulated share of the variance against the mask groups of all spaces, the largest first."""
+    figure, (axes,) = panels((4.6,))
+    for position, one in enumerate(fitted):
+        number, total = np.arange(1, len(one.share) + 1), one.share.cumsum()
+        look = {"color": color(position), "linestyle": dash(position)}
+        axes.semilogx(number, 100 * total, label=one.label, **look)
+    axes.set(title="Cumulated share of the variance (%)", xlabel="components or bands, largest first", ylim=(0, 102))
+    axes.set_xlim(0.9, 1.1 * max(len(one.share) for one in fitted))
+    plain_log_ticks(axes)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    caption = (
+        "The higher a curve, the fewer components or bands hold the variance. That of kernel PCA and diffusion is of "
+        f"their own coefficients, not of pixels. {said}"
+    )
+    return Drawing("spectra", "Spectra", caption.strip(), figure)
+
+
+def _basis_pictures(basis: Array, view: View) -> list[Array]:
+    """Each at its own contrast; white where there is none."""
+    blank = np.ones((*basis.shape[2:], 3))
+    return [blank if np.isnan(one).any() else view.differences(one[None], _peak(one, view))[0] for one in basis]
+
+
+def _peak(image: Array, view: View) -> float:
+    return max(view.scale(image[None]), 1e-12)
+
+
+def _shares(ratios: Sequence[float]) -> str:
+    return "/".join(f"{100 * ratio:.0f}" for ratio in ratios) + "%"

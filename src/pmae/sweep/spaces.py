@@ -1,6 +1,8 @@
-"""Masking spaces at the same budget: the grid of spaces and ratios, its runs, and the table they make."""
+"""Compare masking spaces at the same budget: the grid of spaces and ratios, its runs, their table and its figure."""
 
 import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,17 +12,15 @@ from pmae.config import Config, DataConfig, replace
 from pmae.config_file import with_settings
 from pmae.derive import patch_for
 from pmae.errors import require, unknown_name
-from pmae.paper.fill import Need, only_found, run_missing
-from pmae.paper.pages import Page
-from pmae.paper.presets import chosen
 from pmae.paper.recipes import recipe
-from pmae.paper.runner import Way
-from pmae.paper.tables import Item
-from pmae.report.spaces import run_row, run_table, scores_figure
-from pmae.report.tables import Table
+from pmae.report.style import FAINT, Drawing, color, panels, styled
+from pmae.report.sweeps import Page
+from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.spaces import SPACES, build_space
-from pmae.sweep.jobs import Job, Library, Workers, splits
+from pmae.sweep.find import RunSpec
+from pmae.sweep.scored import Requirements, Scoring, get_runs, own_scores
+from pmae.sweep.workers import Workers, splits
 
 CHOSEN = (
     "pca", "pca:components=256", "patch_pca", "cosine", "cosine:grouped=true", "fourier:grouped=true", "wavelet",
@@ -29,14 +29,13 @@ CHOSEN = (
 """The spaces that are compared if the caller does not say."""
 RATIOS, MAE_RATIOS = (0.1, 0.2, 0.4), (0.5, 0.75, 0.9)
 EPOCHS, PATCH = 50, 8
-KINDS = ("linear", "knn")
-Place = tuple[str, float]
-"""A space and a ratio."""
-ITEM = Item("spaces", "Masking spaces at the same budget", "not in the paper", "spaces", protocols=KINDS)
+PROTOCOLS = ("linear", "knn")
+SpaceRatio = tuple[str, float]
+TITLE = "Masking spaces at the same budget"
 
 
 @dataclass(frozen=True)
-class Grid:
+class SpaceGrid:
     """Which spaces at which ratios, on which images; everything else is the same for all."""
 
     data: DataConfig
@@ -112,44 +111,96 @@ def is_mae(space: str) -> bool:
     return space_settings(space)["space.name"] == "pixels"
 
 
-def grid_jobs(grid: Grid) -> dict[Place, list[Job]]:
-    """For each space and ratio a job a seed; all are checked before any is run."""
-    cells: dict[Place, list[Job]] = {}
+def space_specs(grid: SpaceGrid) -> dict[SpaceRatio, list[RunSpec]]:
+    """For each space and ratio a run a seed; all are checked before any is trained."""
+    cells: dict[SpaceRatio, list[RunSpec]] = {}
     for space in grid.spaces:
         config, share = grid.config(space), "masked_patches" if is_mae(space) else "masked_variance"
         for ratio in grid.shares(space):
             named = f"{space.replace(':', '-')}-{ratio:g}"
             chosen = [replace(config, **{f"masking__{share}": ratio, "train__seed": seed}) for seed in grid.seeds]
-            cells[space, ratio] = [Job(f"{named}-seed{one.train.seed}", one) for one in chosen]
+            cells[space, ratio] = [RunSpec(f"{named}-seed{one.train.seed}", one) for one in chosen]
     return cells
 
 
-def table_page(grid: Grid, way: Way, workers: Workers | None = None) -> Page:
+def table_page(grid: SpaceGrid, scoring: Scoring, workers: Workers | None = None) -> Page:
     """Run what is missing, here or by `workers`, evaluate what is not evaluated, and compare."""
-    cells, folder = grid_jobs(grid), way.out / "runs"
-    need = Need(chosen(way.presets, KINDS, False, way.head_epochs), device=grid.device, root=grid.data.root)
-    library = Library([folder, *way.places])
-    get = only_found(ITEM, library) if way.only_found else run_missing(ITEM, folder, library, workers)
-    labelled = splits(grid.data).train.labels is not None
-    found = iter(get([job for jobs in cells.values() for job in jobs], need if labelled else None))
-    runs = {place: [run for run in islice(found, len(jobs)) if run is not None] for place, jobs in cells.items()}
-    table = _table(grid, runs, need)
-    scored = [row for row in table.rows if row[4] is not None]
+    cells, data = space_specs(grid), splits(grid.data)
+    needed = Requirements(scoring.chosen(PROTOCOLS), device=grid.device, root=grid.data.root)
+    get, specs = get_runs(scoring, workers=workers), [spec for some in cells.values() for spec in some]
+    found = iter(get(specs, None if data.train.labels is None else needed))
+    runs = {cell: [run for run in islice(found, len(some)) if run is not None] for cell, some in cells.items()}
+    table = run_table(grid, runs, needed.protocols[0].name)
+    scored = any(row[4] is not None for row in table.rows)
     labels = {space: space_label(space) for space in grid.spaces}
     return Page([table], [scores_figure(table.rows, labels)] if scored else [])
 
 
-def _table(grid: Grid, runs: dict[Place, list[Run]], need: Need) -> Table:
-    preset = need.protocols[0].name
-    rows = [run_row(space, ratio, group, preset) for (space, ratio), group in runs.items()]
+def run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset: str) -> Table:
+    """A row a space and ratio."""
+    header = ["space", "ratio", "hidden", "R2", "linear %", "k-NN %", "images/s", "fit, s", "pre-image error"]
+    rows = [_row(space, ratio, group, preset) for (space, ratio), group in runs.items()]
     devices = sorted({str(run.environment["device"]) for group in runs.values() for run in group})
     missing = sum(len(grid.seeds) - len(group) for group in runs.values())
-    note = [
+    note = (
         f"Epochs: {grid.epochs}, seeds: {len(grid.seeds)}, data: {splits(grid.data).name}, on "
         f"{' and '.join(devices) or 'no machine yet'}. R2 is of held-out images and compares within a space and ratio "
         f"alone; accuracies are of mean-pooled tokens, preset {preset}. The ratio is a share of the variance, "
         "for MAE of the patches; hidden is what masks came to, which differs where one component holds much. The "
-        "pre-image error is what a way back that is no inverse misses of new images.",
-        f"{missing} of {len(runs) * len(grid.seeds)} runs are not there yet." if missing else "",
+        "pre-image error is what a way back that is no inverse misses of new images."
+    )
+    note += f" {missing} of {len(runs) * len(grid.seeds)} runs are not there yet." if missing else ""
+    return Table("spaces", TITLE, header, rows, note)
+
+
+def _row(space: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cell]:
+    """Space, ratio, share really hidden, R2, accuracies, speed and fit time of the runs that repeat a cell."""
+    ends = [run.results.get("pretrain", {}) for run in runs]
+    r2 = _mean([end.get("held_out_r2", end.get("train_r2")) for end in ends])
+    lines = [line for run in runs for line in run.metrics() if "images_per_second" in line]
+    speed = round(statistics.median(line["images_per_second"] for line in lines)) if lines else None
+    share = decimals(_mean([line.get("masked_share") for line in lines]), 3)
+    seconds = decimals(_mean([run.environment.get("fit_seconds") for run in runs]), 2)
+    missed = decimals(_mean([end.get("preimage_error_unseen") for end in ends]), 3)
+    accuracies = [_mean([_accuracy(run, protocol, preset) for run in runs]) for protocol in PROTOCOLS]
+    return [space, f"{ratio:g}", share, decimals(r2, 3), *accuracies, speed, seconds, missed]
+
+
+def _accuracy(run: Run, protocol: str, preset: str) -> float | None:
+    """Test accuracy of the mean of the patch tokens at the last epoch."""
+    scores = own_scores(run, protocol, preset, pooling="mean")
+    found = [score for score in scores if (score.pooling, score.epoch) == ("mean", run.config.train.epochs)]
+    return found[0].accuracy.value if found else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def decimals(value: float | None, digits: int) -> str | None:
+    """A number with so many decimals, for a table that shows one of others."""
+    return None if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+@styled
+def scores_figure(rows: Sequence[Sequence[Cell]], labels: Mapping[str, str]) -> Drawing:
+    """Accuracies of the rows of `run_table`: a line a space, the best linear probe at the top, a dot a ratio."""
+    known = [
+        (str(space), linear, knn)
+        for space, _, _, _, linear, knn, *_ in rows
+        if isinstance(linear, float) and isinstance(knn, float)
     ]
-    return run_table(rows, ITEM.title, " ".join(filter(None, note)))
+    best = {space: max(linear for one, linear, _ in known if one == space) for space, _, _ in known}
+    order = sorted(best, key=lambda space: best[space])
+    figure, axes = panels([0.6 + 0.24 * len(order)] * 2)
+    for panel, (title, score) in zip(axes, (("Linear probe (%)", 1), ("k-NN (%)", 2)), strict=True):
+        for height, space in enumerate(order):
+            values, mae = [float(row[score]) for row in known if row[0] == space], space == "pixels"
+            panel.plot([min(values), max(values)], [height, height], color=FAINT, linewidth=3, zorder=1)
+            for number, value in enumerate(values):
+                panel.scatter(value, height, 12 + 16 * number, color=color(1 if mae else 0), zorder=2)
+        panel.set_yticks(range(len(order)), [labels[space].replace("\N{NO-BREAK SPACE}", " ") for space in order])
+        panel.set(title=title)
+    caption = "A dot a ratio, the larger the more is hidden; the space with the best linear probe at the top."
+    return Drawing("spaces-scores", "Accuracy by masking space", caption, figure)

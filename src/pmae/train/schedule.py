@@ -10,7 +10,8 @@ def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
     """Fraction of the peak learning rate at `position` epochs (a real number: schedules move every step).
 
     cosine: linear from 0 over the warm-up, then half a cosine to 0. constant: the same warm-up, then 1.
-    released: 10^-(warmup - epoch) while warming up, stepping once an epoch, then the cosine.
+    released: 10^-(warmup - epoch) while warming up, stepping once an epoch, then half a cosine of `epochs` epochs: it
+    begins after the warm-up, so training ends before it reaches 0.
     """
     if schedule == "released":
         position = math.floor(position)
@@ -20,8 +21,8 @@ def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
         return position / warmup
     if schedule == "constant":
         return 1.0
-    remaining = max(epochs - warmup, 1e-9)
-    return 0.5 * (1 + math.cos(math.pi * min((position - warmup) / remaining, 1.0)))
+    length = epochs if schedule == "released" else max(epochs - warmup, 1e-9)
+    return 0.5 * (1 + math.cos(math.pi * min((position - warmup) / length, 1.0)))
 
 
 def learning_rate(config: OptimConfig, epoch: int, step: int, steps: int, epochs: int) -> float:

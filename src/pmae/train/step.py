@@ -143,7 +143,7 @@ class Graph(Plain):
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> torch.optim.AdamW:
-    """AdamW with decay on matrices alone; under a graph the rate is a tensor and the step count lives on the device."""
+    """AdamW with decay on matrices, or on all; under a graph rate and step count are tensors on the device."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -152,5 +152,6 @@ def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> to
             (decayed if is_matrix else plain).append(parameter)
     device = decayed[0].device
     rate = torch.zeros((), device=device) if on_graph else 0.0
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    decay_plain = config.weight_decay if config.decay_all else 0.0
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": decay_plain}]
     return torch.optim.AdamW(groups, lr=rate, betas=config.betas, fused=True, capturable=on_graph)

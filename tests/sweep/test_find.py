@@ -8,7 +8,7 @@ import pytest
 
 from pmae.config import Config, replace
 from pmae.runs import Run
-from pmae.sweep.jobs import Job, Library, finished, validation
+from pmae.sweep.find import RunIndex, RunSpec, finished, validation
 
 Store = Callable[..., Run]
 
@@ -19,31 +19,31 @@ def wanted() -> Config:
 
 
 def test_a_run_is_found_by_its_settings(store: Store, wanted: Config, tmp_path: Path) -> None:
-    run = store(tmp_path, Job("any name", wanted), {9: 0.5}, 0.6)
-    library = Library([tmp_path / "nowhere", tmp_path])
-    assert [found.path for found in library.find(wanted)] == [run.path]
+    run = store(tmp_path, RunSpec("any name", wanted), {9: 0.5}, 0.6)
+    index = RunIndex([tmp_path / "nowhere", tmp_path])
+    assert [found.path for found in index.find(wanted)] == [run.path]
     # What is derived from the data may be given; where and how a run is made does not matter.
     given = replace(wanted, encoder__patch_size=8, masking__masked_variance=0.2, train__device="cpu", data__root="x")
-    assert [found.path for found in library.find(given)] == [run.path]
+    assert [found.path for found in index.find(given)] == [run.path]
     for change in ({"train__seed": 1}, {"train__epochs": 10}, {"encoder__patch_size": 4}, {"data__source": "cifar10"}):
-        assert library.find(replace(wanted, **change)) == []
+        assert index.find(replace(wanted, **change)) == []
     # Impossible on that run's data, so no run has these settings.
-    assert library.find(replace(wanted, train__batch_size=13_000)) == []
+    assert index.find(replace(wanted, train__batch_size=13_000)) == []
 
 
 def test_any_length_and_seed_will_do_if_asked(store: Store, wanted: Config, tmp_path: Path) -> None:
     for epochs in (3, 30):
-        store(tmp_path, Job("a", replace(wanted, train__epochs=epochs, train__seed=2)), {epochs: 0.5}, 0.6)
-    assert Library([tmp_path]).find(wanted) == []
-    assert [run.config.train.epochs for run in Library([tmp_path]).find(wanted, loosely=True)] == [30, 3]
+        store(tmp_path, RunSpec("a", replace(wanted, train__epochs=epochs, train__seed=2)), {epochs: 0.5}, 0.6)
+    assert RunIndex([tmp_path]).find(wanted) == []
+    assert [run.config.train.epochs for run in RunIndex([tmp_path]).find(wanted, any_length=True)] == [30, 3]
 
 
 def test_finished_runs_come_first(store: Store, wanted: Config, tmp_path: Path) -> None:
-    stopped = store(tmp_path / "a", Job("a", wanted), {}, 0.6)
-    whole = store(tmp_path / "b", Job("a", wanted), {9: 0.5}, 0.6)
+    stopped = store(tmp_path / "a", RunSpec("a", wanted), {}, 0.6)
+    whole = store(tmp_path / "b", RunSpec("a", wanted), {9: 0.5}, 0.6)
     stopped.add_results(pretrain={"epoch": 4})
     assert [finished(run) for run in (stopped, whole)] == [False, True]
-    assert [run.path for run in Library([tmp_path / "a", tmp_path / "b"]).find(wanted)] == [whole.path, stopped.path]
+    assert [run.path for run in RunIndex([tmp_path / "a", tmp_path / "b"]).find(wanted)] == [whole.path, stopped.path]
     # With checkpoints there, pretraining has not ended before its pictures are written.
     folder = whole.path / "checkpoints" / "epoch_0009"
     folder.mkdir(parents=True)
@@ -52,23 +52,23 @@ def test_finished_runs_come_first(store: Store, wanted: Config, tmp_path: Path) 
 
 
 def test_validation_is_what_pretraining_ended_with(store: Store, wanted: Config, tmp_path: Path) -> None:
-    run = store(tmp_path, Job("a", wanted), {9: 0.5}, 0.625)
+    run = store(tmp_path, RunSpec("a", wanted), {9: 0.5}, 0.625)
     assert validation(run) == 62.5
     run.add_results(pretrain={"epoch": 9})
     assert validation(run) is None
 
 
 def test_a_folder_that_cannot_be_read_is_named_and_passed_over(store: Store, wanted: Config, tmp_path: Path) -> None:
-    run = store(tmp_path, Job("a", wanted), {9: 0.5}, 0.6)
-    other = store(tmp_path, Job("b", wanted), {9: 0.5}, 0.6)
+    run = store(tmp_path, RunSpec("a", wanted), {9: 0.5}, 0.6)
+    other = store(tmp_path, RunSpec("b", wanted), {9: 0.5}, 0.6)
     settings = json.loads((other.path / "config.json").read_text())
     (other.path / "config.json").write_text(json.dumps(settings | {"tomorrow": {"setting": 1}}))
     with pytest.warns(UserWarning, match=f"{other.path.name} cannot be read and is passed over.*tomorrow"):
-        assert [found.path for found in Library([tmp_path]).find(wanted)] == [run.path]
+        assert [found.path for found in RunIndex([tmp_path]).find(wanted)] == [run.path]
 
 
-def test_folders_of_jobs_differ_with_what_counts(wanted: Config) -> None:
-    name = Job("a", wanted).folder
+def test_folders_of_runs_differ_with_what_counts(wanted: Config) -> None:
+    name = RunSpec("a", wanted).folder
     assert name.startswith("a-")
-    assert Job("a", replace(wanted, train__device="cpu", data__root="elsewhere")).folder == name
-    assert Job("a", replace(wanted, train__seed=1)).folder != name
+    assert RunSpec("a", replace(wanted, train__device="cpu", data__root="elsewhere")).folder == name
+    assert RunSpec("a", replace(wanted, train__seed=1)).folder != name

@@ -50,7 +50,7 @@ def test_what_a_recipe_expects_is_what_was_measured_and_what_the_paper_says(name
     protocols = ("linear", "mlp", "knn", "finetune")
     paper = ", ".join(f"{accuracy(protocol, row, 'cifar10'):.1f}" for protocol in protocols)
     assert f"published {paper})" in said
-    results = Run(Path(__file__).parent.parent / "results" / "runs" / f"cifar10-{run}-800").results["evaluation"]
+    results = Run(Path(__file__).parents[2] / "results" / "runs" / f"cifar10-{run}-800").results["evaluation"]
     entries = results[f"{method} epoch 800 [paper]"]["results"]
     found = {e["protocol"]: 100 * e["metrics"]["accuracy"]["value"] for e in entries if e["pooling"] == "cls"}
     assert ", ".join(f"{w} {found[p]:.1f}" for w, p in zip(words, protocols, strict=True)) in said

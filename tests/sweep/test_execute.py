@@ -17,35 +17,35 @@ from pmae.data.images import Splits
 from pmae.errors import UserError
 from pmae.report.sweeps import Trial, best_of, sweep_table, verdict
 from pmae.runs import Run
-from pmae.sweep import halving
-from pmae.sweep.halving import Halving, rungs_of
-from pmae.sweep.jobs import Job, Task
+from pmae.sweep import execute
+from pmae.sweep.execute import Asha, Stage, rungs_of
+from pmae.sweep.find import RunSpec
 
-from .test_sweep import sweep
+from .test_grid import sweep
 
 
-def jobs(count: int, epochs: int = 90) -> list[Job]:
+def specs(count: int, epochs: int = 90) -> list[RunSpec]:
     return [
-        Job(str(n), replace(Config(), train__epochs=epochs, masking__masked_variance=0.01 + n / 99))
+        RunSpec(str(n), replace(Config(), train__epochs=epochs, masking__masked_variance=0.01 + n / 99))
         for n in range(count)
     ]
 
 
 def play(count: int, workers: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, float]]]:
-    """Names and scores at each rung, when so many workers end their tasks in a random order."""
+    """Names and scores at each rung, when so many workers end their stages in a random order."""
     rng = random.Random(seed)
-    monkeypatch.setattr(halving, "score_at", lambda run, epoch: run)
-    plan = Halving(jobs(count))
-    reached: list[list[tuple[str, float]]] = [[] for _ in plan.rungs]
-    running: list[Task] = []
+    monkeypatch.setattr(execute, "score_at", lambda run, epoch: run)
+    scheduler = Asha(specs(count))
+    reached: list[list[tuple[str, float]]] = [[] for _ in scheduler.rungs]
+    running: list[Stage] = []
     while True:
-        while len(running) < workers and (task := plan.next(bool(running))) is not None:
-            running.append(task)
+        while len(running) < workers and (stage := scheduler.next(bool(running))) is not None:
+            running.append(stage)
         if not running:
             return reached
-        task, score = running.pop(rng.randrange(len(running))), rng.random()
-        plan.ended(task, score)  # type: ignore[arg-type]
-        reached[-1 if task.until is None else plan.rungs.index(task.until)].append((task.job.name, score))
+        stage, score = running.pop(rng.randrange(len(running))), rng.random()
+        scheduler.ended(stage, score)  # type: ignore[arg-type]
+        reached[-1 if stage.until is None else scheduler.rungs.index(stage.until)].append((stage.spec.name, score))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 10, 30])
@@ -145,7 +145,7 @@ def test_an_unknown_search_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_stopped_trial_is_not_the_best_even_if_it_was_ahead() -> None:
     ahead = Trial({"a.b": "1"}, 90.0, None, None, None, None, None, ("x",), stopped=3)
     ended = Trial({"a.b": "2"}, 80.0, None, None, None, None, None, ("y",))
-    assert best_of([ahead, ended]) == ended
+    assert best_of([ahead, ended]) == [ended]
     assert verdict([ahead, ended]) == "The best by validation is a.b=2 (80.0%). 1 of 2 were stopped early."
     table = sweep_table([ahead, ended])
     assert [row[table.header.index("stopped at epoch")] for row in table.rows] == [3, None]

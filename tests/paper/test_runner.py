@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.sweep.conftest import SMALL
 
 from pmae import api
 from pmae.cli import main
 from pmae.errors import Interrupted
-from pmae.paper.runner import Way, reproduce
-from pmae.paper.tables import DATASETS, ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
+from pmae.paper.runner import reproduce
+from pmae.paper.tables import DATASETS, ITEMS, Item, Row, RunChoices, spec_of, specs_of
 from pmae.results import scores_of
 from pmae.runs import Run
-from pmae.sweep.jobs import finished
-
-from .conftest import SMALL
+from pmae.sweep.find import finished
+from pmae.sweep.scored import Scoring
 
 Store = Callable[..., Run]
 KINDS = (("oracle", "0.3"), ("random", "random"))
@@ -178,7 +178,7 @@ def test_all_five_data_sets_load_from_their_standard_files(root: Path, tmp_path:
     item = Item("five", "All five", "none", "table", (Row("mae", 0.75),), protocols=("knn",))
     small = tuple((name, value) for name, _, value in (text.partition("=") for text in SMALL[1:10]))
     page, _ = reproduce(
-        item, Plan(epochs=1, settings=small, root=str(root), device="cpu"), Way(tmp_path, head_epochs=1)
+        item, RunChoices(epochs=1, settings=small, root=str(root), device="cpu"), Scoring(tmp_path, head_epochs=1)
     )
     assert page.tables[0].header[2:] == ["CIFAR-10", "TinyImageNet", "DermaMNIST", "BloodMNIST", "PathMNIST"]
     (row,) = page.tables[0].rows
@@ -196,10 +196,14 @@ def test_all_five_data_sets_load_from_their_standard_files(root: Path, tmp_path:
 def test_the_oracle_is_chosen_on_validation_images_never_on_test(
     store: Store, tmp_path: Path, forbid_work: Callable[[], None]
 ) -> None:
-    item, plan = ITEMS["main"], Plan(datasets=("bloodmnist",), epochs=9)
-    cell = Cell(Row("pmae", "oracle"), "bloodmnist")
+    item, chosen = ITEMS["main"], RunChoices(datasets=("bloodmnist",), epochs=9)
     for ratio, validation, test in ((0.2, 0.80, 0.70), (0.3, 0.85, 0.60), (0.4, 0.75, 0.90)):
-        store(tmp_path / "kept", job_of(item, cell, ratio, 0, plan), {9: test}, validation)
+        store(
+            tmp_path / "kept",
+            spec_of(item, Row("pmae", "oracle"), "bloodmnist", ratio, 0, chosen),
+            {9: test},
+            validation,
+        )
     forbid_work()
     common = ["--datasets", "bloodmnist", "--epochs", 9, "--runs", tmp_path / "kept", "--only-found"]
     assert paper("main", *common, "--out", tmp_path / "out") == 0
@@ -223,15 +227,15 @@ def pictures(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_curves_and_bars_from_stored_results(store: Store, tmp_path: Path, forbid_work: Callable[[], None]) -> None:
-    plan = Plan(datasets=("cifar10", "bloodmnist"), epochs=8)
-    for number, job in enumerate(jobs_of(ITEMS["ratio"], plan)):
-        ratio = job.config.masking.masked_patches or job.config.masking.masked_variance or 0
+    chosen = RunChoices(datasets=("cifar10", "bloodmnist"), epochs=8)
+    for number, spec in enumerate(specs_of(ITEMS["ratio"], chosen)):
+        ratio = spec.config.masking.masked_patches or spec.config.masking.masked_variance or 0
         ends = {epoch: 0.5 + 0.02 * epoch - 0.3 * ratio + 0.01 * (number % 3) for epoch in (2, 4, 8)}
-        store(tmp_path / "kept", job, ends, 0.9 - ratio)
+        store(tmp_path / "kept", spec, ends, 0.9 - ratio)
     forbid_work()
     common = [
         "--datasets",
-        *plan.datasets,
+        *chosen.datasets,
         "--epochs",
         8,
         "--runs",

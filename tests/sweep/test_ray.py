@@ -9,17 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pmae.cli import main
-from pmae.errors import UserError
 from pmae.runs import Run
-from pmae.sweep.workers import QUIET, RayWorkers, slots
+from pmae.sweep.workers import QUIET, slots
 
-from .test_sweep import SMALL, rows, sweep
+from .test_grid import SMALL, rows, sweep
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 LOOPBACK = {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -166,17 +164,6 @@ def test_runs_are_packed_by_node_and_by_card(
     nodes: list[dict[str, float]], gpus: float, cpus: float, count: int
 ) -> None:
     assert slots(nodes, gpus, cpus) == count
-
-
-def test_a_run_gets_a_whole_gpu_unless_told_otherwise() -> None:
-    def ray(gpus: float) -> SimpleNamespace:
-        nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": gpus}}, {"Alive": False, "Resources": {"GPU": 8.0}}]
-        return SimpleNamespace(nodes=lambda: nodes, remote=lambda **options: lambda function: options)
-
-    assert (RayWorkers(ray(2.0), None, 1).gpus, RayWorkers(ray(0.0), None, 1).gpus) == (1, 0)
-    assert RayWorkers(ray(2.0), 0.25, 1)._train["num_gpus"] == 0.25
-    with pytest.raises(UserError, match=r"1 here: 0 GPUs and 4 CPUs\), got 1 GPUs and 1 CPUs"):
-        RayWorkers(ray(0.0), 1, 1)
 
 
 @pytest.mark.parametrize(

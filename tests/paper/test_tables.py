@@ -8,9 +8,9 @@ import pytest
 from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.errors import UserError
-from pmae.paper.cost import Heads, cost_of
+from pmae.paper.cost import cost_of
 from pmae.paper.recipes import recipe
-from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Cell, Plan, Row, job_of, jobs_of
+from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Row, RunChoices, spec_of, specs_of
 from pmae.report.published import accuracy
 
 LABELS = """
@@ -50,8 +50,8 @@ def test_a_row_finds_its_published_number(protocol: str, row: Row, data: str, va
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.kind == "table"])
 def test_every_cell_of_a_table_has_a_published_number(name: str) -> None:
     item = ITEMS[name]
-    for cell in item.cells(Plan()):
-        assert all(accuracy(protocol, cell.row.key, cell.data) is not None for protocol in item.protocols)
+    for row, data in item.cells(RunChoices()):
+        assert all(accuracy(protocol, row.key, data) is not None for protocol in item.protocols)
 
 
 def settings_that_differ(config: Config, base: Config) -> set[str]:
@@ -64,105 +64,35 @@ def settings_that_differ(config: Config, base: Config) -> set[str]:
 
 
 def test_the_cells_are_the_recipes_with_what_the_paper_varies() -> None:
-    item, plan = ITEMS["main"], Plan()
-    std = job_of(item, Cell(Row("mae", 0.75), "cifar10"), 0.75, 0, plan).config
+    item, chosen = ITEMS["main"], RunChoices()
+    std = spec_of(item, Row("mae", 0.75), "cifar10", 0.75, 0, chosen).config
     assert settings_that_differ(std, recipe("mae")) == set()
-    third = job_of(item, Cell(Row("pmae", "oracle"), "cifar10"), 0.3, 0, plan).config
+    third = spec_of(item, Row("pmae", "oracle"), "cifar10", 0.3, 0, chosen).config
     assert settings_that_differ(third, recipe("paper")) == {"masking.masked_variance"}
-    drawn = job_of(item, Cell(Row("mae", "random"), "cifar10"), None, 0, plan).config
+    drawn = spec_of(item, Row("mae", "random"), "cifar10", None, 0, chosen).config
     assert settings_that_differ(drawn, recipe("mae")) == {"masking.ratio_schedule", "masking.masked_patches"}
-    pixels = job_of(item, Cell(Row("pmae", "oracle", "pixels"), "cifar10"), 0.2, 0, plan).config
+    pixels = spec_of(item, Row("pmae", "oracle", "pixels"), "cifar10", 0.2, 0, chosen).config
     assert settings_that_differ(pixels, recipe("paper")) == {"objective.target"}
-    kernel = job_of(item, Cell(Row("kmae", "oracle"), "cifar10"), 0.3, 0, plan).config
+    kernel = spec_of(item, Row("kmae", "oracle"), "cifar10", 0.3, 0, chosen).config
     assert settings_that_differ(kernel, recipe("kmae")) == set()
     assert (kernel.space.name, kernel.space.gamma) == ("kernel_pca", 3e-4)
-    ours = job_of(item, Cell(Row("mae", 0.75), "cifar10"), 0.75, 4, Plan("ours", epochs=7)).config
+    ours = spec_of(item, Row("mae", 0.75), "cifar10", 0.75, 4, RunChoices("ours", epochs=7)).config
     assert ours == replace(recipe("mae_ours"), data__source="cifar10", train__seed=4, train__epochs=7)
 
 
-def test_what_the_main_table_costs() -> None:
-    # Per data set: 9 ratios of MAE and of PMAE, MAE at 0.75, and a random ratio for each.
-    cost = cost_of(ITEMS["main"], Plan(datasets=("cifar10",)))
-    assert cost.runs == 21
-    # Five rows are evaluated: probes and fine-tuning, 100 epochs each.
-    assert cost.images == 50_000 * (21 * 800 + 5 * 200)
-    assert cost.hours(50_000) == pytest.approx((21 * 800 + 5 * 200) / 3600)
-    # With three seeds the two searches stay at one seed, the rest is repeated.
-    assert cost_of(ITEMS["main"], Plan(datasets=("cifar10",), seeds=(0, 1, 2))).runs == 2 * 9 + 2 * 2 + 3 * 3
-    # At 64x64 an image has 65 tokens instead of 17.
-    tiny = cost_of(ITEMS["main"], Plan(datasets=("tinyimagenet",)))
-    assert tiny.work / tiny.images == pytest.approx(65 / 17)
-    assert cost_of(ITEMS["main"], Plan()).runs == 21 * len(DATASETS)
-
-
-def test_a_measured_speed_takes_the_place_of_the_stated_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "--list", "--images-per-second", "1000", "--datasets", "cifar10"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "hours, this machine" in lines[0]
-    hours = 50_000 * (21 * 800 + 5 * 200) / 1000 / 3600
-    assert f"{hours:,.0f}" in next(line for line in lines if line.startswith("main"))
-
-
-def hours_on_cores(capsys: pytest.CaptureFixture[str], *options: str) -> float:
-    assert main(["paper", "--list", "--datasets", "cifar10", *options]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("main"))
-    return float(line.split()[5].replace(",", ""))
-
-
-def test_small_networks_are_counted_where_they_are_derived(capsys: pytest.CaptureFixture[str]) -> None:
-    # 21 runs of 100 epochs, and five rows of probes and fine-tuning for 100 each, of 65 tokens an image.
-    images = 50_000 * (21 * 100 + 5 * 200)
-    assert hours_on_cores(capsys, "--recipe", "ours") == pytest.approx(images / 479 / 3600, rel=0.02)
-    # A size that is given keeps the paper's other sizes, and its speed.
-    sized = hours_on_cores(capsys, "--recipe", "masking", "--set", "decoder.name=small")
-    assert sized == pytest.approx(images * 65 / 17 / 56 / 3600, rel=0.02)
-
-
-def test_a_second_view_is_counted_where_it_is_derived() -> None:
-    plan = Plan("ours", ("cifar10",))
-    # 150 epochs of two views on a GPU, 100 epochs of one without.
-    assert cost_of(ITEMS["main"], plan).images == 50_000 * (21 * 150 * 2 + 5 * 200)
-    assert cost_of(ITEMS["main"], plan, gpu=False).images == 50_000 * (21 * 100 + 5 * 200)
-    assert cost_of(ITEMS["main"], Plan("masking", ("cifar10",))).images == 50_000 * (21 * 100 + 5 * 200)
-
-
-def test_several_presets_are_several_evaluations() -> None:
-    one, both = (
-        cost_of(ITEMS["spread"], Plan(datasets=("cifar10",)), Heads(names))
-        for names in (("paper",), ("paper", "plain"))
-    )
-    # Features for probes without augmentation are computed once for each of 18 runs.
-    assert both.images - one.images == 18 * 50_000
-    assert both.runs == one.runs
-
-
-def test_the_list_counts_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    heads = Heads(kinds=("linear",), epochs=7)
-    assert cost_of(ITEMS["main"], Plan(datasets=("cifar10",)), heads).images == 50_000 * (21 * 800 + 5 * 7)
-    options = ["--datasets", "cifar10", "--protocols", "linear", "--head-epochs", "7", "--images-per-second", "1000"]
-    assert main(["paper", "--list", "main", *options]) == 0
-    line, label = capsys.readouterr().out.splitlines()[1:3]
-    assert line.split()[:3] == ["main", "21", f"{0.05 * (21 * 800 + 5 * 7):,.1f}"]
-    assert label.split()[:2] == ["Table", "1"]
-    assert main(["paper", "--list", *options]) == 0
-    named = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].islower()]
-    # Items without a linear probe are left out: k-NN, settings, drawings and pictures.
-    assert named[1:-1] == ["main", "kernel", "pixel-objective", "ratio", "epochs", "spread"]
-
-
 def test_rows_can_be_left_out() -> None:
-    plan = Plan(datasets=("cifar10",), ratios=(0.1, 0.2), methods=("mae_std", "pmae_oracle_components"))
-    assert [job.name for job in jobs_of(ITEMS["main"], plan)] == [
+    chosen = RunChoices(datasets=("cifar10",), ratios=(0.1, 0.2), methods=("mae_std", "pmae_oracle_components"))
+    assert [spec.name for spec in specs_of(ITEMS["main"], chosen)] == [
         f"cifar10-{name}-seed0" for name in ("mae-0.75", "pmae-0.1", "pmae-0.2")
     ]
-    assert cost_of(ITEMS["main"], plan).runs == 3
+    assert cost_of(ITEMS["main"], chosen).runs == 3
 
 
 def test_items_share_their_runs() -> None:
-    main_runs = {job.config for job in jobs_of(ITEMS["main"], Plan())}
-    assert {job.config for job in jobs_of(ITEMS["spread"], Plan())} < main_runs
-    assert {job.config for job in jobs_of(ITEMS["epochs"], Plan())} < main_runs
-    assert len(jobs_of(ITEMS["ratio"], Plan())) == (3 * len(RATIOS) + 2) * len(DATASETS)
+    main_runs = {spec.config for spec in specs_of(ITEMS["main"], RunChoices())}
+    assert {spec.config for spec in specs_of(ITEMS["spread"], RunChoices())} < main_runs
+    assert {spec.config for spec in specs_of(ITEMS["epochs"], RunChoices())} < main_runs
+    assert len(specs_of(ITEMS["ratio"], RunChoices())) == (3 * len(RATIOS) + 2) * len(DATASETS)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +115,7 @@ def test_items_share_their_runs() -> None:
         (["main", "--protocols", "lienar"], "did you mean 'linear'"),
         (["main", "--set", "encoder.depth"], "--set must be settings as name=value"),
         (["main", "--set", "encoder.dept=1"], "did you mean 'encoder.depth'"),
-        (["main", "--set", "encoder.depth=deep"], "encoder.depth must be int, got 'deep'"),
+        (["main", "--set", "encoder.depth=deep"], "encoder.depth must be a whole number, got 'deep'"),
         (["main", "--preset", "papr"], "did you mean 'paper'"),
         (["main", "--preset", "plain", "strnog"], "did you mean 'strong'"),
         (["main", "--preset", "plain", "plain"], "preset must be one or more, no two alike"),
@@ -207,6 +137,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_plan_is_checked_when_it_is_made() -> None:
+def test_choices_are_checked_when_they_are_made() -> None:
     with pytest.raises(UserError, match="recipe: unknown name 'papers'"):
-        Plan("papers")
+        RunChoices("papers")

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pmae.config import Config, replace
-from pmae.config_file import to_dict
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.paper.recipes import recipe
 from pmae.results import Score, scores_of
 from pmae.runs import Run
-from pmae.sweep.jobs import FREE
+from pmae.sweep.find import MACHINE, flat
 
 ROOT = Path(__file__).parent.parent
 RUNS, FIGURES = ROOT / "results" / "runs", ROOT / "results" / "figures"
@@ -22,7 +21,7 @@ RECIPES = {
     False: ("paper", "released", "masking", "ours", "kmae"),
 }
 """The recipes that hide patches, and those that hide components; of equally near ones the first counts."""
-VARIED = FREE | {
+VARIED = MACHINE | {
     "train.epochs", "train.seed", "masking.masked_patches", "masking.masked_variance", "masking.ratio_schedule",
     "objective.target",
 }  # fmt: skip
@@ -56,9 +55,9 @@ class Kind:
 
 
 @functools.cache
-def shelf(place: Path = RUNS) -> dict[Kind, list[Run]]:
+def published_runs(folder: Path = RUNS) -> dict[Kind, list[Run]]:
     """The runs of each kind in a folder, seeds in order."""
-    runs = [Run(path.parent) for path in sorted(place.glob("*/config.json"))]
+    runs = [Run(path.parent) for path in sorted(folder.glob("*/config.json"))]
     found: dict[Kind, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.config.train.seed):
         found.setdefault(kind_of(run), []).append(run)
@@ -93,12 +92,8 @@ def _differing(run: Run, name: str) -> list[str] | None:
         wanted, _ = resolve(wanted, data["counts"]["train"], tuple(data["shape"]))
     except UserError:
         return None
-    mine, other = _flat(config), _flat(wanted)
+    mine, other = flat(config), flat(wanted)
     return [f"{key}={mine[key]}" for key in mine if key not in VARIED and mine[key] != other[key]]
-
-
-def _flat(config: Config) -> dict[str, object]:
-    return {f"{room}.{key}": value for room, part in to_dict(config).items() for key, value in part.items()}
 
 
 def of_encoder(run: Run) -> list[Score]:

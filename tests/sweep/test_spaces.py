@@ -11,11 +11,10 @@ from sklearn.decomposition import PCA
 from pmae.cli import main
 from pmae.config import DataConfig
 from pmae.errors import UserError
-from pmae.report.spaces import scores_figure
 from pmae.runs import Run
 from pmae.spaces import SPACES
 from pmae.sweep.space_figures import figures_page
-from pmae.sweep.spaces import CHOSEN, Grid, grid_jobs, space_label, space_settings
+from pmae.sweep.spaces import CHOSEN, SpaceGrid, scores_figure, space_label, space_settings, space_specs
 from pmae.train.loop import Pretraining
 
 from .conftest import SMALL, shaded
@@ -147,7 +146,7 @@ def test_figures_have_a_row_a_space_and_a_column_a_picture(tmp_path: Path) -> No
     for name in ("basis", "hidden", "spectra"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
-    page = figures_page(Grid(DataConfig(), chosen, device="cpu"), images=64)
+    page = figures_page(SpaceGrid(DataConfig(), chosen, device="cpu"), images=64)
     figures = {drawing.name: drawing.figure for drawing in page.drawings}
     shown = ["wavelet\n3", "cosine\ngrouped", "pixels\N{NO-BREAK SPACE}(MAE)\n50/75/90%"]
     side, gap = 32, 2
@@ -166,7 +165,7 @@ def test_figures_have_a_row_a_space_and_a_column_a_picture(tmp_path: Path) -> No
     assert "Not shown: learned" in table.note
 
 
-def test_portraits_show_the_basis_and_hide_what_adds_up(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitted_spaces_show_their_basis_and_hide_what_adds_up(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Basis images are scikit-learn's axes, and visible and hidden parts make the image, in every space."""
     seen: list = []
     monkeypatch.setattr("pmae.sweep.space_figures.spectra_figure", lambda made, said: seen.extend(made))
@@ -174,7 +173,7 @@ def test_portraits_show_the_basis_and_hide_what_adds_up(files: Path, monkeypatch
     monkeypatch.setattr("pmae.sweep.space_figures.basis_figure", lambda *given: None)
     chosen = tuple(space for space in CHOSEN if space != "learned")
     chosen = tuple(space.replace("256", "8").replace("diffusion", "diffusion:landmarks=20") for space in chosen)
-    figures_page(Grid(DataConfig(source=str(files)), chosen, device="cpu"), picture=1)
+    figures_page(SpaceGrid(DataConfig(source=str(files)), chosen, device="cpu"), picture=1)
     with np.load(files) as stored:
         train, image = (stored[f"{part}_images"].astype(np.float64) for part in ("train", "test"))
     mean, std = train.mean((0, 1, 2)), train.std((0, 1, 2))
@@ -193,7 +192,7 @@ def test_portraits_show_the_basis_and_hide_what_adds_up(files: Path, monkeypatch
 def test_signals_have_spectra_alone(tmp_path: Path) -> None:
     np.save(tmp_path / "signals.npy", np.random.default_rng(0).normal(size=(40, 2, 32)).astype(np.float32))
     data = DataConfig(source=str(tmp_path / "signals.npy"), layout="NCL")
-    page = figures_page(Grid(data, ("cosine", "pixels"), device="cpu"))
+    page = figures_page(SpaceGrid(data, ("cosine", "pixels"), device="cpu"))
     assert [drawing.name for drawing in page.drawings] == ["spectra"]
 
 
@@ -225,15 +224,15 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 
 def test_the_usual_grid_is_every_space_at_three_ratios_with_nothing_else_apart() -> None:
-    jobs = [job for cell in grid_jobs(Grid(DataConfig())).values() for job in cell]
-    assert len(jobs) == 39
-    assert len({job.folder for job in jobs}) == 39
-    assert {job.config.space.name for job in jobs} == set(SPACES)
+    specs = [spec for cell in space_specs(SpaceGrid(DataConfig())).values() for spec in cell]
+    assert len(specs) == 39
+    assert len({spec.folder for spec in specs}) == 39
+    assert {spec.config.space.name for spec in specs} == set(SPACES)
     for room in ("data", "encoder", "decoder", "optim", "train", "augment"):
-        assert len({getattr(job.config, room) for job in jobs}) == 1
-    assert {job.config.masking.per for job in jobs} == {"image"}
-    assert jobs[0].config.encoder.patch_size == 8
-    assert jobs[0].config.train.epochs == 50
+        assert len({getattr(spec.config, room) for spec in specs}) == 1
+    assert {spec.config.masking.per for spec in specs} == {"image"}
+    assert specs[0].config.encoder.patch_size == 8
+    assert specs[0].config.train.epochs == 50
 
 
 def test_names_of_spaces() -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from pmae.derive import resolve
 from pmae.runs import Run, create_run
-from pmae.sweep.jobs import Job
+from pmae.sweep.find import RunSpec
 
 SMALL = [
     *("--set", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "decoder.width=16", "decoder.depth=1"),
@@ -118,12 +118,12 @@ def store() -> Callable[..., Run]:
     """A function that writes what a published run folder holds: settings, environment and results, no checkpoints."""
 
     def write(
-        folder: Path, job: Job, linear: dict[int, float], validation: float, preset: str = "paper", **other: float
+        folder: Path, spec: RunSpec, linear: dict[int, float], validation: float, preset: str = "paper", **other: float
     ) -> Run:
-        data = {"name": job.config.data.source, "shape": [3, 64, 64], "dtype": "uint8", "counts": {"train": 12_000}}
-        config, _ = resolve(job.config, 12_000, (3, 64, 64))
+        data = {"name": spec.config.data.source, "shape": [3, 64, 64], "dtype": "uint8", "counts": {"train": 12_000}}
+        config, _ = resolve(spec.config, 12_000, (3, 64, 64))
         environment = {"device": "a card", "data": data | {"classes": ["a", "b"], "notes": ["made up"]}}
-        run = create_run(folder / job.folder, config, environment)
+        run = create_run(folder / spec.folder, config, environment)
         described = {"name": data["name"], "classes": ["a", "b"]}
         method = "mae" if config.space.name == "pixels" else "pmae"
         evaluation = {

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.sweep.conftest import SMALL
 
 from pmae.cli import main
-from pmae.paper.runner import Way, reproduce
-from pmae.paper.tables import ITEMS, Cell, Item, Plan, Row, job_of, jobs_of
+from pmae.paper.runner import reproduce
+from pmae.paper.tables import ITEMS, Item, Row, RunChoices, spec_of, specs_of
 from pmae.runs import Run
-
-from .conftest import SMALL
+from pmae.sweep.scored import Scoring
 
 RESULTS = Path(__file__).parents[2] / "results" / "runs"
 Store = Callable[..., Run]
@@ -30,16 +30,16 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_a_run_without_checkpoints_serves_the_search_but_not_a_missing_evaluation(
     root: Path, store: Store, tmp_path: Path
 ) -> None:
-    plan = Plan(datasets=("dermamnist",), epochs=1, settings=tuple(s.split("=") for s in SMALL[1:10]))  # type: ignore[misc]
-    cell = Cell(Row("mae", 0.75), "dermamnist")
-    store(tmp_path / "kept", job_of(ITEMS["knn"], cell, 0.75, 0, plan), {1: 0.7}, 0.8)
+    chosen = RunChoices(datasets=("dermamnist",), epochs=1, settings=tuple(s.split("=") for s in SMALL[1:10]))  # type: ignore[misc]
+    spec = spec_of(ITEMS["knn"], Row("mae", 0.75), "dermamnist", 0.75, 0, chosen)
+    store(tmp_path / "kept", spec, {1: 0.7}, 0.8)
     item = Item("one", "One", "none", "table", (Row("mae", 0.75),), ("dermamnist",), ("linear",))
-    here = {"root": str(root), "device": "cpu", "epochs": 1, "settings": plan.settings}
-    way = Way(tmp_path / "a", (tmp_path / "kept",))
-    reproduce(item, Plan(**here), way)  # type: ignore[arg-type]
+    here = {"root": str(root), "device": "cpu", "epochs": 1, "settings": chosen.settings}
+    scoring = Scoring(tmp_path / "a", (tmp_path / "kept",))
+    reproduce(item, RunChoices(**here), scoring)  # type: ignore[arg-type]
     assert not (tmp_path / "a/runs").exists()
     other = Item("one", "One", "none", "table", (Row("mae", 0.75),), ("dermamnist",), ("knn",))
-    reproduce(other, Plan(**here), way)  # type: ignore[arg-type]
+    reproduce(other, RunChoices(**here), scoring)  # type: ignore[arg-type]
     assert len(list((tmp_path / "a/runs").iterdir())) == 1
 
 
@@ -60,8 +60,8 @@ def test_published_results_of_the_repository_build_a_table(tmp_path: Path, forbi
 def test_where_no_run_is_found_the_nearest_is_named(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    item, cell = ITEMS["spread"], Cell(Row("pmae", "every"), "bloodmnist")
-    run = store(tmp_path / "kept", job_of(item, cell, 0.4, 0, Plan(epochs=9)), {9: 0.5}, 0.6)
+    spec = spec_of(ITEMS["spread"], Row("pmae", "every"), "bloodmnist", 0.4, 0, RunChoices(epochs=9))
+    run = store(tmp_path / "kept", spec, {9: 0.5}, 0.6)
     common = ["--runs", tmp_path / "kept", "--only-found", "--out", tmp_path / "out", "--datasets"]
     assert paper("spread", "ratio", "--epochs", 8, *common, "bloodmnist") == 0
     hint = f"- nearest to bloodmnist-pmae-0.4-seed0 is the run {run.path.name}: it has train.epochs=9; --recipe,"
@@ -77,8 +77,8 @@ def test_where_no_run_is_found_the_nearest_is_named(
 def test_notes_say_what_a_found_run_lacks_and_what_an_oracle_rests_on(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    item, cell, plan = ITEMS["main"], Cell(Row("pmae", "oracle"), "bloodmnist"), Plan(epochs=9)
-    store(tmp_path / "kept", job_of(item, cell, 0.4, 0, plan), {9: 0.5}, 0.6, preset="strong")
+    spec = spec_of(ITEMS["main"], Row("pmae", "oracle"), "bloodmnist", 0.4, 0, RunChoices(epochs=9))
+    store(tmp_path / "kept", spec, {9: 0.5}, 0.6, preset="strong")
     common = ["--datasets", "bloodmnist", "--epochs", 9, "--runs", tmp_path / "kept", "--only-found", "--out", tmp_path]
     assert paper("main", *common, "--preset", "strong") == 0
     notes = capsys.readouterr().out
@@ -96,9 +96,9 @@ def test_results_without_pictures_are_no_pictures(
     root: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = [text.partition("=")[::2] for text in SMALL[1:10]]
-    plan = Plan(datasets=("dermamnist",), settings=tuple(small))
-    for job in jobs_of(ITEMS["examples"], plan):
-        store(tmp_path / "kept", job, {1: 0.5}, 0.6)
+    chosen = RunChoices(datasets=("dermamnist",), settings=tuple(small))
+    for spec in specs_of(ITEMS["examples"], chosen):
+        store(tmp_path / "kept", spec, {1: 0.5}, 0.6)
     common = ["--datasets", "dermamnist", "--root", root, *SMALL, "--runs", tmp_path / "kept", "--out", tmp_path]
     assert paper("examples", *common, "--only-found") == 0
     assert "- 1 of 1 runs have no sample pictures" in capsys.readouterr().out
@@ -123,6 +123,30 @@ def test_all_data_are_looked_for_before_anything_runs(
 
 
 def test_a_run_folder_is_not_a_folder_of_runs(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = store(tmp_path, job_of(ITEMS["main"], Cell(Row("mae", 0.75), "cifar10"), 0.75, 0, Plan()), {}, 0.5)
+    run = store(tmp_path, spec_of(ITEMS["main"], Row("mae", 0.75), "cifar10", 0.75, 0, RunChoices()), {}, 0.5)
     assert paper("main", "--only-found", "--runs", run.path, "--out", tmp_path / "out") == 2
     assert "--runs must be folders that hold run folders" in capsys.readouterr().err
+
+
+def test_the_ledger_counts_what_was_scored_at_which_length(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for epochs, seed, ratio, scores in ((800, 0, 0.2, {"mlp": 0.6}), (800, 1, 0.4, {}), (200, 0, 0.2, {})):
+        chosen = RunChoices(epochs=epochs)
+        spec = spec_of(ITEMS["main"], Row("pmae", "oracle"), "bloodmnist", ratio, seed, chosen)
+        store(tmp_path / "kept", spec, {epochs: 0.5}, 0.6, **scores)
+    stopped = spec_of(ITEMS["main"], Row("mae", 0.75), "bloodmnist", 0.75, 0, RunChoices())
+    store(tmp_path / "kept", stopped, {800: 0.5}, 0.6).add_results(pretrain={"epoch": 400})
+    assert paper("status", "--runs", tmp_path / "kept", "--out", tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    assert "| linear probe | PMAE, oracle ratio | – | – | – | 2 at 800, 1 at 200 | – |" in printed
+    assert "| MLP probe | PMAE, oracle ratio | – | – | – | 1 at 800 | – |" in printed
+    assert "| linear probe | MAE, 75% of patches | – | – | – | – | – |" in printed
+    assert "2 of 75 found, 2 at 800 epochs." in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_ledger_of_the_published_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert paper("status", "--runs", RESULTS, "--out", tmp_path / "out") == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| fine-tuning | MAE, 75%")]
+    assert row.split(" | ")[2:] == ["1 at 800", "–", "1 at 800", "1 at 800", "– |"]

@@ -1,6 +1,7 @@
 """Sweeps: a grid becomes runs, the best is chosen on validation images, and nothing is run twice."""
 
 import csv
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from pmae.errors import UserError
 from pmae.paper.recipes import recipe
 from pmae.report.sweeps import Trial, sweep_plot, trial_of, verdict
 from pmae.runs import Run
-from pmae.sweep.grid import grid_jobs, parse_grid
-from pmae.sweep.jobs import Job, validation
+from pmae.sweep.find import validation
+from pmae.sweep.grid import grid_specs, parse_grid
 
 SMALL = [
     *("--set", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "decoder.width=16", "decoder.depth=1"),
@@ -48,9 +49,10 @@ def test_a_ratio_sweep_finds_the_best_by_validation_and_is_not_repeated(
     assert sweep(*command) == 0
     runs = [Run(path) for path in sorted((tmp_path / "runs").iterdir())]
     assert sorted(run.config.masking.masked_variance or 0 for run in runs) == [0.1, 0.5]
-    best = max(runs, key=lambda run: validation(run) or 0)
-    printed = capsys.readouterr().out
-    assert f"The best by validation is masking.masked_variance={best.config.masking.masked_variance} (" in printed
+    best = max(validation(run) or 0 for run in runs)
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "best by validation" in line]
+    for run in runs:  # so short that they may tie
+        assert (f"masking.masked_variance={run.config.masking.masked_variance} " in said) == (validation(run) == best)
     found = rows(tmp_path / "sweep.csv")
     assert [row["masking.masked_variance"] for row in found] == ["0.1", "0.5"]
     by_name = {run.path.name: run for run in runs}
@@ -64,13 +66,13 @@ def test_a_ratio_sweep_finds_the_best_by_validation_and_is_not_repeated(
 def test_several_settings_make_a_grid_over_seeds() -> None:
     grid = parse_grid(["encoder.patch_size", "2", "4", "8", "space.name", "pca", "cosine"], recipe("ours"))
     assert grid == {"encoder.patch_size": ["2", "4", "8"], "space.name": ["pca", "cosine"]}
-    planned = grid_jobs(recipe("ours"), grid, [0, 5])
+    planned = grid_specs(recipe("ours"), grid, [0, 5])
     assert len(planned) == 6
     made = [
-        (j.config.encoder.patch_size, j.config.space.name, j.config.train.seed) for _, jobs in planned for j in jobs
+        (s.config.encoder.patch_size, s.config.space.name, s.config.train.seed) for _, specs in planned for s in specs
     ]
     assert made == [(p, s, seed) for p in (2, 4, 8) for s in ("pca", "cosine") for seed in (0, 5)]
-    assert len({job.folder for _, jobs in planned for job in jobs}) == 12
+    assert len({spec.folder for _, specs in planned for spec in specs}) == 12
 
 
 def test_ratio_means_patches_where_patches_are_hidden() -> None:
@@ -85,7 +87,7 @@ def test_ratio_means_patches_where_patches_are_hidden() -> None:
         (["encoder.patch_size"], "encoder.patch_size must be followed by its values"),
         (["encoder.patch_size", "4", "4"], "no two alike"),
         (["encoder.patch_sise", "4"], "did you mean 'encoder.patch_size'"),
-        (["encoder.patch_size", "four"], "encoder.patch_size must be int, got 'four'"),
+        (["encoder.patch_size", "four"], "encoder.patch_size must be a whole number, got 'four'"),
         (["ratio", "0.5", "1.5"], "masking.masked_variance must be a share between 0 and 1"),
         (["ratio", "0.5", "--data", "dermamist"], "did you mean 'dermamnist'"),
     ],
@@ -109,9 +111,9 @@ def test_without_labels_there_is_no_best(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_seeds_of_a_combination_are_averaged(store: Callable[..., Run], tmp_path: Path) -> None:
-    ((_, jobs),) = grid_jobs(recipe("ours"), {"data.source": ["bloodmnist"]}, [0, 1, 2])
+    ((_, specs),) = grid_specs(recipe("ours"), {"data.source": ["bloodmnist"]}, [0, 1, 2])
     scores = (0.5, 0.6, 0.85)
-    runs = [store(tmp_path, Job(j.name, j.config), {}, value) for j, value in zip(jobs, scores, strict=True)]
+    runs = [store(tmp_path, spec, {}, value) for spec, value in zip(specs, scores, strict=True)]
     trial = trial_of({"data.source": "bloodmnist"}, runs)
     assert trial.validation == pytest.approx(65)
     assert trial.spread == pytest.approx(100 * np.std(scores, ddof=1))
@@ -129,6 +131,15 @@ def test_the_plot_orders_numbers_and_keeps_names_apart() -> None:
     assert verdict(trials) == "The best by validation is space.name=wavelet, decoder.depth=1 (70.0%)."
     ring = axes.lines[-1]
     assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([1.0], [70.0])
+
+
+def test_settings_that_tie_are_all_named() -> None:
+    trials = [Trial({"a.b": str(v)}, v, None, None, None, None, None, ()) for v in (80.0, 75.0, 80.0)]
+    trials[2] = dataclasses.replace(trials[2], settings={"a.b": "other"})
+    assert verdict(trials) == "Tied for the best by validation: a.b=80.0 and a.b=other (80.0%)."
+    (axes,) = sweep_plot(trials).figure.axes
+    rings = [line for line in axes.lines if line.get_markersize() == 12]
+    assert [list(ring.get_xdata()) for ring in rings] == [[0.0], [2.0]]
 
 
 def test_a_setting_of_text_is_read_as_its_type() -> None:
