@@ -48,10 +48,12 @@ def workers_of(options: argparse.Namespace) -> "AbstractContextManager[Workers] 
     from pmae.errors import require
 
     if options.at_once is not None:
-        from pmae.sweep.workers import local_workers
+        from contextlib import closing
+
+        from pmae.sweep.workers import LocalWorkers
 
         require(options.ray is None, "--at-once", "given without --ray, which counts for itself", options.at_once)
-        return local_workers(options.at_once)
+        return closing(LocalWorkers(options.at_once))
     if options.ray is None:
         given = {"--gpus-each": options.gpus_each, "--cpus-each": options.cpus_each}
         for flag, value in given.items():
