@@ -187,6 +187,15 @@ def test_pictures_that_vanish_while_they_are_read_are_skipped(tmp_path: Path, mo
         assert len(load(DataConfig(str(tmp_path))).train) == 19
 
 
+def test_images_that_are_all_alike_are_refused_before_anything_is_written(
+    config: Config, toy: Splits, tmp_path: Path
+) -> None:
+    images = np.repeat(np.asarray(toy.train.images[:1]), 40, 0)
+    with pytest.raises(UserError, match="data must be images that vary, got images that are all alike"):
+        pretrain(config, Splits("bad", ImageSet(images)), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_none_are_refused_before_anything_is_written(
     config: Config, toy: Splits, tmp_path: Path, value: float

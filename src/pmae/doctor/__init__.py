@@ -3,7 +3,7 @@
 Nothing here hangs (whatever might is asked in a process with a time limit) and nothing leaves the machine.
 """
 
-import math
+import functools
 import platform
 import re
 import shutil
@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
+from rich.filesize import decimal
 
 from pmae.data.memory import available_bytes
 from pmae.doctor.probes import Answer, ask
@@ -77,9 +78,8 @@ def _unmet(need: Requirement) -> str:
         version = metadata.version(need.name)
     except metadata.PackageNotFoundError:
         return f"{need.name} is missing"
-    return (
-        "" if need.specifier.contains(version, prereleases=True) else f"{need.name} {version} is not {need.specifier}"
-    )
+    fits = need.specifier.contains(version, prereleases=True)
+    return "" if fits else f"{need.name} {version} is not {need.specifier}"
 
 
 def devices(answer: Answer) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def devices(answer: Answer) -> Iterator[Finding]:
         yield Finding("problem", "devices", f"torch could not list them: {answer.trouble}", "reinstall torch")
         return
     for number, device in enumerate(answer.values["devices"]):
-        words = f"{device['name']}, {_size(device['free'])} free"
+        words = f"{device['name']}, {decimal(device['free'])} free"
         if device["capability"] >= 8:
             yield Finding("ok", f"cuda:{number}", f"{words}, bfloat16")
         else:
@@ -126,11 +126,8 @@ def communication() -> Finding:
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     environment = {"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        asked = [
-            pool.submit(ask, "all_reduce", rank, folder, seconds=PATIENCE["all_reduce"], **environment)
-            for rank in ("0", "1")
-        ]
-        answers = [one.result() for one in asked]
+        one = functools.partial(ask, "all_reduce", seconds=PATIENCE["all_reduce"], **environment)
+        answers = list(pool.map(one, ("0", "1"), (folder, folder)))
     if all(answer.values.get("sum") == 3.0 for answer in answers):
         seconds = max(answer.values["seconds"] for answer in answers)
         return Finding("ok", "all-reduce", f"two processes over Gloo agree after {seconds:.1f} s")
@@ -151,7 +148,7 @@ def room(answer: Answer, on_gpu: int | None) -> Iterator[Finding]:
     yield from (Finding("ok", "data", note) for note in found["notes"])
     memory = available_bytes()
     if found["mapped"]:
-        yield Finding("ok", "set", f"{_size(found['set'])}, read from disk as it is needed")
+        yield Finding("ok", "set", f"{decimal(found['set'])}, read from disk as it is needed")
     else:
         yield _fits("set", found["set"], memory, "memory", "save it as one .npy file, which is read from disk")
     if on_gpu is not None and found["set"] > on_gpu // 2:
@@ -163,13 +160,5 @@ def room(answer: Answer, on_gpu: int | None) -> Iterator[Finding]:
 
 
 def _fits(subject: str, need: int, free: int, where: str, advice: str) -> Finding:
-    words = f"needs about {_size(need)} of {where}, {_size(free)} are free"
+    words = f"needs about {decimal(need)} of {where}, {decimal(free)} are free"
     return Finding("ok", subject, words) if need <= free else Finding("problem", subject, words, advice)
-
-
-def _size(count: float) -> str:
-    """Bytes for people."""
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    power = min(int(math.log10(count)) // 3, 4)
-    return f"{count / 1000**power:.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"

@@ -3,6 +3,7 @@
 A probe answers with one line of JSON. `ask` waits for it so long and no longer, then ends the process and its children.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -26,13 +27,9 @@ def ask(probe: str, *arguments: str, seconds: float, **environment: str) -> Answ
     command = [sys.executable, "-m", "pmae.doctor.probes", probe, *arguments]
     # Into files: a pipe stays open as long as any grandchild lives, and reading it could wait for ever.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        variables = os.environ | environment
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=os.environ | environment,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=variables, start_new_session=True
         )
         try:
             code = process.wait(seconds)
@@ -53,14 +50,9 @@ def _lines(file: Any) -> list[str]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process and whatever it started."""
-    if hasattr(os, "killpg"):
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-    else:
-        process.kill()
-    process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+        process.wait()
 
 
 def devices() -> dict[str, Any]:
@@ -83,12 +75,9 @@ def compiled(device: str) -> dict[str, Any]:
 
     began = time.monotonic()
     x = torch.linspace(-1, 1, 64, device=device)
-    made = torch.compile(_small)(x)
-    return {"same": bool(torch.allclose(made, _small(x))), "seconds": time.monotonic() - began}
-
-
-def _small(x: Any) -> Any:
-    return (2 * x + 1).relu().softmax(0)
+    small = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Softmax(0))
+    made = torch.compile(small)(x)
+    return {"same": bool(torch.allclose(made, small(x))), "seconds": time.monotonic() - began}
 
 
 def all_reduce(rank: str, folder: str) -> dict[str, Any]:
@@ -99,13 +88,8 @@ def all_reduce(rank: str, folder: str) -> dict[str, Any]:
     from torch import distributed
 
     began = time.monotonic()
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=int(rank),
-        world_size=2,
-        timeout=timedelta(seconds=30),
-    )
+    where, patience = f"file://{folder}/meeting", timedelta(seconds=30)
+    distributed.init_process_group("gloo", init_method=where, rank=int(rank), world_size=2, timeout=patience)
     value = torch.tensor([1.0 + int(rank)])
     distributed.all_reduce(value)
     distributed.destroy_process_group()
@@ -150,10 +134,7 @@ def data(source: str, root: str) -> dict[str, Any]:
 
 
 PROBES: dict[str, Callable[..., dict[str, Any]]] = {
-    "devices": devices,
-    "compiled": compiled,
-    "all_reduce": all_reduce,
-    "data": data,
+    probe.__name__: probe for probe in (devices, compiled, all_reduce, data)
 }
 
 if __name__ == "__main__":

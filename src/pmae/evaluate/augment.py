@@ -1,8 +1,11 @@
-"""A few random distortions of every image, in whole batches on their device: moves, shades and a blanked box.
+"""Augmentation of fine-tuning, in whole batches on their device: RandAugment, random erasing, mixup and CutMix.
 
-None asks for a bit depth, a number of channels or a square: moves resample the images as they are, mirrored at their
-edges; shades and blanks are of standardized images, whose unit is the data's own deviation. An amount of 0 leaves an
-image as it is, so one pass serves a batch whose images draw different operations. All randomness arrives as arguments.
+RandAugment (Cubuk et al. 2020) draws a few operations for every image, random erasing (Zhong et al. 2020) blanks a box,
+mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) mix the images of a batch in pairs, and their labels with them.
+None asks for a bit depth, a number of channels or a square: geometric operations resample the images as they are,
+mirrored at their edges; the others are of standardized images, in standard deviations of the data. A magnitude of 0
+leaves an image as it is, so one pass serves a batch whose images draw different operations. All randomness arrives as
+arguments.
 """
 
 import math
@@ -14,15 +17,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pmae.data.augment import Standardize, boxes_of, crop, draw_crops
+from pmae.evaluate.protocols import FinetuneProtocol
+from pmae.evaluate.splits import BOXES, ERASING, MAGNITUDES, MIXES, generator, on_host
+
 CHOSEN = 2
 """How many of the operations an image draws."""
-BLANKED = (0.02, 0.2)
+ERASED = (0.02, 0.2)
 """Smallest and largest share of an image that is blanked."""
-SLENDER = 3.0
+LONGEST_ASPECT = 3.0
 """How many times longer than wide a blanked box may be, in shares of the image's sides."""
 
 
-class Amounts(NamedTuple):
+class Magnitudes(NamedTuple):
     """How far each operation goes, one number an image (B,); 0 is not at all."""
 
     rotation: Tensor
@@ -40,19 +47,19 @@ LARGEST = (math.pi / 6, 0.3, 0.3, 0.3, 0.3, 1.0, 0.9, 0.9, 0.9)
 """Each amount at full strength: radians, slopes, shares of the sides, deviations of the data, shares of contrast."""
 
 
-def draw_distortions(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Noise (2, operations, count) for `amounts_of`."""
+def draw_rand_augment(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Noise (2, operations, count) for `magnitudes_of`."""
     return torch.rand(2, len(LARGEST), count, generator=generator, device=device)
 
 
-def amounts_of(noise: Tensor, strength: float) -> Amounts:
+def magnitudes_of(noise: Tensor, strength: float) -> Magnitudes:
     """For every image a few operations, and of each an amount that is uniform up to `strength` of the largest."""
     chosen = noise[0].argsort(0).argsort(0) < CHOSEN
     amounts = torch.where(chosen, 2 * noise[1] - 1, 0.0)
-    return Amounts(*(strength * most * amount for most, amount in zip(LARGEST, amounts, strict=True)))
+    return Magnitudes(*(strength * most * amount for most, amount in zip(LARGEST, amounts, strict=True)))
 
 
-def move(images: Tensor, by: Amounts) -> Tensor:
+def geometric(images: Tensor, by: Magnitudes) -> Tensor:
     """Rotate images (B, C, H, W) of any dtype about their centre, shear and shift them by whole pixels: float32."""
     height, width = images.shape[-2:]
     cosine, sine = by.rotation.cos(), by.rotation.sin()
@@ -66,7 +73,7 @@ def move(images: Tensor, by: Amounts) -> Tensor:
     return F.grid_sample(images.float(), grid, padding_mode="reflection", align_corners=False)
 
 
-def shade(x: Tensor, by: Amounts) -> Tensor:
+def photometric(x: Tensor, by: Magnitudes) -> Tensor:
     """Sharpness, saturation, contrast and brightness of standardized images (B, C, H, W), of any number of channels."""
     sharpness, saturation, contrast, brightness = (
         amount[:, None, None, None] for amount in (by.sharpness, by.saturation, by.contrast, by.brightness)
@@ -77,17 +84,17 @@ def shade(x: Tensor, by: Amounts) -> Tensor:
     return x + brightness
 
 
-def draw_blanks(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Noise (5, count) for `blank`."""
+def draw_erasing(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Noise (5, count) for `random_erasing`."""
     return torch.rand(5, count, generator=generator, device=device)
 
 
-def blank(x: Tensor, chance: float, noise: Tensor) -> Tensor:
+def random_erasing(x: Tensor, chance: float, noise: Tensor) -> Tensor:
     """Set one box of some standardized images (B, C, H, W) to the mean of the data; of a signal, one stretch."""
     height, width = x.shape[-2:]
-    low, high = BLANKED
+    low, high = ERASED
     area = (low + (high - low) * noise[0]) * (noise[1] < chance)
-    slender = SLENDER ** (2 * noise[2] - 1) if height > 1 else 1 / area.clamp(min=low)
+    slender = LONGEST_ASPECT ** (2 * noise[2] - 1) if height > 1 else 1 / area.clamp(min=low)
     inside_rows = _inside((area * slender).sqrt(), noise[3], height)
     inside_columns = _inside((area / slender).sqrt(), noise[4], width)
     return x.masked_fill((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0.0)
@@ -101,23 +108,20 @@ def _inside(length: Tensor, place: Tensor, size: int) -> Tensor:
     return (centre >= start) & (centre < start + length)
 
 
-# Batches whose images are mixed in pairs, blended (mixup) or pasted (cutmix), and the loss on both of their labels.
-#
-# How is one map (H, W): the weight of an image's own value at every pixel, the rest being that of the image before it
-# in the batch. The same everywhere, images are blended; 0 in a box and 1 around it, the box is pasted; 1, nothing
-# happens.
-
-BLENDED = 0.8
+MIXUP_ALPHA = 0.8
 """Both parameters of the Beta distribution of a blend's weight; pasted shares are uniform."""
 
 
 def draw_mix(
     height: int, width: int, mixup: float, cutmix: float, draw: np.random.Generator
 ) -> npt.NDArray[np.float32]:
-    """Blend with probability `mixup`, paste with probability `cutmix`, else leave the batch as it is."""
+    """The weight (H, W) of an image's own value at every pixel; the rest is that of the image before it in the batch.
+
+    With probability `mixup` the same everywhere, with probability `cutmix` 0 in a box and 1 around it, else 1.
+    """
     own, chance = np.ones((height, width), np.float32), draw.random()
     if chance < mixup:
-        own[:] = draw.beta(BLENDED, BLENDED)
+        own[:] = draw.beta(MIXUP_ALPHA, MIXUP_ALPHA)
     elif chance < mixup + cutmix:
         top, bottom, left, right = _box(height, width, draw)
         own[top:bottom, left:right] = 0
@@ -144,3 +148,44 @@ def mixed_loss(logits: Tensor, labels: Tensor, own: Tensor, smoothing: float) ->
     """Cross-entropy against the labels mixed as the images were: it is linear in its targets."""
     first, second = (F.cross_entropy(logits, to, label_smoothing=smoothing) for to in (labels, labels.roll(1)))
     return torch.lerp(second, first, own.mean())
+
+
+class Noise(NamedTuple):
+    """The randomness of one batch: crops, magnitudes of RandAugment, erased boxes and mix; None where there is none."""
+
+    crops: Tensor | None
+    magnitudes: Tensor | None
+    erasing: Tensor | None
+    mix: Tensor | None
+
+
+def draw_noise(images: Tensor, config: FinetuneProtocol, key: tuple[int, int, int]) -> Noise:
+    """All of it a function of the key (seed, epoch, step)."""
+    (count, _, height, width), device = images.shape, images.device
+    crops = magnitudes = erasing = mix = None
+    if config.augment is not None:
+        crops = draw_crops(count, generator(device, *key, BOXES), device)
+    if config.distort:
+        magnitudes = draw_rand_augment(count, generator(device, *key, MAGNITUDES), device)
+    if config.blank:
+        erasing = draw_erasing(count, generator(device, *key, ERASING), device)
+    if config.mixup or config.cutmix:
+        # Drawn on the host and small: the copy waits for nothing on the device.
+        own = draw_mix(height, width, config.mixup, config.cutmix, on_host(*key, MIXES))
+        mix = torch.from_numpy(own).to(device, non_blocking=True)
+    return Noise(crops, magnitudes, erasing, mix)
+
+
+def augmented(images: Tensor, noise: Noise, standardize: Standardize, config: FinetuneProtocol) -> Tensor:
+    """Images as training sees them, standardized."""
+    if config.augment is not None and noise.crops is not None:
+        height, width = images.shape[-2:]
+        boxes = boxes_of(noise.crops, height, width, config.augment)
+        images = crop(images, boxes, config.augment.interpolation)
+    if noise.magnitudes is not None:
+        magnitudes = magnitudes_of(noise.magnitudes, config.distort)
+        x = photometric(standardize(geometric(images, magnitudes)), magnitudes)
+    else:
+        x = standardize(images)
+    x = x if noise.erasing is None else random_erasing(x, config.blank, noise.erasing)
+    return x if noise.mix is None else mix_images(x, noise.mix)

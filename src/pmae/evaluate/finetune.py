@@ -17,8 +17,9 @@ from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.errors import UserError, unknown_name
+from pmae.evaluate.augment import draw_noise
 from pmae.evaluate.features import Extractor, evaluating
-from pmae.evaluate.finetune_step import Average, Lesson, QuickLesson, can_be_quick, draw_noise, stochastic_depth
+from pmae.evaluate.finetune_step import EMA, CapturedFinetuneStep, FinetuneStep, can_be_captured, stochastic_depth
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.evaluate.splits import HEADS, NOISE, batch_of, generator, mixed, order
 from pmae.fast import accelerate
@@ -86,57 +87,57 @@ def finetune(
     own = copy.deepcopy(encoder).to(device)
     classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
     optimizer = _optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
-    average = Average(classifier, config.average) if config.average else None
+    ema = EMA(classifier, config.average) if config.average else None
     identity = {"settings": to_dict(config), "seed": seed, "classes": classes, "start": _digest(encoder, labels)}
-    followed = average.model if average else None
-    losses = restore(folder, identity, classifier, optimizer, followed) if folder else []
+    averaged = ema.model if ema else None
+    losses = restore(folder, identity, classifier, optimizer, averaged) if folder else []
     devices, saved = [device] if device.type == "cuda" else [], time.monotonic()
     with torch.random.fork_rng(devices), stochastic_depth(own, config.drop_path):
-        lesson = _lesson(classifier, optimizer, standardize, config, compile)
+        take_step = _finetune_step(classifier, optimizer, standardize, config, compile)
         for epoch in range(len(losses), config.epochs):
-            losses.append(_epoch(lesson, batches, labels, average, seed, epoch))
+            losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
             if folder and (epoch + 1 == config.epochs or time.monotonic() - saved >= PAUSE):
-                save(folder, identity, classifier, optimizer, losses, followed)
+                save(folder, identity, classifier, optimizer, losses, averaged)
                 saved = time.monotonic()
             if on_epoch:
                 on_epoch(epoch, losses[-1])
-    return Finetuned(average.model if average else classifier, tuple(losses))
+    return Finetuned(ema.model if ema else classifier, tuple(losses))
 
 
 def _epoch(
-    lesson: Lesson, batches: Batches, labels: Tensor, average: Average[Classifier] | None, seed: int, epoch: int
+    take_step: FinetuneStep, batches: Batches, labels: Tensor, ema: EMA[Classifier] | None, seed: int, epoch: int
 ) -> float:
     """One pass over the training images; its mean loss."""
-    config, device, count = lesson.config, batches.device, len(batches)
+    config, device, count = take_step.config, batches.device, len(batches)
     positions = order(count, batch_of(count, config.batch_size), seed, epoch, device)
     # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
     torch.manual_seed(mixed(seed, NOISE, epoch))
-    lesson.model.train()
-    lesson.total.zero_()
+    take_step.model.train()
+    take_step.total.zero_()
     for step, index in enumerate(positions):
         fraction = rate("cosine", epoch + step / len(positions), config.epochs, config.warmup_epochs)
         images = batches.take(index)
-        lesson(images, labels[index], draw_noise(images, config, (seed, epoch, step)), fraction)
-        if average:
-            average.update(epoch * len(positions) + step)
-    return float(lesson.total / len(positions))
+        take_step(images, labels[index], draw_noise(images, config, (seed, epoch, step)), fraction)
+        if ema:
+            ema.update(epoch * len(positions) + step)
+    return float(take_step.total / len(positions))
 
 
-def _lesson(
+def _finetune_step(
     classifier: Classifier,
     optimizer: torch.optim.Optimizer,
     standardize: Standardize,
     config: FinetuneProtocol,
-    quick: bool | None,
-) -> Lesson:
-    """The step that is fastest here; the eager one if `quick` is False."""
+    compile: bool | None,
+) -> FinetuneStep:
+    """The fastest step there is here; the eager one if `compile` is False."""
     device = standardize.mean.device
     accelerate(classifier)
-    if quick is not False and can_be_quick(classifier, device):
-        return QuickLesson(classifier, optimizer, standardize, config)
-    compiled = device.type == "cuda" if quick is None else quick
+    if compile is not False and can_be_captured(classifier, device):
+        return CapturedFinetuneStep(classifier, optimizer, standardize, config)
+    compiled = device.type == "cuda" if compile is None else compile
     model = torch.compile(classifier, mode="reduce-overhead") if compiled else classifier
-    return Lesson(model, optimizer, standardize, config)
+    return FinetuneStep(model, optimizer, standardize, config)
 
 
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:

@@ -1,77 +1,25 @@
-"""One step of fine-tuning: `Lesson`, eager, and `QuickLesson`, the same step compiled and replayed on a GPU.
+"""One step of fine-tuning, eager or captured on a GPU; the EMA of the weights, and stochastic depth.
 
-Everything random about the images comes in as `Noise`, and the loss stays on the device, so neither waits for it.
+Everything random about the images comes in as `Noise`, and the loss stays on the device, so no step waits for it.
 """
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
-from pmae.data.augment import Standardize, boxes_of, crop, draw_crops
-from pmae.evaluate.augment import (
-    amounts_of,
-    blank,
-    draw_blanks,
-    draw_distortions,
-    draw_mix,
-    mix_images,
-    mixed_loss,
-    move,
-    shade,
-)
+from pmae.data.augment import Standardize
+from pmae.evaluate.augment import Noise, augmented, mixed_loss
 from pmae.evaluate.protocols import FinetuneProtocol
-from pmae.evaluate.splits import AMOUNTS, BLANKS, BOXES, MIXES, generator, on_host
 from pmae.fast import can_capture
 from pmae.fast.graph import CapturedStep, compiled
 
 
-class Noise(NamedTuple):
-    """The randomness of one batch: of crops, distortions and blanked boxes, and its mix; None where there is none."""
-
-    crops: Tensor | None
-    distortions: Tensor | None
-    blanks: Tensor | None
-    mix: Tensor | None
-
-
-def draw_noise(images: Tensor, config: FinetuneProtocol, key: tuple[int, int, int]) -> Noise:
-    """All of it a function of the key (seed, epoch, step)."""
-    (count, _, height, width), device = images.shape, images.device
-    crops = distortions = blanks = mix = None
-    if config.augment is not None:
-        crops = draw_crops(count, generator(device, *key, BOXES), device)
-    if config.distort:
-        distortions = draw_distortions(count, generator(device, *key, AMOUNTS), device)
-    if config.blank:
-        blanks = draw_blanks(count, generator(device, *key, BLANKS), device)
-    if config.mixup or config.cutmix:
-        # Drawn on the host and small: the copy waits for nothing on the device.
-        own = draw_mix(height, width, config.mixup, config.cutmix, on_host(*key, MIXES))
-        mix = torch.from_numpy(own).to(device, non_blocking=True)
-    return Noise(crops, distortions, blanks, mix)
-
-
-def distorted(images: Tensor, noise: Noise, standardize: Standardize, config: FinetuneProtocol) -> Tensor:
-    """Images as training sees them, standardized."""
-    if config.augment is not None and noise.crops is not None:
-        height, width = images.shape[-2:]
-        boxes = boxes_of(noise.crops, height, width, config.augment)
-        images = crop(images, boxes, config.augment.interpolation)
-    if noise.distortions is not None:
-        amounts = amounts_of(noise.distortions, config.distort)
-        x = shade(standardize(move(images, amounts)), amounts)
-    else:
-        x = standardize(images)
-    x = x if noise.blanks is None else blank(x, config.blank, noise.blanks)
-    return x if noise.mix is None else mix_images(x, noise.mix)
-
-
-class Lesson:
+class FinetuneStep:
     """Eager forward, backward, clip and update; `total` adds up the loss."""
 
     def __init__(
@@ -91,8 +39,8 @@ class Lesson:
         self._update(loss, self.optimizer.step)
 
     def measure(self, images: Tensor, labels: Tensor, noise: Noise) -> Tensor:
-        """The loss on one batch of distorted and mixed images."""
-        x = distorted(images, noise, self.standardize, self.config)
+        """The loss on one batch of augmented images."""
+        x = augmented(images, noise, self.standardize, self.config)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             logits = self.model(x).float()
         if noise.mix is None:
@@ -106,7 +54,7 @@ class Lesson:
         self.total += loss.detach()
 
 
-class QuickLesson(Lesson):
+class CapturedFinetuneStep(FinetuneStep):
     """The same step with bf16 copies of the weights, compiled, captured in a CUDA graph and replayed."""
 
     def __init__(
@@ -130,18 +78,16 @@ class QuickLesson(Lesson):
         return loss, loss.detach()
 
 
-def can_be_quick(model: Any, device: torch.device) -> bool:
+def can_be_captured(model: Any, device: torch.device) -> bool:
     """Whether this model's step can be captured: a ViT on a GPU, with the kernels for it."""
     return can_capture(device) and getattr(model.encoder, "is_vit", False)
 
 
-# The exponential moving average of a model's weights, as a model of its own.
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class Average(Generic[Model]):
-    """A copy of a model that follows it: `decay` of itself and the rest of the model at every step."""
+class EMA(Generic[Model]):
+    """The exponential moving average of a model's weights, as a model of its own."""
 
     def __init__(self, model: Model, decay: float) -> None:
         self.model, self.decay = copy.deepcopy(model), decay
@@ -159,15 +105,13 @@ class Average(Generic[Model]):
             mine.copy_(theirs)
 
 
-# Stochastic depth for a while: residual branches that are left out at random while an encoder trains.
-
 PLACES = ("drop_path", "drop_path1", "drop_path2")
 """What timm calls the places at the end of a residual branch."""
 
 
 @contextmanager
 def stochastic_depth(encoder: nn.Module, rate: float) -> Iterator[None]:
-    """Inside, branches are dropped at rates that rise from 0 to `rate` at the last block; after it, as before.
+    """Stochastic depth (Huang et al. 2016) inside: branches are dropped, from never to `rate` at the last block.
 
     A rate of 0 changes nothing, nor does any rate where the network has no such places.
     """

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from pmae.evaluate.protocols import ProbeProtocol
 from pmae.evaluate.splits import HEADS, batch_of, generator, order
+from pmae.fast import can_capture
 from pmae.fast.graph import Replay
 from pmae.train.schedule import rate
 
@@ -76,7 +77,7 @@ class Heads:
 
 
 class HeadTrainer:
-    """Runs epochs of steps over features that lie on the device; on CUDA a step is one replay of a graph."""
+    """Runs epochs of steps over features that lie on the device, captured in a CUDA graph where that is possible."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class HeadTrainer:
         self.order = torch.zeros(steps, batch, dtype=torch.long, device=device)
         self.fractions = torch.zeros(steps, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        self._advance = Replay(self._step, lambda: None) if device.type == "cuda" else self._step
+        self._advance = Replay(self._step, lambda: None) if can_capture(device) else self._step
 
     def epoch(self, order: Tensor, fractions: Sequence[float]) -> None:
         """One epoch over what `features` holds now, in this order, each step at its fraction of the peak rate."""

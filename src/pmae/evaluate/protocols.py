@@ -99,19 +99,19 @@ class FinetuneProtocol:
     augment: AugmentConfig | None = field(default_factory=AugmentConfig)
     """Crop and flip while training."""
     distort: float = 0.0
-    """How far, from 0 to 1, two random operations an image go: moves, and brightness, contrast and the like."""
+    """Strength of RandAugment, from 0 to 1: two random operations an image, such as rotation, shift or contrast."""
     blank: float = 0.0
-    """Share of images that lose a box."""
+    """Random erasing: share of images that lose a box."""
     mixup: float = 0.0
-    """Share of batches whose images are blended in pairs, and their labels with them."""
+    """mixup: share of batches whose images are blended in pairs, and their labels with them."""
     cutmix: float = 0.0
-    """Share of batches whose images get a box of another pasted in, and its label to that extent."""
+    """CutMix: share of batches whose images get a box of another pasted in, and its label to that extent."""
     label_smoothing: float = 0.0
     """Share of each label that is spread over all classes."""
     drop_path: float = 0.0
-    """How often the last block's residual branches are left out, earlier ones less; where timm gave them the place."""
+    """Stochastic depth: how often the last block's branches are dropped, earlier ones less; where timm has a place."""
     average: float = 0.0
-    """Decay at every step of the weights' moving average, which is then what is scored; 0 scores the last weights."""
+    """Decay of the EMA of the weights at every step, which is then what is scored; 0 scores the last weights."""
     clip_norm: float | None = None
     """Largest norm of the gradient."""
 
@@ -175,7 +175,7 @@ def plain() -> Protocols:
 def strong() -> Protocols:
     """No augmentation for probes, standardized features, rates and decays chosen on a part of the training set.
 
-    Fine-tuning is long, with distorted and mixed images, stochastic depth and averaged weights, on the mean token. What
+    Fine-tuning is long, with RandAugment, mixup and CutMix, stochastic depth and EMA weights, on the mean token. What
     was published of it before had none of these: 100 epochs, batches of 512, crops from 20% of the area and [CLS].
     """
     probe = ProbeProtocol(

@@ -68,7 +68,7 @@ def _name(images: ImageSet, position: int) -> str:
     return images.names[position] if images.names else f"#{position}"
 
 
-ORDER, BOXES, HEADS, NOISE, AMOUNTS, BLANKS, MIXES = range(7)
+ORDER, BOXES, HEADS, NOISE, MAGNITUDES, ERASING, MIXES = range(7)
 """Purposes of random numbers. Seeding: a generator is a function of a key such as (seed, purpose, epoch, step)."""
 
 

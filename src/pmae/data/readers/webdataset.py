@@ -240,7 +240,5 @@ def _all_or_none(paths: Sequence[Path], found: Sequence[Index]) -> np.ndarray | 
         return None
     for path, lacking in zip(paths, missing, strict=True):
         if lacking:
-            raise UserError(
-                f"data.source: samples must all have a class or none must, and {lacking} of {path} lack one"
-            )
+            raise UserError(f"data.source: all samples must have a class or none, and {lacking} of {path} lack one")
     return np.concatenate([one.labels for one in found])
