@@ -177,7 +177,7 @@ def test_learning_curves_of_long_runs_are_drawn_in_the_colours_of_their_methods(
     assert [line.get_label() for line in loss.lines] == ["PMAE 0.2, masking", "MAE 0.75, masking"]
     said = Run(RESULTS / "runs" / "cifar10-pmae-100").results["pretrain"]
     ends = [line.get_ydata()[-1] for line in probe.lines]
-    assert ends[0] == pytest.approx(said["linear"])
+    assert ends[0] == pytest.approx(100 * said["linear"])
     held_out = next(line for line in r2.lines if line.get_marker() == "o")
     assert held_out.get_ydata()[-1] == pytest.approx(said["held_out_r2"])
 
