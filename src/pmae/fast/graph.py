@@ -3,8 +3,10 @@
 Importing this needs no Triton; a captured step does.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -72,7 +74,9 @@ class Replay:
 
 
 def compiled(measure: Callable[P, R]) -> Callable[P, R]:
-    """A step's measure, compiled for the shapes that come."""
+    """A step's measure, compiled for the shapes that come; what was compiled is kept for later runs and processes."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "pmae" / "compiled"))
     torch._dynamo.config.recompile_limit = VERSIONS
     return torch.compile(measure, dynamic=False)
 

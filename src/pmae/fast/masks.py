@@ -49,7 +49,11 @@ def hide_components(
     fits = noise_BK.is_cuda and noise_BK.dtype == torch.float32 and noise_BK.shape[1] <= WIDEST
     if fits and isinstance(ratio, Tensor) and ratio.ndim == 0 and prefix == "closest":
         return hide_closest(noise_BK, share_K.detach(), ratio)
-    return masking.hide_components(noise_BK, share_K, ratio, prefix)
+    return _by_sorting(noise_BK, share_K, ratio, prefix)
+
+
+# The compiler has no scan over a hundred thousand components, as patch_pca has of 224x224 pixels.
+_by_sorting = torch.compiler.disable(masking.hide_components)
 
 
 @triton_op("pmae::hide_components", mutates_args=())
