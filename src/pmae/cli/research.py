@@ -1,6 +1,6 @@
 """`pmae sweep`, `spaces` and `paper`: many runs at the same budget, set side by side."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,10 +54,10 @@ class ManyRuns:
     def workers(self) -> AbstractContextManager[Any] | None:
         """Workers in processes of this machine or on Ray, if they are asked for."""
         if self.at_once is not None:
-            from pmae.sweep.workers import local_workers
+            from pmae.sweep.workers import LocalWorkers
 
             require(self.ray is None, "--at-once", "given without --ray, which counts for itself", self.at_once)
-            return local_workers(self.at_once)
+            return closing(LocalWorkers(self.at_once))
         if self.ray is None:
             for flag, value in {"--gpus-each": self.gpus_each, "--cpus-each": self.cpus_each}.items():
                 require(value is None, flag, "given with --ray, which hands them out", value)
