@@ -21,8 +21,9 @@ from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, unknown_name
 from pmae.evaluate.features import evaluating
 from pmae.feature_files import Rows, writer_for
+from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
-from pmae.runs import Run, disk_errors, write_whole
+from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import World, local_device, process_group
 from pmae.train.environment import pick_device

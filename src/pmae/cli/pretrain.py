@@ -80,8 +80,9 @@ def _unknown(argument: str, flags: list[str]) -> UserError:
 
 def _base(first: argparse.Namespace) -> "Config":
     """Where the settings start from."""
+    from pmae.files import folder_path
     from pmae.paper.recipes import recipe
-    from pmae.runs import Run, folder_path, read_config
+    from pmae.runs import Run, read_config
 
     if sum((first.recipe is not None, first.config is not None, first.resume)) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")

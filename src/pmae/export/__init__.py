@@ -13,7 +13,8 @@ from pmae.errors import UserError, unknown_name
 from pmae.export import to_huggingface, to_onnx, to_timm, to_torch
 from pmae.export.card import write_card
 from pmae.export.source import Source, load_source
-from pmae.runs import Run, write_json, write_whole
+from pmae.files import write_json, write_whole
+from pmae.runs import Run
 
 TOLERANCE = 1e-4
 """Largest difference, as a share of the largest feature, that rounding in another library's kernels may make."""
