@@ -20,12 +20,12 @@ from pmae.run_files import read_environment, read_results, read_state, whole_lin
 
 
 class Run:
-    """A run folder that exists."""
+    """A run folder that exists; whatever takes a run takes its path too."""
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: "Path | str | Run") -> None:
+        self.path: Path = path.path if isinstance(path, Run) else Path(path).expanduser()
         if not (self.path / "config.json").is_file():
-            raise UserError(f"run must be a folder that pretraining wrote (with a config.json), got {str(path)!r}")
+            raise UserError(f"run must be a folder that pretraining wrote (with a config.json), got {str(self.path)!r}")
 
     @property
     def config(self) -> Config:

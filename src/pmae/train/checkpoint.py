@@ -84,8 +84,9 @@ def _newest_first(run: Run) -> list[Path]:
     return [*unknown, *reversed(known)]
 
 
-def load_encoder(run: Run, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
+def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
     """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need."""
+    run = Run(run)
     config, standardize = run.config, load_standardize(run)
     path = require_whole(run.checkpoint(epoch), "encoder.safetensors")
     if config.encoder.name == "vit_tiny":
