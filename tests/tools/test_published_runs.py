@@ -14,7 +14,8 @@ from pmae.config import replace
 from pmae.config_file import to_dict
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.runs import Run, write_json
+from pmae.files import write_json
+from pmae.runs import Run
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "results"

@@ -107,7 +107,7 @@ class Pretrain(Common):
         """Train, and print what came of it."""
         config = self.configured()
         from pmae import api
-        from pmae.runs import folder_path
+        from pmae.files import folder_path
         from pmae.train.distributed import is_main
 
         default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
@@ -140,7 +140,8 @@ def _start(arguments: Sequence[str]) -> Start:
 
 def _base(start: Start) -> Config:
     from pmae.paper.recipes import recipe
-    from pmae.runs import Run, folder_path, read_config
+    from pmae.files import folder_path
+    from pmae.runs import Run, read_config
 
     if sum((start.recipe is not None, start.config is not None, start.resume)) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
