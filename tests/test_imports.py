@@ -9,11 +9,12 @@ from pathlib import Path
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "config", "config_file"}
+LEAVES = {"errors", "validation", "config", "config_file"}
 ALLOWED = {
     "errors": set(),
-    "config": {"errors"},
-    "config_file": {"errors", "config"},
+    "validation": {"errors"},
+    "config": {"errors", "validation"},
+    "config_file": {"errors", "validation", "config"},
     "derive": LEAVES,
     "masking": LEAVES,
     "objectives": LEAVES,

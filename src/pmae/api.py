@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pmae.config import Config, DataConfig, SpaceConfig, replace
+from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
+from pmae.config_file import describe
 from pmae.data.images import ImageSet, Splits, with_held_out
 from pmae.data.readers.arrays import from_arrays
 from pmae.data.sets import load
-from pmae.derive import describe, resolve
+from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.evaluate.online import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
@@ -37,7 +38,8 @@ def pretrain(
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
     seconds, which count where there are many runs.
     """
-    config = config or Config()
+    config = Config() if config is None else config
+    require_config(config)
     whole = load(config.data) if images is None else in_memory(images, config.data)
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)

@@ -15,10 +15,10 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pmae.config import Config, replace
-from pmae.config_file import from_dict, to_dict
+from pmae.config_file import describe, from_dict, to_dict
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
-from pmae.derive import describe, resolve
+from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name
 from pmae.evaluate.online import online_probe
@@ -210,8 +210,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         seed = self.random_state
         drawn = seed if isinstance(seed, int | np.integer) else check_random_state(seed).randint(2**31 - 1)
         values["train"]["seed"] = int(drawn)
-        config: Config = from_dict(values)
-        return config
+        return from_dict(values)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:

@@ -168,8 +168,7 @@ def read_json(path: Path) -> Any:
 
 def read_config(path: Path) -> Config:
     """The settings in a file, of this version or an older one."""
-    config: Config = from_dict(of_older_versions(read_json(path)))
-    return config
+    return from_dict(of_older_versions(read_json(path)))
 
 
 def read_object(path: Path) -> dict[str, Any]:

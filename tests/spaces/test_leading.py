@@ -95,9 +95,16 @@ def test_images_of_224_pixels() -> None:
     assert space.mask_group_count == 5
 
 
+def test_as_many_as_there_are_pixels_are_all() -> None:
+    space = PCA(SHAPE, SpaceConfig("pca", components=360))
+    assert space.exact
+    assert space.mask_groups is None
+    assert space.variance.shape == (360,)
+
+
 def test_bad_numbers_are_refused() -> None:
-    with pytest.raises(UserError, match=r"space\.components must be below the number of pixels, 360, .* got 360"):
-        PCA(SHAPE, SpaceConfig("pca", components=360))
+    with pytest.raises(UserError, match=r"space\.components must be at most the number of pixels, 360, got 361"):
+        PCA(SHAPE, SpaceConfig("pca", components=361))
     with pytest.raises(UserError, match=r"20000 components of 150528 pixels need 144,\d+,\d+,\d+ bytes"):
         PCA((3, 224, 224), SpaceConfig("pca", components=20_000))
     with pytest.raises(UserError, match="at least 2 images in every pass, got 0: fit takes a list, not an iterator"):

@@ -68,7 +68,7 @@ def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
 
 def _unknown(argument: str, flags: list[str]) -> UserError:
     """There are a hundred flags: only the nearest are named."""
-    from pmae.config import check_not_renamed
+    from pmae.validation import check_not_renamed
 
     if not argument.startswith("-"):
         return UserError(f"arguments must be options and their values, got {argument!r}")

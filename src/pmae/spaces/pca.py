@@ -124,9 +124,9 @@ class PCA(Space):
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
-        self.kept, self.all = self.config.components or self.size, self.config.components is None
-        rule = f"below the number of pixels, {self.size}, or unset for all"
-        require(self.all or self.kept < self.size, "space.components", rule, self.kept)
+        self.kept = self.config.components or self.size
+        self.all = self.kept == self.size
+        require(self.kept <= self.size, "space.components", f"at most the number of pixels, {self.size}", self.kept)
         self.exact = self.all or self.size <= EXACT
         way = "keep leading ones alone (space.components)" if self.all else "lower space.components"
         self.way_out = f"{way}, or use space.name patch_pca, cosine or wavelet, or smaller images (data.resize)"
