@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
-from tests.data.test_scientific import write_dicom
+from tests.data.test_decode import write_dicom
 
 from pmae.config import Config, DataConfig
 from pmae.config_file import from_dict, to_dict
