@@ -139,8 +139,8 @@ def _start(arguments: Sequence[str]) -> Start:
 
 
 def _base(start: Start) -> Config:
-    from pmae.paper.recipes import recipe
     from pmae.files import folder_path
+    from pmae.paper.recipes import recipe
     from pmae.runs import Run, read_config
 
     if sum((start.recipe is not None, start.config is not None, start.resume)) > 1:
