@@ -43,19 +43,15 @@ class Replay:
 
     def __call__(self, *inputs: Tensor) -> None:
         """Take one step with these inputs, always of the same shapes."""
-        self._fill(inputs)
+        self._buffers = self._buffers or tuple(torch.empty_like(tensor) for tensor in inputs)
+        for buffer, tensor in zip(self._buffers, inputs, strict=True):
+            buffer.copy_(tensor)
         if self._graph:
             self._graph.replay()
         elif self._warm < WARM_STEPS:
             self._run_once()
         else:
             self._capture().replay()
-
-    def _fill(self, inputs: tuple[Tensor, ...]) -> None:
-        if not self._buffers:
-            self._buffers = tuple(torch.empty_like(tensor) for tensor in inputs)
-        for buffer, tensor in zip(self._buffers, inputs, strict=True):
-            buffer.copy_(tensor)
 
     def _run_once(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())

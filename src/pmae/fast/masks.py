@@ -4,14 +4,11 @@ Hiding the shortest prefix in the noise's order whose share is closest to the ra
 threshold. A row's threshold is found by bisection with the whole row in registers: 24 sums instead of a sort.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# (the functions under triton.jit are Triton's language, not Python's: their arguments have no Python types)
-
 from typing import Literal
 
 import torch
-import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
