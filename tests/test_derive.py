@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmae.config import Config, replace
-from pmae.derive import base_lr_for, batch_for, describe, patch_for, resolve
+from pmae.config_file import describe
+from pmae.derive import batch_for, patch_for, resolve
 from pmae.errors import UserError
 from pmae.method import build_method
 from pmae.paper.recipes import recipe
@@ -38,7 +39,8 @@ def test_a_derived_batch_fits_the_data(count: int) -> None:
 
 @given(st.integers(1, 4096))
 def test_the_peak_rate_never_falls_under_that_of_batches_of_512(batch: int) -> None:
-    peak = base_lr_for(batch)[0] * batch / 256
+    given = replace(Config(), train__batch_size=batch, objective__contrastive_weight=0.0)
+    peak = (resolve(given, 4096, (3, 32, 32))[0].optim.base_lr or 0) * batch / 256
     assert peak == pytest.approx(max(3e-4, 1.5e-4 * batch / 256), rel=5e-3)
 
 
@@ -123,6 +125,30 @@ def test_a_run_waits_to_write_its_log_about_a_thousand_times_at_most(count: int,
     apart = train.log_every or 0
     assert 1 <= apart <= 50
     assert steps / apart <= 2000
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpu", "given", "kept"),
+    [
+        ((3, 64, 64), False, {}, 512),
+        ((3, 64, 64), True, {}, None),
+        ((3, 32, 32), False, {}, None),
+        ((1, 64, 64), False, {}, None),
+        ((3, 64, 64), False, {"space__components": 12_288}, 12_288),
+        ((3, 64, 64), False, {"space__name": "cosine"}, None),
+    ],
+)
+def test_a_cpu_keeps_leading_components_where_the_exact_basis_is_large(
+    shape: tuple[int, int, int], gpu: bool, given: dict[str, object], kept: int | None
+) -> None:
+    config, reasons = resolve(replace(Config(), **given), 1000, shape, gpu=gpu)
+    assert config.space.components == kept
+    assert ("12288 keeps all" in reasons.get("space.components", "")) == (kept == 512)
+
+
+@pytest.mark.parametrize("name", ["paper", "released"])
+def test_the_papers_recipes_keep_the_exact_basis_on_every_machine(name: str) -> None:
+    assert resolve(recipe(name), 50_000, (3, 64, 64), gpu=False)[0].space.components is None
 
 
 def test_what_is_given_is_kept() -> None:

@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import re
-import sys
-import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from pmae.config import RENAMED, Config, check_names, check_not_renamed
-from pmae.errors import UserError, require, unknown_name
+from pmae.config import Config
+from pmae.errors import UserTypeError, require, unknown_name
+from pmae.validation import RENAMED, check_names, check_not_renamed
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -18,13 +17,22 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(values: Any, kind: type[Any] = Config, where: str = "") -> Any:
+def from_dict(values: Any) -> Config:
     """The inverse of `to_dict`: unknown keys and wrong types are refused by name."""
-    if not isinstance(values, dict):
-        raise UserError(f"{where or 'config'} must be an object of settings, got {values!r}")
-    hints = typing.get_type_hints(kind)
-    check_names(kind, values)
-    return kind(**{key: _read(value, hints[key], f"{where}.{key}".lstrip(".")) for key, value in values.items()})
+    kinds = typing.get_type_hints(Config)
+    sections = {}
+    for name, part in _object("config", values).items():
+        check_names(Config, [name])
+        known = _object(name, part)
+        check_names(kinds[name], known)
+        sections[name] = kinds[name](**known)
+    return Config(**sections)
+
+
+def _object(name: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UserTypeError(f"{name} must be an object of settings, got {values!r}")
+    return values
 
 
 def of_older_versions(values: Any) -> Any:
@@ -60,8 +68,7 @@ def with_settings(config: Config, given: Mapping[str, str]) -> Config:
             check_not_renamed(name)
             raise unknown_name("setting", name, [f"{room}.{known}" for room, part in values.items() for known in part])
         values[section][key] = _from_text(text, hints[section][key])
-    changed: Config = from_dict(values)
-    return changed
+    return from_dict(values)
 
 
 def _from_text(text: str, kind: Any) -> Any:
@@ -81,27 +88,18 @@ def _from_text(text: str, kind: Any) -> Any:
     return text
 
 
-def _read(value: Any, kind: Any, where: str) -> Any:
-    """One JSON value as the declared type, or an error that names both."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return from_dict(value, typing.cast(type[Any], kind), where)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        return _read(value, next(a for a in arguments if a is not type(None)), where)
-    if origin is Literal:
-        if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
-            raise unknown_name(where, value, map(str, arguments))
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple) or len(value) != len(arguments):
-            raise UserError(f"{where} must be a list of {len(arguments)} values, got {value!r}")
-        return tuple(_read(v, a, where) for v, a in zip(value, arguments, strict=True))
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > sys.float_info.max:
-            raise UserError(f"{where} must be a float, got a whole number too large for one")
-        return float(value)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise UserError(f"{where} must be {kind.__name__}, got {value!r}")
-    return value
+def describe(config: Config, reasons: dict[str, str]) -> str:
+    """The resolved settings as aligned lines, derived ones with their reason."""
+    lines = []
+    for section in dataclasses.fields(config):
+        part = getattr(config, section.name)
+        for entry in dataclasses.fields(part):
+            name, value = f"{section.name}.{entry.name}", getattr(part, entry.name)
+            reason = f"   <- {reasons[name]}" if name in reasons else ""
+            if value is not None:
+                lines.append(f"  {name:<29} {_plain(value)}{reason}")
+    return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    return " to ".join(map(str, value)) if isinstance(value, tuple) else str(value)

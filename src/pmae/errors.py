@@ -8,6 +8,10 @@ class UserError(ValueError):
     """A mistake in the input, told in one sentence; the command line prints it and leaves with exit code 2."""
 
 
+class UserTypeError(UserError, TypeError):
+    """A value of the wrong type, which Python's users expect to be a TypeError."""
+
+
 def unknown_name(parameter: str, value: object, choices: Iterable[str]) -> UserError:
     """The error for a name that is not among the choices, with the nearest ones first."""
     known = sorted(choices)

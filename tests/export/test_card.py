@@ -1,5 +1,7 @@
 """The model card: what a stranger needs, nothing that is private, and scores of this epoch alone."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def test_the_card_tells_data_input_use_and_settings(make_run: Any, tmp_path: Pat
     assert text.startswith("---\nlibrary_name: timm\n")
     assert 'timm.create_model("local-dir:mine", pretrained=True)' in text
     assert "3 x 16 x 16 (channels, height, width), trained on uint8, values 0 to 255." in text
-    assert "`toy`: 64 train images.\n- a note" in text
+    assert "toy: 64 train images.\n- a note" in text
     assert "Not evaluated with labels." in text
     assert "encoder.width               16" in text
     assert "/home/somebody" not in text
@@ -57,3 +59,21 @@ def test_the_card_says_which_images_r2_is_of(make_run: Any, tmp_path: Path) -> N
     run = make_run()
     run.add_results(pretrain={"epoch": 2, "train_r2": 0.2})
     assert "R2 of the hidden variance on training images, as none were held out: 0.200" in card(run, tmp_path / "out")
+
+
+def test_names_and_notes_stay_text(make_run: Any, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)> ![x](http://evil.example/x.png)\n\n# `head`"
+    run = make_run()
+    described = run.environment
+    described["data"] |= {"name": evil, "notes": [evil], "counts": {evil: 3}}
+    (run.path / "environment.json").write_text(json.dumps(described))
+    evaluated = scored(0.6)
+    evaluated["data"]["name"] = evil
+    run.add_results(evaluation={"pmae epoch 2 [strong]": evaluated})
+    text = card(run, tmp_path / "<b>`out`")
+    assert text.count("&lt;img src=x") == 5, "title, data, counts, note, table"
+    assert "<img" not in text
+    assert "<b>" not in text
+    assert "![x](" not in text
+    assert not re.search(r"^# `", text, re.MULTILINE)
+    assert 'create_model("local-dir:FOLDER"' in text

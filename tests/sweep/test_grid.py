@@ -87,7 +87,7 @@ def test_ratio_means_patches_where_patches_are_hidden() -> None:
         (["encoder.patch_size"], "encoder.patch_size must be followed by its values"),
         (["encoder.patch_size", "4", "4"], "no two alike"),
         (["encoder.patch_sise", "4"], "did you mean 'encoder.patch_size'"),
-        (["encoder.patch_size", "four"], "encoder.patch_size must be int, got 'four'"),
+        (["encoder.patch_size", "four"], "encoder.patch_size must be a whole number, got 'four'"),
         (["ratio", "0.5", "1.5"], "masking.masked_variance must be a share between 0 and 1"),
         (["ratio", "0.5", "--data", "dermamist"], "did you mean 'dermamnist'"),
     ],

@@ -1,5 +1,6 @@
 """A run's encoder in the formats of other libraries, each re-loaded by its library and compared before it counts."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from pmae.errors import UserError, unknown_name
-from pmae.export import to_huggingface, to_onnx, to_timm, to_torch
+from pmae.export import to_graph, to_huggingface, to_timm
 from pmae.export.card import write_card
 from pmae.export.source import Source, load_source
-from pmae.runs import Run, write_json, write_whole
+from pmae.files import write_json, write_whole
+from pmae.runs import Run
 
 TOLERANCE = 1e-4
 """Largest difference, as a share of the largest feature, that rounding in another library's kernels may make."""
@@ -31,12 +33,12 @@ class Format(NamedTuple):
 FORMATS = {
     "timm": Format(to_timm.write, to_timm.features, to_timm.USAGE, "timm"),
     "huggingface": Format(to_huggingface.write, to_huggingface.features, to_huggingface.USAGE, "transformers"),
-    "onnx": Format(to_onnx.write, to_onnx.features, to_onnx.USAGE, "onnxruntime"),
-    "torch": Format(to_torch.write, to_torch.features, to_torch.USAGE, "torch"),
+    "onnx": Format(to_graph.write_onnx, to_graph.onnx_features, to_graph.ONNX_USAGE, "onnxruntime"),
+    "torch": Format(to_graph.write_torch, to_graph.torch_features, to_graph.TORCH_USAGE, "torch"),
 }
 
 
-def export(run: Path | str, kind: str, out: Path | str, epoch: int | None = None) -> float:
+def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None = None) -> float:
     """Write the folder `out`, new or empty, whole or not at all; returns the largest difference that was found."""
     if kind not in FORMATS:
         raise unknown_name("format", kind, FORMATS)
@@ -52,7 +54,9 @@ def export(run: Path | str, kind: str, out: Path | str, epoch: int | None = None
             FORMATS[kind].write(source, folder)
             difference = compare(source, kind, folder)
         write_json(folder / "preprocessing.json", source.preprocessing())
-        write_card(source, folder, FORMATS[kind].usage.replace("FOLDER", out.name), FORMATS[kind].library, difference)
+        # A name that Python or Markdown would read otherwise is left for the reader to fill in.
+        name = out.name if re.fullmatch(r"[\w .=+-]+", out.name) else "FOLDER"
+        write_card(source, folder, FORMATS[kind].usage.replace("FOLDER", name), FORMATS[kind].library, difference)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, write)

@@ -1,5 +1,6 @@
 """The model card: what the encoder is, what it saw, how well it does and how to load it."""
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from pmae.config_file import to_dict
 from pmae.export.source import Source
-from pmae.report.tables import Cell, Table, to_markdown
+from pmae.report.tables import Cell, Table, in_line, to_markdown
 from pmae.results import PROTOCOLS, scores_of
 
 LOCAL = ("data.source", "data.root", "probe.data", "encoder.weights", "train.device")
@@ -22,7 +23,7 @@ def write_card(source: Source, folder: Path, usage: str, library: str, differenc
     )
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: image-feature-extraction\ntags: [pmae, masked-autoencoder]\n---",
-        f"# {_method(source)} encoder after epoch {source.epoch} on {source.run.environment['data']['name']}",
+        f"# {_method(source)} encoder after epoch {source.epoch} on {_text(source.run.environment['data']['name'])}",
         _what(source),
         f"## Use\n\n```python\n{usage.strip()}\n```\n\n{checked}",
         f"## Input\n\n{_input(source)}",
@@ -55,9 +56,9 @@ def _input(source: Source) -> str:
     lines = [f"{channels} x {height} x {width} (channels, height, width), trained on {kind.name}, values {values}."]
     if source.per_channel:
         mean, std = source.statistics("card")
-        lines.append(f"Mean {_numbers(mean)} and deviation {_numbers(std)} per channel{scaled}.")
+        lines.append(f"Mean {_numbers(mean)} and standard deviation {_numbers(std)} per channel{scaled}.")
     else:
-        lines.append("Mean and deviation of every pixel are inside the graph.")
+        lines.append("Mean and standard deviation of every pixel are inside the graph.")
     return "\n".join([*lines, "`preprocessing.json` holds the same in full."])
 
 
@@ -66,7 +67,7 @@ def _data(source: Source) -> str:
     counts = ", ".join(f"{count:,} {split}" for split, count in data["counts"].items())
     start = source.run.environment.get("start")
     notes = [*data["notes"], *(["training did not start from random weights"] if start else [])]
-    return "\n".join([f"`{data['name']}`: {counts} images.", *(f"- {note}" for note in notes)])
+    return "\n".join([f"{_text(data['name'])}: {_text(counts)} images.", *(f"- {_text(note)}" for note in notes)])
 
 
 def _evaluation(source: Source) -> str:
@@ -75,7 +76,7 @@ def _evaluation(source: Source) -> str:
     if all(score.is_baseline for score in found):
         return "Not evaluated with labels." + _r2(source)
     rows: list[list[Cell]] = [
-        [s.representation, PROTOCOLS.get(s.protocol, s.protocol), s.preset, f"{s.data} {s.split}", s.accuracy]
+        [s.representation, PROTOCOLS.get(s.protocol, s.protocol), s.preset, f"{_marked(s.data)} {s.split}", s.accuracy]
         for s in found
     ]
     header = ("representation", "protocol", "preset", "images", "accuracy %")
@@ -96,7 +97,18 @@ def _r2(source: Source) -> str:
 def _settings(source: Source) -> str:
     nested = to_dict(source.config)
     flat = {f"{room}.{key}": value for room, values in nested.items() for key, value in values.items()}
-    return "\n".join(f"{key:<27} {value}" for key, value in flat.items() if key not in LOCAL and value is not None)
+    shown = {key: " ".join(str(v).split()) for key, v in flat.items() if key not in LOCAL and v is not None}
+    return "\n".join(f"{key:<27} {value}" for key, value in shown.items())
+
+
+def _text(value: object) -> str:
+    """A name or note that stays text: no tag, no link, no picture, no new line."""
+    return _marked(in_line(str(value)))
+
+
+def _marked(text: str) -> str:
+    """Text whose marks of Markdown are shown and mean nothing."""
+    return re.sub(r"([\\`*_\[\]#~])", r"\\\1", text)
 
 
 def _numbers(values: list[float]) -> str:

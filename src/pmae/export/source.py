@@ -1,19 +1,23 @@
 """What is exported: a run's encoder at one checkpoint, the statistics of its images, and images to compare on."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from safetensors.torch import save
+from torch import Tensor
 
 from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
-from pmae.errors import UserError
+from pmae.errors import UserError, missing_extra
 from pmae.models import Encoder
-from pmae.runs import Run, read_object
+from pmae.run_files import read_state
+from pmae.runs import Run
 from pmae.tensor_files import read_tensors
 from pmae.train.checkpoint import load_encoder
 
@@ -44,15 +48,15 @@ class Source:
 
     @property
     def per_channel(self) -> bool:
-        """Whether there is one mean and deviation per channel, and not one per pixel."""
+        """Whether there is one mean and standard deviation per channel, and not one per pixel."""
         return self.standardize.mean.shape[-2:] == (1, 1)
 
     def statistics(self, what: str) -> tuple[list[float], list[float]]:
-        """Mean and deviation per channel of scaled images, for formats that know no others."""
+        """Mean and standard deviation per channel of scaled images, for formats that know no others."""
         if not self.per_channel:
             raise UserError(
-                f"{what} must have one mean and deviation per channel: it has no place for those of every pixel "
-                "(the run's data.standardize is 'pixel'), and a convolution cannot take them in; choices: onnx, torch"
+                f"{what} must have one mean and standard deviation per channel: it has no place for those of every "
+                "pixel (the run's data.standardize is 'pixel'), nor has a convolution; choices: onnx, torch"
             )
         flat = [part.flatten().double() * self.scale for part in (self.standardize.mean, self.standardize.std)]
         return flat[0].tolist(), flat[1].tolist()
@@ -92,36 +96,19 @@ class Source:
 def load_source(run: Run, epoch: int | None) -> Source:
     """The encoder of a run at its last checkpoint or that of an epoch."""
     config, encoder, standardize = load_encoder(run, epoch)
-    state = read_object(run.checkpoint(epoch) / "state.json")
+    state = read_state(run.checkpoint(epoch))
     return Source(run, state["epoch"], config, encoder, standardize, np.dtype(run.environment["data"]["dtype"]))
 
 
-# The encoder as one function of raw images, standardization included: what becomes a graph.
+def write_weights(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """model.safetensors as timm and transformers read it, as readable to others as the umask says."""
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    (folder / "model.safetensors").write_bytes(save(whole, metadata={"format": "pt"}))
 
 
-class Deployed(nn.Module):
-    """Images in the data's own units, as float32 (B, C, H, W), to "cls" (where there is one) and "mean", (B, width)."""
-
-    pixel_mean: Tensor
-    pixel_std: Tensor
-
-    def __init__(self, source: Source) -> None:
-        super().__init__()
-        self.encoder = source.encoder
-        self.register_buffer("pixel_mean", source.standardize.mean)
-        self.register_buffer("pixel_std", source.standardize.std)
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        # No cast here, though `Standardize` has one: a traced cast pins the program to the device it was traced on.
-        features: dict[str, Tensor] = self.encoder.features((images - self.pixel_mean) / self.pixel_std)
-        return features
-
-
-def trace(source: Source) -> ExportedProgram:
-    """The graph for any number of images, without the paths of this machine's files."""
-    example = torch.zeros(2, *source.shape)
-    with torch.no_grad():
-        program = torch.export.export(Deployed(source).eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)
-    return program
+def needed(kind: str, *names: str) -> Any:
+    """The last of the packages that a format needs, once all of them are known to be there."""
+    try:
+        return [import_module(name) for name in names][-1]
+    except ImportError as error:
+        raise missing_extra(f"format {kind}", "export", error) from error

@@ -5,20 +5,17 @@ A plain ViT becomes transformers' own ViTModel; any other timm network stays one
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pmae.data.images import as_tensor
-from pmae.errors import missing_extra
 from pmae.export import to_timm
-from pmae.export.source import Source
+from pmae.export.source import Source, needed, write_weights
 from pmae.models.encoder import pool, split_tokens
 from pmae.models.weights import to_huggingface
 
@@ -34,7 +31,7 @@ BICUBIC = 3
 
 def write(source: Source, folder: Path) -> None:
     """Weights, configuration and preprocessing in the layout of transformers."""
-    _transformers()
+    needed("huggingface", "transformers")
     tensors = _vit_tensors(source.encoder.net)
     if tensors is None:
         to_timm.write(source, folder)
@@ -43,7 +40,7 @@ def write(source: Source, folder: Path) -> None:
     # The pooler hands on the [CLS] token as it is; left out, transformers would make one of random weights.
     tensors |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
     _save_config(source, folder)
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    write_weights(tensors, folder)
 
 
 def _vit_tensors(net: nn.Module) -> dict[str, Tensor] | None:
@@ -58,7 +55,7 @@ def _vit_tensors(net: nn.Module) -> dict[str, Tensor] | None:
 
 def _save_config(source: Source, folder: Path) -> None:
     """config.json and preprocessor_config.json."""
-    transformers = _transformers()
+    transformers = needed("huggingface", "transformers")
     net: Any = source.encoder.net
     mean, std = source.statistics("format huggingface")
     channels, height, width = source.shape
@@ -87,7 +84,7 @@ def _save_config(source: Source, folder: Path) -> None:
 
 def features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
     """What transformers makes of the images, from the folder alone."""
-    transformers = _transformers()
+    transformers = needed("huggingface", "transformers")
     with _quietly(transformers), torch.inference_mode():
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
         processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
@@ -98,13 +95,6 @@ def features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tens
         inputs = processor(list(images), input_data_format="channels_first", return_tensors="pt")
         output = model(**inputs)
     return {"cls": output.pooler_output, "mean": output.last_hidden_state[:, 1:].mean(1)}
-
-
-def _transformers() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise missing_extra("format huggingface", "export", error) from error
 
 
 @contextmanager

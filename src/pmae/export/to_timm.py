@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from safetensors.torch import save_file
 from timm.data.config import resolve_model_data_config
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
 
 from pmae.data.images import as_tensor
-from pmae.export.source import Source
+from pmae.export.source import Source, write_weights
+from pmae.files import write_json
 from pmae.models.encoder import pool, split_tokens, timm_recipe
-from pmae.runs import write_json
 
 USAGE = """
 import timm
@@ -27,9 +26,8 @@ tokens = model.forward_features(transform(image)[None])
 
 def write(source: Source, folder: Path) -> None:
     """config.json in timm's layout and model.safetensors, the encoder's own state dict."""
-    tensors = {name: tensor.contiguous() for name, tensor in source.encoder.net.state_dict().items()}
     write_json(folder / "config.json", _config(source))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_weights(source.encoder.net.state_dict(), folder)
 
 
 def _config(source: Source) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Every format, read back by its own library without this package's help, gives the encoder's features."""
 
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from safetensors.torch import load_file
 from pmae.cli import main
 from pmae.config import EncoderConfig
 from pmae.errors import UserError
-from pmae.export import FORMATS, export, to_onnx
+from pmae.export import FORMATS, export, to_graph
 from pmae.export.source import load_source
 from pmae.train.checkpoint import load_encoder
 
@@ -141,7 +143,7 @@ def test_a_convolutional_encoder_exports_too(
 ) -> None:
     need(kind)
     # As if the weights were too many for one file.
-    monkeypatch.setattr(to_onnx, "LARGEST_FILE", 0)
+    monkeypatch.setattr(to_graph, "LARGEST_FILE", 0)
     run, out = make_run((2, 32, 48), "uint8", EncoderConfig("test_efficientnet", patch_size=8)), tmp_path / "out"
     images = raw_images((2, 32, 48), "uint8")
     want = expected(run, images)["mean"]
@@ -161,7 +163,7 @@ def test_statistics_of_every_pixel_are_refused_where_they_have_no_place(
     make_run: Any, tmp_path: Path, kind: str
 ) -> None:
     need(kind)
-    with pytest.raises(UserError, match=r"one mean and deviation per channel.*choices: onnx, torch"):
+    with pytest.raises(UserError, match=r"one mean and standard deviation per channel.*choices: onnx, torch"):
         export(make_run(standardize="pixel").path, kind, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -241,3 +243,27 @@ def test_no_number_counts_as_a_difference(make_run: Any, tmp_path: Path, monkeyp
     monkeypatch.setitem(FORMATS, "timm", FORMATS["timm"]._replace(features=lambda *_: {**wanted, "mean": lost["mean"]}))
     with pytest.raises(UserError, match="got nan"):
         export(run.path, "timm", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["timm", "torch"])
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    make_run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    run = make_run(encoder=EncoderConfig(patch_size=4, width=64, depth=2, heads=2))
+    code = (
+        "import resource, signal, sys; from pmae.cli import main; import pmae.export;"
+        # As on a full disk: no file may grow beyond this, and writing answers with an error.
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
+        f"sys.exit(main(['export', {str(run.path)!r}, '--format', {kind!r}, '-o', {str(tmp_path / 'out')!r}]))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
+    said = capfd.readouterr().err
+    assert "a file may not grow this large" in said
+    assert "terminate called" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_exported_files_are_as_readable_as_the_umask_says(make_run: Any, tmp_path: Path) -> None:
+    export(make_run().path, "timm", tmp_path / "out")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert modes["model.safetensors"] == modes["README.md"] == modes["config.json"]
