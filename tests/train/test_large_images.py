@@ -57,7 +57,8 @@ def test_all_components_of_large_images_are_refused_with_the_bytes_and_the_ways_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("large.npy", pictures(4))
-    assert main(["pretrain", "--data", "large.npy", "--space", "pca", "--out", "run", "--device", "cpu"]) == 2
+    asked = ["--space", "pca", "--components", "150528"]
+    assert main(["pretrain", "--data", "large.npy", *asked, "--out", "run", "--device", "cpu"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.count("\n") == 0
     assert f"150528 components of 150528 pixels need {4 * 8 * 150528**2:,} bytes for the fit" in said
