@@ -1,7 +1,7 @@
-"""Random resized crop, flip and standardization of a whole batch on its device, as two small matrix products per image.
+"""Random resized crop, flip and standardization of a whole batch on its device, as two small GEMMs per image.
 
 A crop resized back to full size is separable: `rows @ image @ columns^T`, where the two weight matrices depend on the
-box alone, so one batched product replaces a loop over images and works the same eagerly, compiled or in a CUDA graph.
+box alone, so one batched multiplication replaces a loop over images and works the same eagerly, compiled or captured.
 All randomness arrives as a `Boxes` argument.
 """
 
@@ -116,7 +116,7 @@ def _triangle(d: Tensor) -> Tensor:
 
 
 class Standardize(nn.Module):
-    """Subtract the training mean and divide by the training deviation; both are buffers and travel with checkpoints."""
+    """Subtract the training mean and divide by the training standard deviation; both are buffers of the checkpoint."""
 
     mean: Tensor
     std: Tensor

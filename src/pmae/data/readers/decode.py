@@ -238,7 +238,7 @@ def read_tiff(path: Path | BytesIO) -> np.ndarray:
 
 
 def _refuse_long_segments(file: Any, series: Any) -> None:
-    """Refuse strips and tiles that unpack to more than their share of the image, which tifffile would unpack whole."""
+    """Refuse strips and tiles that unpack to more than their part of the image, which tifffile would unpack whole."""
     for page in series.pages:
         if page is None or int(page.compression) not in DEFLATE:
             continue

@@ -44,8 +44,9 @@ class TableSamples(ABC):
         self._columns, self._root = columns, root.resolve()
         self.classes = columns.classes
         self._ends = np.cumsum(counts, dtype=np.int64)
-        joined = [column.to_numpy(zero_copy_only=False) for column in labels]
-        self.labels = _whole_numbers(np.concatenate(joined), what) if joined else None
+        with _told(what):
+            joined = [column.to_numpy(zero_copy_only=False) for column in labels]
+            self.labels = _whole_numbers(np.concatenate(joined), what) if joined else None
 
     @abstractmethod
     def chunk(self, number: int) -> Any:
@@ -88,7 +89,10 @@ class TableSamples(ABC):
         cell = self._cell(position)
         # Only this field: the bytes beside it are an image.
         has_path = hasattr(cell, "field") and cell.type.get_field_index("path") >= 0
-        path = cell.field("path")[0].as_py() if has_path else None
+        try:
+            path = cell.field("path")[0].as_py() if has_path else None
+        except UnicodeDecodeError:
+            path = None
         return path if isinstance(path, str) and path else f"row {position}"
 
     def _cell(self, position: int) -> Any:
@@ -158,11 +162,14 @@ class ParquetSamples(TableSamples):
 
 def _same_columns(paths: Sequence[Path], schemas: Sequence[Any]) -> Columns:
     """The columns of the first file, if they are those of all."""
-    first = columns_of(schemas[0], paths[0])
+    found = []
     for path, schema in zip(paths, schemas, strict=True):
-        if columns_of(schema, path) != first or schema.field(first.image).type != schemas[0].field(first.image).type:
-            raise UserError(f"data.source: all tables must have the same columns, and {path} differs from {paths[0]}")
-    return first
+        with _told(path):
+            columns = columns_of(schema, path)
+            found.append((columns, schema.field(columns.image).type))
+            if found[-1] != found[0]:
+                raise UserError(f"data.source: tables must have the same columns, and {path} differs from {paths[0]}")
+    return found[0][0]
 
 
 def columns_of(schema: Any, path: Path) -> Columns:
@@ -238,11 +245,14 @@ def _opened(path: Path) -> Any:
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
     """What pyarrow says of a damaged file, as one sentence with its name."""
-    arrow, _ = _pyarrow()
     try:
         yield
-    except (OSError, arrow.ArrowException) as error:
-        raise UserError(f"data.source: {path} cannot be read as a table: {str(error).splitlines()[0]}") from error
+    except UserError:
+        raise
+    # Beside its own exceptions, pyarrow raises UnicodeDecodeError for names and KeyError for columns, among others.
+    except Exception as error:
+        words = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"data.source: {path} cannot be read as a table: {words}") from error
 
 
 def _pyarrow() -> tuple[Any, Any]:
