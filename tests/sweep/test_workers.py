@@ -190,24 +190,26 @@ def test_a_worker_that_is_killed_is_named_and_its_run_goes_on(root: Path, tmp_pa
     assert Run(path).results["pretrain"]["epoch"] == reached + 100
 
 
-def test_ctrl_c_saves_every_run(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_runs_save_themselves_when_their_command_is_stopped_or_killed(
+    number: signal.Signals, code: int, root: Path, tmp_path: Path
+) -> None:
     grid = ["ratio", "--data", "dermamnist", "--root", root, "--ratios", 0.1, 0.4, "--epochs", 9000, "--out", tmp_path]
     process = subprocess.Popen(
         [sys.executable, "-m", "pmae", *command(*grid, "--at-once", 2), "train.checkpoint_every=9000"],
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-        # Where tests run in the background of a shell, their children would ignore it.
+        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        # Where tests run in the background of a shell, their children would ignore Ctrl-C.
         preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         until(lambda: len(list(tmp_path.glob("runs/*/metrics.jsonl"))) == 2 or process.poll() is not None)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        process.send_signal(number)
+        assert process.wait(120) == code
     finally:
         process.kill()
-    assert (process.returncode, said) == (130, "pmae: stopped\n")
     runs = [Run(path) for path in (tmp_path / "runs").iterdir()]
+    until(lambda: [process_of(run.path) for run in runs] == [None, None])
     assert [len(run.checkpoints()) for run in runs] == [1, 1]
-    assert [process_of(run.path) for run in runs] == [None, None]
 
 
 @pytest.mark.parametrize(

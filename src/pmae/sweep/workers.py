@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -129,6 +131,16 @@ class LocalWorkers(Workers):
 def _prepare(threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one says what follows
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Save and end when the command was killed: a pool alone would wait for it for ever."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(POLL_SECONDS)
+        os._exit(1)
 
 
 class RayWorkers(Workers):
