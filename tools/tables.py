@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
+from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
 from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, published_runs
 
+from pmae.files import write_text
 from pmae.paper.cells import fill_cells
 from pmae.paper.runner import page_of, requirements
 from pmae.paper.tables import ITEMS, RATIOS, RunChoices
@@ -17,7 +18,7 @@ from pmae.report import published
 from pmae.report.sweeps import Page
 from pmae.report.tables import Table, to_markdown
 from pmae.results import Score, scores_of
-from pmae.runs import Run, write_text
+from pmae.runs import Run
 from pmae.sweep.find import RunIndex
 from pmae.sweep.scored import Scoring
 
@@ -148,7 +149,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "test": lambda: accuracy_tables("test"),
     "val": lambda: accuracy_tables("val"),
     "headline": headline,
-    "figures": pictures,
 }
 
 

@@ -1,8 +1,4 @@
-"""Orthonormal maps that are cheap at any size: the cosine and the Fourier basis, and what others build on.
-
-The mean and the variance of every coefficient are measured. The channels of a fixed basis are first turned to the axes
-along which their pixels vary most.
-"""
+"""Orthonormal maps that are cheap at any size: the cosine and the Fourier basis, and what others build on."""
 
 from abc import abstractmethod
 from collections.abc import Iterable

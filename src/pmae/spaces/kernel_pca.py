@@ -11,14 +11,7 @@ from torch import Tensor
 from pmae.config import SpaceConfig
 from pmae.errors import require
 from pmae.spaces.base import Space
-from pmae.spaces.landmarks import (
-    Moments,
-    choose_landmarks,
-    fit_preimage,
-    joint_moments,
-    kernel_gamma,
-    squared_distances,
-)
+from pmae.spaces.landmarks import Moments, choose_landmarks, fit_preimage, gaussian_kernel, joint_moments, log_kernel
 from pmae.spaces.moments import principal_axes, refuse_beyond_memory
 
 LANDMARKS = 2048
@@ -91,13 +84,10 @@ class LandmarkSpace(Space):
         """
         landmarks = choose_landmarks(batches, len(self.centre), self.config.landmark_choice).double()
         count, wanted = len(landmarks), self.config.components or 1
-        rule = f"at most the number of landmarks, here all {count} images"
-        require(wanted <= count, "space.components", rule, wanted)
+        require(wanted <= count, "space.components", f"at most the landmarks, here all {count} images", wanted)
         shift = landmarks.mean(0)
         landmarks -= shift
-        distances = squared_distances(landmarks, landmarks)
-        gamma = distances.new_tensor(kernel_gamma(self.config.gamma, distances))
-        kernel = distances.mul_(-gamma).exp_()
+        gamma, kernel = gaussian_kernel(landmarks, self.config.gamma)
         log_density = self.density(kernel).log()
 
         def features(x: Tensor) -> Tensor:
@@ -131,11 +121,6 @@ class LandmarkSpace(Space):
                 f"training images, about {back.error_unseen:.1%} of others; space.keep_rest would carry that along",
                 stacklevel=3,
             )
-
-
-def log_kernel(x: Tensor, landmarks: Tensor, gamma: Tensor, log_density: Tensor) -> Tensor:
-    """(B, M) logarithm of the Gaussian kernel between images (B, D) and landmarks, over the landmarks' densities."""
-    return -gamma * squared_distances(x, landmarks) - log_density
 
 
 class KernelPCA(LandmarkSpace):

@@ -39,7 +39,19 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return (products + x.square().sum(1, keepdim=True)).clamp(min=0)
 
 
-def kernel_gamma(gamma: float | None, distances: Tensor) -> float:
+def log_kernel(x: Tensor, landmarks: Tensor, gamma: Tensor, log_density: Tensor) -> Tensor:
+    """(B, M) logarithm of the Gaussian kernel between images (B, D) and landmarks, over the landmarks' densities."""
+    return -gamma * squared_distances(x, landmarks) - log_density
+
+
+def gaussian_kernel(landmarks: Tensor, gamma: float | None) -> tuple[Tensor, Tensor]:
+    """Its coefficient, as given or chosen, and the kernel (M, M) between landmarks (M, D)."""
+    distances = squared_distances(landmarks, landmarks)
+    coefficient = distances.new_tensor(_gamma(gamma, distances))
+    return coefficient, distances.mul_(-coefficient).exp_()
+
+
+def _gamma(gamma: float | None, distances: Tensor) -> float:
     """The kernel's coefficient as given, or 1 over the median squared distance between landmarks.
 
     One at which all landmarks look alike, or each looks unlike all others, is refused.
@@ -109,9 +121,7 @@ def joint_moments(
         feature_total += f.sum(0)
         products += f.T @ f
         cross += f.T @ x
-    n = distributed.sum_count(n, shift)
-    if n < 2:
-        raise UserError(f"data must be at least 2 images in every pass, got {n}: fit takes a list, not an iterator")
+    n = distributed.total_images(n, shift)
     sums = map(distributed.all_reduce, (squares, total, feature_total, products, cross))
     squares, total, feature_total, products, cross = sums
     x, f = total / n, feature_total / n

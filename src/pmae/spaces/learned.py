@@ -13,13 +13,11 @@ class Learned(Recombined):
     """An orthonormal basis that turns towards components which are hard to predict from the others.
 
     The model minimizes the unexplained share of the hidden variance, 1 - R2; the rotation *maximizes* it, by gradient
-    reversal, in the same step of the same optimizer (predictability minimization). The reasons:
-
-    - Minimizing it, too, would be trivial: components that are strongly correlated can be filled in by regression, and
-      the encoder need learn nothing about images. To regression the principal axes are the hardest basis there is, so
-      what turns the basis away from them is structure beyond correlation, which is what an encoder should learn.
-    - It cannot win by hiding more: the mask keeps to its share of the variance, R2 is relative to the energy that was
-      hidden, and an orthonormal basis keeps the total however it turns.
+    reversal, in the same step of the same optimizer (predictability minimization). Minimizing it, too, would be
+    trivial: strongly correlated components can be filled in by regression, and the encoder need learn nothing
+    about images. To regression the principal axes are the hardest basis there is, so what turns the basis away from
+    them is structure beyond correlation. It cannot win by hiding more: the mask keeps to its share of the variance, R2
+    is relative to the energy that was hidden, and an orthonormal basis keeps the total however it turns.
 
     `space.rotate_towards` "easy" drops the reversal, for comparison. Shares follow the rotation, detached: they decide
     which components a mask takes, and no gradient does. `space.components` says how many turn; 128 if not given.

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pmae.errors import UserError
+from pmae.errors import UserError, require
 
 BLOCK = 1024
 LIMIT = 64 * 2**30
 """Bytes beyond which a fit is refused whatever the machine has."""
+ENOUGH = "at least 2 images in every pass: fit takes a list, not an iterator"
 
 
 class DistributedFit(NamedTuple):
@@ -22,9 +23,11 @@ class DistributedFit(NamedTuple):
     all_reduce: Callable[[Tensor], Tensor]
     """A tensor to its sum over all processes, which call it in the same order."""
 
-    def sum_count(self, images: int, like: Tensor) -> int:
-        """A number of images over all processes; `like` says on which device they communicate."""
-        return int(self.all_reduce(like.new_tensor(images, dtype=torch.float64)))
+    def total_images(self, images: int, like: Tensor) -> int:
+        """The images of a pass over all processes, at least 2; `like` says on which device they communicate."""
+        total = int(self.all_reduce(like.new_tensor(images, dtype=torch.float64)))
+        require(total >= 2, "data", ENOUGH, total)
+        return total
 
 
 ONE_PROCESS = DistributedFit(lambda batches: batches, lambda tensor: tensor)
@@ -55,9 +58,8 @@ def _sums(
     The shift is the mean of the processes' first batches: a large common offset would otherwise cancel digits.
     """
     stream = iter(batches)
-    first = next(stream, None)
-    if first is None:
-        raise UserError("data must be at least 2 images in every pass, got 0")
+    first = next(stream, torch.empty(0))
+    require(len(first) > 0, "data", ENOUGH, 0)
     weight = distributed.all_reduce(first.new_tensor(len(first), dtype=torch.float64))
     shift = distributed.all_reduce(first.mean(0).double() * len(first)) / weight
     count, total, second = 0, torch.zeros_like(shift), zeros(shift)
@@ -66,10 +68,7 @@ def _sums(
         count += len(x)
         total += x.sum(0, dtype=torch.float64)
         add_second(second, x)
-    count = distributed.sum_count(count, shift)
-    if count < 2:
-        raise UserError(f"data must be at least 2 images to measure a variance, got {count}")
-    return count, shift, distributed.all_reduce(total), distributed.all_reduce(second)
+    return distributed.total_images(count, shift), shift, distributed.all_reduce(total), distributed.all_reduce(second)
 
 
 def _add_squares(squares: Tensor, x: Tensor) -> None:

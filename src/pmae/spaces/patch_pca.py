@@ -68,12 +68,10 @@ def patch_side(height: int, width: int, wanted: int | None) -> int:
     """The side wanted, or the largest from 2 to 16, that divides both sides of the image, or a signal's length."""
     common = width if height == 1 else math.gcd(height, width)
     divisors = [side for side in range(1, common + 1) if common % side == 0]
+    what = f"space.patch must divide both sides of {height}x{width} images"
     if wanted is not None and wanted not in divisors:
-        listed = ", ".join(map(str, divisors))
-        raise UserError(f"space.patch must divide both sides of {height}x{width} images ({listed}), got {wanted}")
+        raise UserError(f"{what} ({', '.join(map(str, divisors))}), got {wanted}")
     if wanted is None and not any(2 <= side <= LARGEST for side in divisors):
-        raise UserError(
-            f"space.patch must divide both sides of {height}x{width} images, which have no common divisor from 2 to "
-            f"{LARGEST}, got none; set space.patch or data.resize"
-        )
+        none = f"which have no common divisor from 2 to {LARGEST}, got none; set space.patch or data.resize"
+        raise UserError(f"{what}, {none}")
     return wanted or max(side for side in divisors if side <= LARGEST)

@@ -1,7 +1,4 @@
-"""Principal components: all of them, exact, from a streamed covariance, or the leading ones and the rest as one group.
-
-`Recombined` is the base of spaces that turn the leading components into others, linearly and invertibly.
-"""
+"""Principal components: all of them, exact, from a streamed covariance, or leading ones and the rest as one group."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -11,18 +8,10 @@ import torch
 from torch import Tensor
 
 from pmae.config import SpaceConfig
-from pmae.errors import UserError, require
+from pmae.errors import require
+from pmae.spaces import moments
 from pmae.spaces.base import FitCost, Space
-from pmae.spaces.moments import (
-    ONE_PROCESS,
-    DistributedFit,
-    centred,
-    covariance_of,
-    mean_and_variance,
-    principal_axes,
-    refuse_beyond_memory,
-    signs,
-)
+from pmae.spaces.moments import ONE_PROCESS, DistributedFit
 
 EXACT = 4096
 """Up to so many pixels leading components come from the covariance; above, iterating costs less than solving."""
@@ -50,9 +39,9 @@ class Components(NamedTuple):
 
 def exact_components(batches: Iterable[Tensor], count: int, distributed: DistributedFit = ONE_PROCESS) -> Components:
     """The `count` leading principal components of images, in one pass, from the whole covariance."""
-    mean, covariance = covariance_of((batch.flatten(1) for batch in distributed.part(batches)), distributed)
+    mean, covariance = moments.covariance_of((batch.flatten(1) for batch in distributed.part(batches)), distributed)
     pixels = covariance.diagonal().clone()
-    variance, axes = principal_axes(covariance)
+    variance, axes = moments.principal_axes(covariance)
     if count == len(pixels):
         return Components(mean, variance, axes, torch.zeros_like(pixels))
     variance, axes = variance[:count], axes[:count]
@@ -65,17 +54,17 @@ def leading_components(batches: Iterable[Tensor], count: int, distributed: Distr
     Where variances lie close together the axes are a mixture of near neighbours; their variances and what they leave
     are those of the axes returned, whatever these are.
     """
-    mean, pixels = mean_and_variance((batch.flatten(1) for batch in distributed.part(batches)), distributed)
+    mean, pixels = moments.mean_and_variance((batch.flatten(1) for batch in distributed.part(batches)), distributed)
     basis = _random_basis(len(mean), count).to(mean.device)
     for _ in range(PASSES):
         basis = torch.linalg.qr(_covariance_times(basis, batches, mean, distributed)).Q
     image = _covariance_times(basis, batches, mean, distributed)
-    variance, turn = principal_axes(basis.T @ image)
+    variance, turn = moments.principal_axes(basis.T @ image)
     variance, turn = variance[:count], turn[:count]
     axes, images = turn @ basis.T, turn @ image.T
     # Of x - A^T A x, where A C A^T is diagonal: the variance of each pixel, less twice what the axes share with it.
     rest = pixels - 2 * (axes * images).sum(0) + variance @ axes.square()
-    return Components(mean, variance, axes.mul_(signs(axes)), rest.clamp(min=0))
+    return Components(mean, variance, axes.mul_(moments.signs(axes)), rest.clamp(min=0))
 
 
 def _random_basis(size: int, count: int) -> Tensor:
@@ -88,13 +77,10 @@ def _covariance_times(basis: Tensor, batches: Iterable[Tensor], mean: Tensor, di
     """The covariance of the images times a basis (D, M), in one pass."""
     count, total = 0, torch.zeros_like(basis)
     for batch in distributed.part(batches):
-        x = centred(batch.flatten(1), mean)
+        x = moments.centred(batch.flatten(1), mean)
         total += x.T @ (x @ basis.to(x.dtype))
         count += len(x)
-    count = distributed.sum_count(count, total)
-    if count < 2:
-        raise UserError(f"data must be at least 2 images in every pass, got {count}: fit takes a list, not an iterator")
-    return distributed.all_reduce(total) / (count - 1)
+    return distributed.all_reduce(total) / (distributed.total_images(count, total) - 1)
 
 
 def cost_of_exact(images: int, size: int) -> FitCost:
@@ -131,7 +117,7 @@ class PCA(Space):
         way = "keep leading ones alone (space.components)" if self.all else "lower space.components"
         self.way_out = f"{way}, or use space.name patch_pca, cosine or wavelet, or smaller images (data.resize)"
         need = self.fit_cost(0).bytes
-        refuse_beyond_memory(f"space 'pca': {self.kept} components of {self.size} pixels", need, self.way_out)
+        moments.refuse_beyond_memory(f"space 'pca': {self.kept} components of {self.size} pixels", need, self.way_out)
         self.register_buffer("mean", torch.zeros(self.size))
         self.register_buffer("components", torch.eye(self.kept, self.size))
         self.register_buffer("variance", torch.ones(self.size if self.all else self.kept + self.size))
