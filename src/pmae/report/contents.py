@@ -80,7 +80,7 @@ class Contents:
     @property
     def finished(self) -> bool:
         """Whether training came to its last epoch."""
-        return bool(self.samples) and self.epoch >= (self.config.train.epochs or 0)
+        return bool(self.training) and self.epoch >= (self.config.train.epochs or 0)
 
 
 def load(path: Path | str, name: str | None = None) -> Contents:
