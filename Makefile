@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint bench docs browser clean
+.PHONY: demo test test-slow test-gpu lint bench docs browser clean
 
 demo: $(STAMP)
 	$(BIN)/pmae demo
@@ -17,6 +17,10 @@ test: lint browser
 # minutes on two busy cores.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# On a machine with a GPU; writes what it measured to results/gpu-tests.md.
+test-gpu: $(STAMP)
+	PMAE_GPU_REPORT=results/gpu-tests.md $(BIN)/python -m pytest -m gpu -n 8 tests/gpu
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples

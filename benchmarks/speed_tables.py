@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pmae.files import disk_errors, write_json, write_whole
 from pmae.report.style import WIDTH, Drawing, as_bytes, color, styled
 from pmae.report.tables import NOTHING, Table, to_csv, to_markdown
-from pmae.runs import disk_errors, write_json, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,7 @@
 """The front door in Python: arrays in, a run out, evidence merged into it."""
 
 import dataclasses
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,25 @@ def test_arrays_in_features_out(tiny: Config, tmp_path: Path) -> None:
     first, again = (encoder.features(standardize(x))["mean"] for _ in range(2))
     assert first.shape == (4, 32)
     assert torch.equal(first, again)
+
+
+def test_a_run_is_given_as_itself_or_as_its_path(tiny: Config, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (64, 16, 16), dtype=np.uint8)
+    run = pmae.pretrain(replace(tiny, train__epochs=1), images, tmp_path / "run", quiet=True)
+    np.save(tmp_path / "images.npy", images)
+    for given in (run, run.path, str(run.path)):
+        assert pmae.load_encoder(given)[1].width == 32
+        assert api.embed(given, tmp_path / "images.npy", tmp_path / "features.npz", device="cpu") == 64
+    with pytest.raises(UserError, match="run must be a folder that pretraining wrote"):
+        pmae.load_encoder(tmp_path / "nothing")
+
+
+def test_completion_shows_the_public_names_alone() -> None:
+    assert dir(pmae) == sorted([*pmae.__all__, "__version__"])
+    assert all(getattr(pmae, name) is not None for name in dir(pmae))
+    assert pmae.__version__ == version("pmae")
+    with pytest.raises(AttributeError, match="has no attribute 'pretrian'"):
+        pmae.pretrian  # noqa: B018
 
 
 def test_images_that_are_held_out_are_never_trained_or_fitted_on(tiny: Config, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmae.api import pretrain
-from pmae.cli.pretrain import _configure as cli_settings
+from pmae.cli import parsed
 from pmae.config import (
     AugmentConfig,
     Config,
@@ -163,8 +163,8 @@ def test_a_renamed_setting_is_refused_with_its_new_name(section: str, old: str, 
         lambda: replace(Config(), **{f"{section}__{old}": value}),
         lambda: from_dict({section: {old: value}}),
         lambda: with_settings(Config(), {f"{section}.{old}": str(value)}),
-        lambda: cli_settings([f"--{section}.{old}", str(value)]),
-        lambda: cli_settings([f"--{section}.{old}={value}"]),
+        lambda: parsed("pretrain", [f"--{section}.{old}", str(value)]),
+        lambda: parsed("pretrain", [f"--{section}.{old}={value}"]),
     ]
     for attempt in attempts:
         with pytest.raises(UserError, match=rf"^setting {section}\.{old} is now called {section}\.{new}$"):

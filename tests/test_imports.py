@@ -10,6 +10,7 @@ import pmae
 
 SOURCE = Path(pmae.__file__).parent
 LEAVES = {"errors", "validation", "config", "config_file"}
+FILES = {"files", "run_files", "runs", "tensor_files"}
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
@@ -20,30 +21,34 @@ ALLOWED = {
     "objectives": LEAVES,
     "contrastive": LEAVES,
     "spaces": LEAVES,
-    "models": LEAVES | {"runs", "tensor_files"},
+    "models": LEAVES | FILES,
     "fast": LEAVES | {"masking", "models"},
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
     "results": {"errors"},
     "results_file": {"errors", "results"},
-    "runs": LEAVES | {"results", "results_file"},
-    "tensor_files": LEAVES | {"runs"},
-    "train": LEAVES | {"masking", "spaces", "models", "fast", "data", "method", "runs", "tensor_files"},
-    "evaluate": LEAVES | {"models", "fast", "data", "spaces", "runs", "results", "tensor_files", "train.schedule"},
+    "files": {"errors"},
+    "run_files": {"errors", "validation", "files"},
+    "runs": LEAVES | {"files", "results", "results_file", "run_files"},
+    "tensor_files": {"errors", "files"},
+    "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
+    "evaluate": LEAVES | FILES | {"models", "fast", "data", "spaces", "results", "train.schedule"},
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
-    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "runs", "results", "train.environment"}
+    | FILES
+    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "results", "train.environment"}
     | {"api", "paper.recipes"},
-    "paper": LEAVES | {"derive", "evaluate.protocols", "flops", "report", "runs", "results", "api", "sweep"},
-    "report": LEAVES | {"runs", "results"},
-    "export": LEAVES | {"models", "data", "runs", "results", "tensor_files", "train", "report"},
+    "paper": LEAVES | FILES | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"},
+    "report": LEAVES | FILES | {"results"},
+    "export": LEAVES | FILES | {"models", "data", "results", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.
     "app": LEAVES
-    | {"derive", "masking", "spaces", "data", "method", "runs", "evaluate", "report"}
+    | FILES
+    | {"derive", "masking", "spaces", "data", "method", "evaluate", "report"}
     | {"train.checkpoint", "train.monitor"},
-    "component_mask": LEAVES | {"masking", "spaces", "data", "runs", "train"},
+    "component_mask": LEAVES | FILES | {"masking", "spaces", "data", "train"},
 }
 
 

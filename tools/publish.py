@@ -13,7 +13,8 @@ from published_runs import RUNS, kind_of
 from pmae.config import replace
 from pmae.config_file import to_dict
 from pmae.errors import UserError
-from pmae.runs import Run, write_json, write_text
+from pmae.files import write_json, write_text
+from pmae.runs import Run
 from pmae.sweep.find import finished
 
 SHORT = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
 from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, published_runs
 
+from pmae.files import write_text
 from pmae.paper.cells import fill_cells
 from pmae.paper.runner import page_of, requirements
 from pmae.paper.tables import ITEMS, RATIOS, RunChoices
@@ -17,7 +18,7 @@ from pmae.report import published
 from pmae.report.sweeps import Page
 from pmae.report.tables import Table, to_markdown
 from pmae.results import Score, scores_of
-from pmae.runs import Run, write_text
+from pmae.runs import Run
 from pmae.sweep.find import RunIndex
 from pmae.sweep.scored import Scoring
 

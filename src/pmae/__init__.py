@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from pmae.api import pretrain
     from pmae.component_mask import ComponentMask
     from pmae.config import Config
@@ -26,6 +27,13 @@ __all__ = ["PMAE", "ComponentMask", "Config", "Run", "load_encoder", "pretrain",
 
 def __getattr__(name: str) -> Any:
     """Public names are imported on first use: torch takes seconds, and `pmae --help` does not need it."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("pmae")
     if name not in _HOMES:
         raise AttributeError(f"module 'pmae' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What completion shows: the public names alone."""
+    return [*__all__, "__version__"]

@@ -11,17 +11,21 @@ from pmae.data.images import ImageSet, Splits, with_held_out
 from pmae.data.readers.arrays import from_arrays
 from pmae.data.sets import load
 from pmae.derive import resolve
+from pmae.embed import embed
 from pmae.errors import UserError
 from pmae.evaluate.online import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.run import RunEvaluation
 from pmae.evaluate.splits import complete
+from pmae.export import export
 from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import is_main, local_device, process_group
 from pmae.train.environment import pick_device
+
+__all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin"]
 
 
 def pretrain(
@@ -58,7 +62,7 @@ def pretrain(
 
 
 def evaluate(
-    path: Path | str,
+    path: Run | Path | str,
     protocols: Protocols | None = None,
     splits: Splits | None = None,
     epochs: Sequence[int | None] = (None,),
@@ -91,7 +95,7 @@ def evaluate(
     return run
 
 
-def pretrain_twin(path: Path | str, splits: Splits | None = None) -> Run:
+def pretrain_twin(path: Run | Path | str, splits: Splits | None = None) -> Run:
     """The MAE twin of a run, in the folder beside it; found again if it was finished, continued if it was not."""
     run = Run(path)
     out = run.path.with_name(f"{run.path.name}-mae")

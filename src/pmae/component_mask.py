@@ -42,8 +42,8 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
     visible + hidden = image + mean image.
 
     Where `masked_variance` is a range, every image draws its own share. Masks follow `torch.manual_seed`, which reaches
-    the workers of a DataLoader too; `hide` takes a generator. On single images the two matrix products of a large
-    space are slow: prefer whole batches, on the device that `.to(device)` moved it to.
+    the workers of a DataLoader too; `hide` takes a generator. On single images the two GEMMs of a large space are slow:
+    prefer whole batches, on the device that `.to(device)` moved it to.
     """
 
     _transformed_types = (_is_image,)

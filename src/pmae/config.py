@@ -19,7 +19,6 @@ Betas = Annotated[tuple[float, float], Rule("two numbers in [0, 1)", lambda b: a
 KERNEL_SPACES = ["kernel_pca", "diffusion"]
 SPACES_OF = {"patch": ["patch_pca"], "levels": ["wavelet"], "gamma": KERNEL_SPACES, "landmarks": KERNEL_SPACES}
 SPACES_OF["components"] = ["pca", "ica", "learned", *KERNEL_SPACES]
-"""The spaces that a setting belongs to."""
 Kernels = Literal["all", "attention", "none"]
 
 
@@ -45,8 +44,7 @@ class DataConfig(Settings):
     standardize: Literal["channel", "pixel"] = "channel"
     """One mean and deviation per channel, or per pixel and channel (as the released code)."""
     keep_on: Literal["auto", "device", "host"] = "auto"
-    """Where the images wait; auto puts them on the device when they fit in half of its free memory, and leaves shards
-    on the disk."""
+    """Where the images wait; auto: on the device if they fit in half of its free memory, and shards on the disk."""
     threads: Count | None = None
     """How many threads decode shards; as many as there are cores if not given. The batches do not depend on it."""
 
@@ -169,8 +167,7 @@ class DecoderConfig(Settings):
     """The decoder that is thrown away after pretraining."""
 
     name: Literal["released", "text", "small"] | None = None
-    """released: 512 wide, 8 blocks, 16 heads; text: 192, 12, 12; small: 192, 4, 12. If not given, released, or small
-    without a GPU."""
+    """released: 512 wide, 8 blocks, 16 heads; text: 192, 12, 12; small: 192, 4, 12. Derived if not given."""
     width: Width | None = None
     """Overrides the named width."""
     depth: Depth | None = None
@@ -186,8 +183,7 @@ class OptimConfig(Settings):
     """AdamW and its schedule."""
 
     base_lr: Positive | None = None
-    """Rate for a batch of 256; the peak rate is base_lr x batch_size / 256. If not given, 1.5e-4 for batches of 512 and
-    more, and for smaller ones what keeps the peak rate from falling."""
+    """Rate for a batch of 256: the peak is base_lr x batch_size / 256. If not given, the peak of batches of 512."""
     betas: Betas = (0.9, 0.95)
     """Decay rates of AdamW's two moments."""
     weight_decay: NonNegative = 0.05
@@ -229,9 +225,10 @@ class TrainConfig(Settings):
     kernels: Kernels = "all"
     """Our kernels and captured steps (`pmae.fast`): all, the attention kernels alone, or none, which leaves timm's own
     code; the environment variable PMAE_KERNELS wins."""
+    self_check: bool = True
+    """On a GPU, the first batch also passes the plain path; a loss that differs by more than rounding stops the run."""
     shard: bool = False
-    """Divide weights, gradients and moments among the processes of torchrun (FSDP2), for encoders that outgrow a card;
-    the plain engine alone."""
+    """Divide weights, gradients and moments among torchrun's processes (FSDP2); the plain engine alone."""
     deterministic: bool = False
     """On a GPU, only kernels that give the same bits every time: slower, the plain engine alone. CPUs always do."""
     log_every: Count | None = None

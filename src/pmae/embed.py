@@ -21,23 +21,24 @@ from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, unknown_name
 from pmae.evaluate.features import evaluating
 from pmae.feature_files import Rows, writer_for
+from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
-from pmae.runs import Run, disk_errors, write_whole
+from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import World, local_device, process_group
 from pmae.train.environment import pick_device
 
 POOLINGS = ("mean", "cls", "both", "patches")
-BATCH, NUMBERS = 256, 2**24
-"""Images in a batch, fewer where they are so large that the batch would have more numbers than this."""
+BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
+"""Images in a batch, and in one that a CPU computes at once; fewer where it would have more numbers than this."""
 QUIET_SECONDS = 10.0
 
 
 class Embedder:
     """Unmasked images (n, C, H, W) in the data's units to float32 features: (n, D), or (n, tokens, D) for "patches".
 
-    Always float32 arithmetic. A GPU chooses its kernels by the size of a batch, so there every batch has one size:
-    what an image becomes does not depend on how many others are asked for.
+    Always float32 arithmetic. Kernels, and so the last bits, are chosen by the size of a batch, so every batch has one
+    size: what an image becomes does not depend on how many others are asked for.
     """
 
     def __init__(
@@ -52,19 +53,20 @@ class Embedder:
         self.pooling, self.device = pooling, device or torch.device("cpu")
         self.encoder, self.standardize = encoder.to(self.device), standardize.to(self.device)
         self.batch_size = batch_size or max(1, min(BATCH, NUMBERS // math.prod(encoder.shape)))
+        self.at_once = min(CPU_BATCH, self.batch_size) if self.device.type == "cpu" else self.batch_size
         self.names = feature_names(encoder, pooling)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """The features of all images, in order."""
         with evaluating(self.encoder), exact_products():
-            starts = range(0, len(images), self.batch_size)
-            parts = [self._batch(images[start : start + self.batch_size]) for start in starts]
+            starts = range(0, len(images), self.at_once)
+            parts = [self._batch(images[start : start + self.at_once]) for start in starts]
         return np.concatenate(parts)
 
     def _batch(self, images: np.ndarray) -> np.ndarray:
         x, count = as_tensor(images).to(self.device), len(images)
-        if self.device.type != "cpu":
-            x = x[torch.arange(self.batch_size, device=self.device) % count]
+        if count < self.at_once:
+            x = x[torch.arange(self.at_once, device=self.device) % count]
         features: np.ndarray = self._pooled(self.standardize(x))[:count].cpu().numpy()
         return features
 
@@ -98,8 +100,8 @@ def exact_products() -> Iterator[None]:
 
 
 def embed(
-    run: Run,
-    data: DataConfig,
+    run: Run | Path | str,
+    data: DataConfig | Path | str,
     out: Path | str,
     pooling: str = "mean",
     split: str = "all",
@@ -113,7 +115,8 @@ def embed(
     Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it. Processes
     that `torchrun` started divide the images, and the first one writes; the others return how many were theirs.
     """
-    out, where = Path(out), local_device(pick_device(device))
+    run, out, where = Run(run), Path(out).expanduser(), local_device(pick_device(device))
+    data = data if isinstance(data, DataConfig) else DataConfig(str(data))
     write = writer_for(out, flat=pooling != "patches")
     _, encoder, standardize = load_encoder(run, epoch)
     embedder = Embedder(encoder, standardize, pooling, where, batch_size)

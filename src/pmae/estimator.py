@@ -3,7 +3,7 @@
 import copy
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -15,15 +15,15 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pmae.config import Config, replace
-from pmae.config_file import describe, from_dict, to_dict
+from pmae.config_file import describe
 from pmae.data.batches import Batches
-from pmae.data.images import ImageSet, Splits
+from pmae.data.images import DTYPES, ImageSet, Splits
+from pmae.data.readers.arrays import Layout, channels_first
 from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name
 from pmae.evaluate.online import online_probe
 from pmae.report.page import save_figures
-from pmae.rows import as_fitted, as_images, as_table, is_flat
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_trained, write_at_step_0, write_finished
@@ -32,17 +32,19 @@ from pmae.train.monitor import hidden_r2
 
 POOLINGS = ("mean", "cls", "both")
 SETTINGS = {
-    "space": "space.name",
-    "masked_variance": "masking.masked_variance",
-    "masked_patches": "masking.masked_patches",
-    "encoder": "encoder.name",
-    "patch_size": "encoder.patch_size",
-    "epochs": "train.epochs",
-    "batch_size": "train.batch_size",
-    "base_lr": "optim.base_lr",
-    "device": "train.device",
+    "space": "space__name",
+    "masked_variance": "masking__masked_variance",
+    "masked_patches": "masking__masked_patches",
+    "encoder": "encoder__name",
+    "patch_size": "encoder__patch_size",
+    "epochs": "train__epochs",
+    "batch_size": "train__batch_size",
+    "base_lr": "optim__base_lr",
+    "device": "train__device",
 }
-"""Which setting of a configuration each parameter is."""
+"""Which setting of a configuration each parameter is, as `config.replace` takes it."""
+MOST_COLUMNS = 256
+"""A table of more is taken for images that were flattened: as many tokens would cost much and mean little."""
 
 
 class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -198,19 +200,14 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
 
     def _settings(self, table: bool) -> Config:
         """The configuration that the parameters describe, its types checked."""
-        values = to_dict(self.config or Config())
-        if table:
-            values["encoder"]["patch_size"], values["data"]["standardize"] = 1, "pixel"
+        changes: dict[str, Any] = {"encoder__patch_size": 1, "data__standardize": "pixel"} if table else {}
         if table or self.augment is not None:
-            values["augment"] |= {"crop": bool(self.augment), "flip": bool(self.augment)}
-        for parameter, name in SETTINGS.items():
-            value, (section, key) = getattr(self, parameter), name.split(".")
-            if value is not None:
-                values[section][key] = value.item() if isinstance(value, np.generic) else value
+            changes |= {"augment__crop": bool(self.augment), "augment__flip": bool(self.augment)}
+        given = {name: getattr(self, parameter) for parameter, name in SETTINGS.items()}
+        changes |= {name: value for name, value in given.items() if value is not None}
         seed = self.random_state
         drawn = seed if isinstance(seed, int | np.integer) else check_random_state(seed).randint(2**31 - 1)
-        values["train"]["seed"] = int(drawn)
-        return from_dict(values)
+        return replace(Config() if self.config is None else self.config, **changes, train__seed=drawn)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -263,3 +260,43 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         tags.input_tags.three_d_array = True
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
+
+
+# X as images (N, C, H, W): arrays of images, or flat rows that are images or a table.
+
+
+def is_flat(X: Any) -> bool:
+    """Whether X has rows of numbers, not of images; anything that NumPy can make an array of will do."""
+    return int(X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) <= 2
+
+
+def as_images(X: np.ndarray, image_shape: Sequence[int] | None, layout: Layout) -> np.ndarray:
+    """Images in any layout, or flat rows of `image_shape`."""
+    if X.ndim == 2 and image_shape is not None:
+        shape, columns = tuple(image_shape), X.shape[1]
+        whole = len(shape) in (2, 3) and all(isinstance(side, int | np.integer) and side > 0 for side in shape)
+        require(whole, "image_shape", "(H, W), (H, W, C) or (C, H, W)", image_shape)
+        require(math.prod(shape) == columns, "image_shape", f"of as many numbers as X has columns, {columns}", shape)
+        X = X.reshape(len(X), *shape)
+    fits = image_shape is None or tuple(image_shape) == X.shape[1:]
+    require(fits, "image_shape", f"None, or that of the images in X, {X.shape[1:]}", image_shape)
+    return supported(channels_first(X, layout))
+
+
+def as_table(X: np.ndarray) -> np.ndarray:
+    """Flat rows as images of one line, a column a pixel."""
+    rule = f"given for a flat X of more than {MOST_COLUMNS} columns ({X.shape[1]}), such as (28, 28) or (32, 32, 3)"
+    require(X.shape[1] <= MOST_COLUMNS, "image_shape", rule, None)
+    return supported(np.ascontiguousarray(X[:, None, None]))
+
+
+def as_fitted(X: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """Flat rows as images of a known shape, where that can be done in one way only."""
+    rule = f"given for a flat X of {shape[0]} channels, whose order it tells"
+    require(shape[0] == 1, "image_shape", rule, None)
+    return supported(np.ascontiguousarray(X.reshape(-1, *shape)))
+
+
+def supported(images: np.ndarray) -> np.ndarray:
+    """The same numbers in a dtype that images may have: booleans and wide integers become floats."""
+    return images if images.dtype.name in DTYPES else images.astype(np.float64)

@@ -1,6 +1,7 @@
 """Features and what belongs to them as one .npz, .csv or .parquet file, written row by row in bounded memory."""
 
 import csv
+import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
@@ -46,7 +47,9 @@ def writer_for(path: Path, flat: bool) -> Write:
 
 def write_npz(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
     """Arrays by name, `features` among them, for `numpy.load`."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as folder:
+    # Named as a temporary file of this process, so that it is cleared like one if the process is killed.
+    stem = path.name.rsplit(".", 2)[0]
+    with tempfile.TemporaryDirectory(f".{os.getpid()}.part", stem, path.parent) as folder:
         spools: dict[str, Spool] = {}
         for part in rows:
             for name, values in {"features": part.features, **part.columns}.items():

@@ -67,5 +67,5 @@ def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
     if config.space.name == "pixels":
         return 0
     pixels, kept = math.prod(shape), config.space.components
-    products = (2 if config.objective.target == "pixels" else 4) + (kept is not None)
-    return products * 2 * pixels * (kept or pixels)
+    gemms = (2 if config.objective.target == "pixels" else 4) + (kept is not None)
+    return gemms * 2 * pixels * (kept or pixels)

@@ -6,41 +6,26 @@ fitted.safetensors standardization and space  samples.safetensors  a few picture
 checkpoints/epoch_0010/  encoder, decoder, optimizer, a space that learns (safetensors); state.json with their checksums
 """
 
-import contextlib
-import errno
-import json
-import os
-import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pmae.config import Config
 from pmae.config_file import from_dict, of_older_versions, to_dict
-from pmae.errors import UserError, require
+from pmae.errors import UserError
+from pmae.files import disk_errors, lock, read_json, write_json
 from pmae.results import Evaluation
 from pmae.results_file import read_evaluations
-
-REASONS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), "it cannot be written"),
-    errno.EFBIG: "a file may not grow this large",
-}
-"""Why a file cannot be written, in words."""
-
-
-LONGEST, LONGEST_PATH = 255, 3900
-"""Bytes of a file's name, and of a folder's path so that its files' paths still fit."""
+from pmae.run_files import read_environment, read_results, read_state, whole_lines
 
 
 class Run:
-    """A run folder that exists."""
+    """A run folder that exists; whatever takes a run takes its path too."""
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: "Path | str | Run") -> None:
+        self.path: Path = path.path if isinstance(path, Run) else Path(path).expanduser()
         if not (self.path / "config.json").is_file():
-            raise UserError(f"run must be a folder that pretraining wrote (with a config.json), got {str(path)!r}")
+            raise UserError(f"run must be a folder that pretraining wrote (with a config.json), got {str(self.path)!r}")
 
     @property
     def config(self) -> Config:
@@ -49,39 +34,39 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, device, commit and data of the run."""
-        return read_object(self.path / "environment.json")
+        """Versions, device, commit and data of the run, as `run_files.Environment` says."""
+        return read_environment(self.path / "environment.json")
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the images that were trained on."""
-        data = self.environment.get("data")
-        shape: Any = data.get("shape") if isinstance(data, dict) else None
-        whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
-        require(whole, "data.shape in environment.json", "three counts: channels, height and width", shape)
-        return shape[0], shape[1], shape[2]
+        channels, height, width = self.environment["data"]["shape"]
+        return channels, height, width
 
     @property
     def results(self) -> dict[str, Any]:
-        """What has been evaluated so far; empty if nothing was."""
-        path = self.path / "results.json"
-        return read_object(path) if path.exists() else {}
-
-    def add_results(self, **sections: Any) -> None:
-        """Merge sections into results.json."""
-        write_json(self.path / "results.json", {**self.results, **sections})
+        """What has been evaluated so far, as `run_files.Results` says; empty if nothing was."""
+        return read_results(self.path / "results.json")
 
     @property
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation in results.json, oldest first."""
         return read_evaluations(self.results, self.path / "results.json")
 
+    def add_results(self, **sections: Any) -> None:
+        """Merge sections into results.json."""
+        self._change_results(lambda known: sections)
+
     def add_evaluation(self, evaluation: Evaluation) -> None:
         """Add one to results.json; what earlier ones recorded stays as it is."""
-        known = self.results.get("evaluations", [])
-        if not isinstance(known, list):
-            raise UserError(f"evaluations must be a list in {str(self.path / 'results.json')!r}")
-        self.add_results(evaluations=[*known, evaluation.to_json()])
+        self._change_results(lambda known: {"evaluations": [*known.get("evaluations", []), evaluation.to_json()]})
+
+    def _change_results(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Read, change and write, one process at a time."""
+        path = self.path / "results.json"
+        with lock(path):
+            known = self.results
+            write_json(path, {**known, **change(known)})
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""
@@ -90,7 +75,8 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """Whole checkpoint folders, oldest first."""
-        found = {state.parent: _step(state) for state in (self.path / "checkpoints").glob("epoch_*/state.json")}
+        folders = (state.parent for state in (self.path / "checkpoints").glob("epoch_*/state.json"))
+        found = {folder: _step(folder) for folder in folders}
         return [path for step, path in sorted((step, path) for path, step in found.items() if step is not None)]
 
     def checkpoint(self, epoch: int | None = None) -> Path:
@@ -105,27 +91,12 @@ class Run:
         return found[-1]
 
 
-def _step(state: Path) -> int | None:
+def _step(checkpoint: Path) -> int | None:
     """The step that a checkpoint was taken at; None if its state is damaged, so that it is passed over."""
     try:
-        step = read_object(state).get("step")
+        return int(read_state(checkpoint)["step"])
     except UserError:
         return None
-    return step if type(step) is int and step >= 0 else None
-
-
-def folder_path(given: Path | str, parameter: str = "out") -> Path:
-    """A path that a person wrote, with `~` expanded; refused where no file system could take it."""
-    require(str(given) != "", parameter, "a path", given)
-    path = Path(given).expanduser()
-    longest = max(len(os.fsencode(part)) for part in path.parts) if path.parts else 0
-    require(longest <= LONGEST, parameter, f"a path of names of at most {LONGEST} bytes", f"one of {longest}")
-    whole = len(os.fsencode(path))
-    require(whole <= LONGEST_PATH, parameter, f"a path of at most {LONGEST_PATH:,} bytes", f"one of {whole:,}")
-    for each in (path, *path.parents):
-        dangling = each.is_symlink() and not each.exists()
-        require(not dangling, parameter, "a path whose links lead somewhere", str(each))
-    return path
 
 
 def require_vacant(path: Path) -> None:
@@ -155,91 +126,6 @@ def discard(run: Run) -> None:
         run.path.rmdir()
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file, or an error that names it."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"file must exist, got {str(path)!r}") from error
-    # Numbers too long and nesting too deep are not JSONDecodeErrors.
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"file must be readable JSON, got {str(path)!r}: {error}") from error
-
-
 def read_config(path: Path) -> Config:
     """The settings in a file, of this version or an older one."""
     return from_dict(of_older_versions(read_json(path)))
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise UserError(f"file must hold a JSON object, got {str(path)!r}")
-    return value
-
-
-def whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a metrics.jsonl, as text and as what they say; a last one without its end is not whole."""
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")[:-1]
-        said = [json.loads(line) for line in lines]
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"file must hold a JSON object a line, got {str(path)!r}: {error}") from error
-    for number, value in enumerate(said, 1):
-        if not isinstance(value, dict) or not isinstance(value.get("step"), int):
-            raise UserError(f"file must hold a JSON object with a step a line, got {str(path)!r}, line {number}")
-    return zip(lines, said, strict=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of one."""
-    write_whole(path, lambda temporary: temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8"))
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write a text file whole or not at all."""
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    return path
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file or folder beside `path`, flush it to the disk and rename it into place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with disk_errors(path):
-        try:
-            write(temporary)
-            for part in [*temporary.rglob("*"), temporary] if temporary.is_dir() else [temporary]:
-                _flush(part)
-            if path.is_dir():
-                shutil.rmtree(path)
-            os.replace(temporary, path)
-            _flush(path.parent)
-        finally:
-            if temporary.is_dir():
-                shutil.rmtree(temporary, ignore_errors=True)
-            temporary.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Say in one sentence that the disk is full or the folder cannot be written."""
-    try:
-        yield
-    except Exception as error:
-        # Rust's errors, such as those of safetensors, carry the number in their text alone.
-        told = re.search(r"os error (\d+)", str(error))
-        number = int(told[1]) if told else getattr(error, "errno", None)
-        if number not in REASONS:
-            raise
-        raise UserError(
-            f"writing {str(path)!r} failed because {REASONS[number]}; what was there before is intact"
-        ) from error

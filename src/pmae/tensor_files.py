@@ -10,7 +10,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from pmae.errors import UserError
-from pmae.runs import write_whole
+from pmae.files import write_whole
 
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:

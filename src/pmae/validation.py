@@ -1,5 +1,6 @@
 """Values checked and coerced by their type hints: settings at construction, files of a run when they are read."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -7,7 +8,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Self
 
 from pmae.errors import UserError, UserTypeError, require, unknown_name
 
@@ -84,19 +85,28 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
+    if origin is NotRequired:
+        return coerced(value, inner[0], name)
     if origin is Annotated:
         value = coerced(value, inner[0], name)
         for rule in inner[1:]:
             require(rule.holds(value), name, rule.words, value)
         return value
     if origin in (types.UnionType, typing.Union):
-        known = [kind for kind in inner if kind is not type(None)]
-        return None if value is None and len(known) < len(inner) else coerced(value, known[0], name)
+        return None if value is None and type(None) in inner else _first_that_fits(value, inner, name)
     if origin is Literal:
         return _choice(value, inner, name)
     if origin in (tuple, list, dict) or typing.is_typeddict(hint):
         return _collection(value, hint, name)
     return _scalar(value, hint, name)
+
+
+def _first_that_fits(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
+        with contextlib.suppress(UserTypeError):
+            return coerced(value, kind, name)
+    return coerced(value, last, name)
 
 
 def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
@@ -135,6 +145,10 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
     if kind is int and abs(plain) >= LARGEST:
         raise UserError(f"{name} must be below 2**63, got a number of {plain.bit_length()} bits")
     require(kind is not float or math.isfinite(plain), name, "a finite number", value)
+    # Half of a surrogate pair is no text: neither a terminal nor a page can show it.
+    require(
+        kind is not str or plain.isascii() or plain == plain.encode("utf-8", "replace").decode(), name, "text", value
+    )
     return plain
 
 

@@ -1,6 +1,7 @@
-"""Photographs are read the way up they were taken, from folders, shards and tables alike."""
+"""Image files as arrays: photographs upright, and TIFF and DICOM on files that tifffile and pydicom write here."""
 
 import io
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from pmae.config import DataConfig
+from pmae.data.images import ImageSet
 from pmae.data.sets import load
+from pmae.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 ORIENTATION = 0x0112
@@ -67,3 +70,121 @@ def test_damaged_exif_data_do_not_make_a_photograph_unreadable(tmp_path: Path) -
     at = content.index(b"Exif") + 6
     (tmp_path / "a.jpg").write_bytes(content[:at] + b"\xff" * 8 + content[at + 8 :])
     assert load(DataConfig(str(tmp_path))).train.shape == (3, 6, 9)
+
+
+tifffile = pytest.importorskip("tifffile")
+pydicom = pytest.importorskip("pydicom")
+
+
+def read(folder: Path, **settings: object) -> ImageSet:
+    return load(DataConfig(source=str(folder), **settings)).train
+
+
+def numbers(*shape: int, dtype: type = np.uint16) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape).astype(dtype)
+
+
+def write_dicom(path: Path, pixels: np.ndarray, syntax: str = "1.2.840.10008.1.2.1", **header: object) -> None:
+    from pydicom.dataset import FileMetaDataset
+    from pydicom.uid import UID, CTImageStorage, generate_uid
+
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, UID(syntax)
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    file = pydicom.FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    bits = 8 * pixels.itemsize
+    colour = pixels.shape[-1] == 3
+    plain = {"Rows": pixels.shape[-3 if colour else -2], "Columns": pixels.shape[-2 if colour else -1]}
+    plain |= {"SamplesPerPixel": 3 if colour else 1, "PhotometricInterpretation": "RGB" if colour else "MONOCHROME2"}
+    plain |= {"BitsAllocated": bits, "BitsStored": bits, "HighBit": bits - 1}
+    plain |= {"PixelRepresentation": int(pixels.dtype.kind == "i"), "PlanarConfiguration": 0 if colour else None}
+    for key, value in {**plain, **header}.items():
+        if value is not None:
+            setattr(file, key, value)
+    file.PixelData = pixels.tobytes()
+    file.save_as(path, enforce_file_format=True)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "options", "channel_axis"),
+    [
+        (numbers(6, 9, 3), {"photometric": "rgb"}, 2),
+        (numbers(6, 9, 5), {"photometric": "minisblack", "planarconfig": "contig"}, 2),
+        (numbers(4, 6, 9), {"photometric": "minisblack", "planarconfig": "separate"}, 0),
+        (numbers(4, 6, 9), {"imagej": True, "metadata": {"axes": "CYX"}}, 0),
+        (numbers(6, 9, 3), {"photometric": "rgb", "byteorder": ">"}, 2),
+        (numbers(6, 9, 3, dtype=np.uint8) / np.float32(7), {"photometric": "rgb"}, 2),
+        (numbers(6, 9, 3), {"photometric": "rgb", "compression": "zlib"}, 2),
+    ],
+    ids=["rgb16", "five", "planar", "imagej", "big-endian", "float", "compressed"],
+)
+def test_a_tiff_keeps_its_channels_and_depth(
+    tmp_path: Path, pixels: np.ndarray, options: dict[str, object], channel_axis: int
+) -> None:
+    for number in range(2):
+        tifffile.imwrite(tmp_path / f"{number}.tif", pixels, **options)
+    found = read(tmp_path).images
+    assert found.dtype == pixels.dtype
+    np.testing.assert_array_equal(found, np.stack([np.moveaxis(pixels, channel_axis, 0)] * 2))
+
+
+def test_a_stack_of_planes_is_no_image(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "stack.tif", numbers(7, 6, 9), imagej=True, metadata={"axes": "ZYX"})
+    with pytest.raises(UserError, match=r"stack\.tif.*7 pages in one file"):
+        read(tmp_path)
+
+
+def test_deep_channels_are_resized_one_by_one(tmp_path: Path) -> None:
+    flat = np.stack([np.full((6, 9), value, np.uint16) for value in (7, 300, 65535, 0)], -1)
+    tifffile.imwrite(tmp_path / "a.tif", flat, photometric="minisblack", planarconfig="contig")
+    found = read(tmp_path, resize=4).images
+    assert found.shape == (1, 4, 4, 4)
+    assert found.max((2, 3)).tolist() == found.min((2, 3)).tolist() == [[7, 300, 65535, 0]]
+    with pytest.raises(UserError, match=r"4 channels, which data\.channels 3 cannot make"):
+        read(tmp_path, channels=3)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
+def test_a_dicom_file_keeps_its_depth(tmp_path: Path, dtype: type) -> None:
+    pixels = numbers(6, 9, dtype=dtype)
+    write_dicom(tmp_path / "a.dcm", pixels)
+    found = read(tmp_path).images
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found[0, 0], pixels)
+    assert read(tmp_path, channels=3).shape == (3, 6, 9)
+
+
+def test_a_colour_dicom_is_three_channels(tmp_path: Path) -> None:
+    pixels = numbers(6, 9, 3, dtype=np.uint8)
+    write_dicom(tmp_path / "a.dcm", pixels)
+    np.testing.assert_array_equal(read(tmp_path).images[0], pixels.transpose(2, 0, 1))
+
+
+def test_units_follow_the_header(tmp_path: Path) -> None:
+    pixels = numbers(6, 9) % 4096
+    write_dicom(tmp_path / "a.dcm", pixels, RescaleSlope="2", RescaleIntercept="-1024")
+    found = read(tmp_path).images
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[0, 0], 2.0 * pixels - 1024)
+
+
+def test_white_to_black_is_turned_round(tmp_path: Path) -> None:
+    pixels = numbers(6, 9) % 4096
+    write_dicom(tmp_path / "a.dcm", pixels, PhotometricInterpretation="MONOCHROME1", BitsStored=12, HighBit=11)
+    np.testing.assert_array_equal(read(tmp_path).images[0, 0], 4095 - pixels)
+
+
+def test_frames_are_not_one_image_and_nonsense_is_named(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "frames.dcm", numbers(2, 6, 9), NumberOfFrames=2)
+    (tmp_path / "nonsense.dcm").write_text("no image at all")
+    with pytest.raises(UserError, match=r"'frames\.dcm' \(ValueError: 2 frames.*'nonsense\.dcm'"):
+        read(tmp_path)
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_dicom(tmp_path / "a.dcm", numbers(6, 9))
+    tifffile.imwrite(tmp_path / "b.tif", numbers(6, 9, 3), photometric="rgb")
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(UserError, match=r"pydicom.*pip install 'pmae\[data\]'.*tifffile.*pip install 'pmae\[data\]'"):
+        read(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.test_scientific import write_dicom
+from tests.data.test_decode import write_dicom
 
 from pmae.config import DataConfig
 from pmae.data import memory
@@ -104,4 +104,9 @@ def test_a_dicom_that_is_deflated_whole_is_counted_before_it_is_kept(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
     monkeypatch.setattr(pydicom, "dcmread", lambda path: pytest.fail("it was unpacked"))
     with pytest.raises(UserError, match=r"a\.dcm.*it may be a decompression bomb"):
+        read(tmp_path)
+    content = bytearray((tmp_path / "a.dcm").read_bytes())
+    content[140:144] = bytes(4)
+    (tmp_path / "a.dcm").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.dcm.*first group is not as long as it says"):
         read(tmp_path)

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from pmae.config import Config, DataConfig, EncoderConfig
+from pmae.files import write_json
 from pmae.models import build_encoder
-from pmae.runs import Run, create_run, write_json
+from pmae.runs import Run, create_run
 
 MakeRun = Callable[..., Run]
 VIT = EncoderConfig(patch_size=4, width=16, depth=1, heads=2)

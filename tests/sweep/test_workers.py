@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from pmae.runs import Run
 from pmae.sweep import workers
 from pmae.sweep.execute import InOrder, run_all
 from pmae.sweep.find import RunIndex, RunSpec
-from pmae.sweep.workers import Here, local_workers
+from pmae.sweep.workers import LocalWorkers, Workers
 from pmae.train.loop import Pretraining
 from pmae.train.step import Plain, build_optimizer
 
@@ -80,7 +81,7 @@ def test_six_runs_leave_no_trainer_and_no_tensor(tmp_path: Path, monkeypatch: py
     cells = [(space, ratio) for space in ("pca", "cosine", "wavelet") for ratio in (0.2, 0.4)]
     specs = [RunSpec(f"{s}-{r}", replace(base, space__name=s, masking__masked_variance=r)) for s, r in cells]
     folder = tmp_path / "runs"
-    assert len(run_all(InOrder(specs), folder, RunIndex([folder]), Here())) == 6
+    assert len(run_all(InOrder(specs), folder, RunIndex([folder]), Workers())) == 6
     assert len(kept) == 24
     assert alive[-1] <= alive[0]
 
@@ -180,11 +181,11 @@ def test_a_worker_that_is_killed_is_named_and_its_run_goes_on(root: Path, tmp_pa
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with local_workers(1) as started, pytest.raises(UserError, match=f"the worker of {path} died"):
+    with closing(LocalWorkers(1)) as started, pytest.raises(UserError, match=f"the worker of {path} died"):
         run_all(InOrder([spec]), tmp_path, RunIndex([tmp_path]), started)
     killer.join()
     reached = int(Run(path).checkpoints()[-1].name.removeprefix("epoch_"))
-    with local_workers(1) as started:
+    with closing(LocalWorkers(1)) as started:
         assert started.submit(path, spec.config, reached + 100).result() is None
     assert Run(path).results["pretrain"]["epoch"] == reached + 100
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from pmae import runs
+from pmae import files
 from pmae.config import Config, DataConfig, replace
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
@@ -24,7 +24,8 @@ from pmae.data.readers.arrays import read_npy
 from pmae.data.sets import load
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.runs import Run, write_text
+from pmae.files import write_text
+from pmae.runs import Run
 from pmae.train.loop import pretrain
 from pmae.train.step import Plain
 
@@ -56,14 +57,14 @@ def same(first: Run, second: Run) -> bool:
 def test_a_disk_that_refuses_any_write_is_one_sentence_and_the_run_resumes(
     config: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: int
 ) -> None:
-    calls, flush = itertools.count(1), runs._flush
+    calls, flush = itertools.count(1), files._flush
 
     def refuse(path: Path) -> None:
         if next(calls) == call:
             raise OSError(number, "injected", str(path))
         flush(path)
 
-    monkeypatch.setattr(runs, "_flush", refuse)
+    monkeypatch.setattr(files, "_flush", refuse)
     with pytest.raises(UserError, match="the disk is full" if number in FULL else "it cannot be written"):
         pretrain(replace(config, train__epochs=1), toy, tmp_path / "run", quiet=True)
     assert not list(tmp_path.rglob(".*"))
@@ -75,7 +76,7 @@ def test_a_disk_that_refuses_any_write_is_one_sentence_and_the_run_resumes(
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from pmae.runs import write_text
+from pmae.files import write_text
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 write_text(Path(sys.argv[1]), "x" * 5000)

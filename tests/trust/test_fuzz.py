@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
-from tests.data.test_scientific import write_dicom
+from tests.data.test_decode import write_dicom
 
 from pmae.config import Config, DataConfig
 from pmae.config_file import from_dict, to_dict
@@ -29,7 +29,8 @@ from pmae.data.readers.arrays import read_npy, read_npz
 from pmae.data.readers.named import BATCHES, bytes_array, read_batch_pickle, read_cifar10
 from pmae.data.sets import load
 from pmae.errors import UserError
-from pmae.runs import Run, read_json
+from pmae.files import read_json
+from pmae.runs import Run
 from pmae.tensor_files import read_tensors
 from pmae.train.checkpoint import damage, load_into, load_standardize
 

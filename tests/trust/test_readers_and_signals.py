@@ -17,7 +17,8 @@ from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
-from pmae.runs import Run, write_json
+from pmae.files import write_json
+from pmae.runs import Run
 from pmae.train.environment import locked
 from pmae.train.loop import Pretraining, pretrain
 

@@ -1,31 +1,30 @@
-"""The command line, one module a command: parse, call, print. A module is imported when its command is asked for."""
+"""The command line: parse, call, print. A command's module is imported when the command is asked for."""
 
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from pmae.errors import Interrupted, UserError, unknown_name
 
 COMMANDS = {
-    "pretrain": "Pretrain an encoder without labels on a named set, a folder or an array file.",
-    "evaluate": "Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining.",
-    "embed": "Write the features of any number of images to a .npz, .csv or .parquet file.",
-    "paper": "Reproduce a table or figure of the paper, beside the published numbers.",
-    "spaces": "Compare masking spaces at the same budget in one table, and draw what each hides.",
-    "sweep": "Pretrain over a grid of settings and find the best by validation.",
-    "report": "Write one self-contained HTML page about one or several runs.",
-    "export": "Write a run's encoder for timm, Hugging Face, ONNX or torch; re-loaded there and compared first.",
-    "explore": "Open a page on this machine to play with masks, walk the spectrum and find neighbours.",
-    "data": "Fetch and verify a named data set; the only command that uses the network.",
-    "doctor": "Examine this machine: versions, devices, compiler, all-reduce, and memory and disk for a data set.",
-    "demo": "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned.",
-    "completions": "Print the script that completes commands, flags and values in bash, zsh or fish.",
+    "pretrain": ("pretrain", "Pretrain an encoder without labels on a named set, a folder or an array file."),
+    "evaluate": ("evaluate", "Score a run's encoder with probes, k-NN and fine-tuning, beside simple baselines."),
+    "report": ("evaluate", "Write one self-contained HTML page about one or several runs."),
+    "embed": ("encoder", "Write the features of any number of images to a .npz, .csv or .parquet file."),
+    "export": ("encoder", "Write a run's encoder for timm, Hugging Face, ONNX or torch; re-loaded and compared first."),
+    "explore": ("encoder", "Open a page on this machine to play with masks, walk the spectrum and find neighbours."),
+    "sweep": ("research", "Pretrain over a grid of settings and find the best by validation."),
+    "spaces": ("research", "Compare masking spaces at the same budget in one table, and draw what each hides."),
+    "paper": ("research", "Reproduce a table or figure of the paper, beside the published numbers."),
+    "data": ("machine", "Fetch and verify a named data set; the only command that uses the network."),
+    "doctor": ("machine", "Examine this machine: versions, devices, compiler, all-reduce, memory and disk."),
+    "demo": ("machine", "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned."),
+    "completions": ("machine", "Print the script that completes commands and flags in bash, zsh or fish."),
 }
-"""What `pmae --help` says; command `x` is `run` in module `pmae.cli.x`."""
-
-
+"""Where a command is, and what `pmae --help` says of it; command `x` is the dataclass `X` there, and its `run`."""
 LASTING = ("pretrain", "evaluate", "embed", "paper", "spaces", "sweep", "export", "demo")
 """Commands whose work is in files: who reads what they print may go away."""
 WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -59,11 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     """The exit code of a command."""
     try:
-        if given[0] not in COMMANDS:
-            raise unknown_name("command", given[0], COMMANDS)
         with warnings.catch_warnings():
             warnings.showwarning = _warn  # type: ignore[assignment]
-            import_module(f"pmae.cli.{given[0]}").run(given[1:])
+            parsed(given[0], given[1:]).run()
     except UserError as error:
         print(f"pmae: error: {error}", file=sys.stderr)
         return 2
@@ -76,6 +73,22 @@ def _run(given: list[str]) -> int:
         print(f"pmae: {stop}", file=sys.stderr)
         return stop.code
     return 0
+
+
+def kind_of(command: str) -> Any:
+    """The dataclass of a command."""
+    module, _ = COMMANDS[command]
+    return getattr(import_module(f"pmae.cli.{module}"), command.capitalize())
+
+
+def parsed(name: str, arguments: Sequence[str]) -> Any:
+    """A command with its options, ready to `run`."""
+    from pmae.cli.parse import parse
+
+    if name not in COMMANDS:
+        raise unknown_name("command", name, COMMANDS)
+    kind = kind_of(name)
+    return kind.parse(arguments) if hasattr(kind, "parse") else parse(kind, arguments, name)
 
 
 def _reopen_closed_streams() -> None:
@@ -96,6 +109,6 @@ def _warn(message: Warning | str, category: type[Warning], *where: object) -> No
 
 
 def _overview() -> str:
-    lines = [f"  {name:<11} {sentence}" for name, sentence in COMMANDS.items()]
+    lines = [f"  {name:<11} {sentence}" for name, (_, sentence) in COMMANDS.items()]
     title = "pmae: learn image representations without labels by masking components instead of pixels"
     return "\n".join([title, "", "commands:", *lines, "", "pmae COMMAND --help tells the rest; pmae --version"])

@@ -1,72 +1,95 @@
-"""Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining."""
+"""`pmae evaluate` and `pmae report`: what a run's encoder is worth, and a page that shows it."""
 
-import argparse
-from typing import TYPE_CHECKING
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
-if TYPE_CHECKING:
-    from pmae.config import DataConfig
+import tyro
 
-EXAMPLES = """examples:
-  pmae evaluate runs/a
-  pmae evaluate runs/a --data labelled/ --labels folders --protocols linear knn
-  pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
-"""
+from pmae.cli.parse import Out, RunFolder, Switch, Text
+from pmae.config import DataConfig
+from pmae.errors import require
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, call, print."""
-    options = parser().parse_args(arguments)
-    from pmae import api
-    from pmae.data.sets import load
-    from pmae.evaluate.protocols import only, preset
-    from pmae.evaluate.run import score_table
-    from pmae.train.distributed import is_main
+@dataclass(frozen=True)
+class Evaluate:
+    """Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining.
 
-    protocols = only(preset(options.preset), options.protocols)
-    splits = load(_labelled(options)) if options.data or options.root or options.labels else None
-    runs = [options.run]
-    if options.twin:
-        runs.append(api.pretrain_twin(options.run, splits).path)
-    for path in runs:
-        run = api.evaluate(
-            path,
-            protocols,
-            splits,
-            options.epochs or [None],
-            not options.no_baselines,
-            options.seeds,
-            options.device,
-            say=print,
-        )
-        if is_main():
-            print(f"{run.path}\n{score_table(run)}")
+    examples:
+      pmae evaluate runs/a
+      pmae evaluate runs/a --data labelled/ --labels folders --protocols linear knn
+      pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
+    """
 
-
-def parser() -> argparse.ArgumentParser:
-    """What the command takes."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "pmae evaluate", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
+    path: RunFolder
+    """Run folder."""
+    preset: Literal["paper", "released", "plain", "strong"] = "strong"
+    """The settings of all protocols."""
+    protocols: list[Literal["linear", "mlp", "knn", "finetune"]] = field(
+        default_factory=lambda: ["linear", "mlp", "knn"]
     )
-    parser.add_argument("run", help="run folder")
-    parser.add_argument("--preset", default="strong", help="paper, released, plain or strong (the default)")
-    parser.add_argument("--protocols", nargs="+", default=["linear", "mlp", "knn"], help="linear mlp knn finetune")
-    parser.add_argument("--epochs", nargs="+", type=int, default=[], help="checkpoints to score; the last if not given")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of the heads")
-    parser.add_argument("--no-baselines", action="store_true", help="score the run alone")
-    parser.add_argument("--with", dest="twin", choices=["mae"], help="pretrain the MAE twin too, and score it")
-    parser.add_argument("--data", help="another labelled set: a name or a path")
-    parser.add_argument("--root", help="folder of named sets, if not the run's")
-    parser.add_argument("--labels", choices=["none", "folders"], help="whether subfolders of --data are classes")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    return parser
+    """What to score with."""
+    epochs: list[int] = field(default_factory=list)
+    """Checkpoints to score; the last if not given."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """Seeds of the heads."""
+    no_baselines: Switch = False
+    """Score the run alone."""
+    twin: Annotated[Literal["mae"] | None, tyro.conf.arg(name="with")] = None
+    """Pretrain the MAE twin too, and score it."""
+    data: Text = None
+    """Another labelled set: a name or a path."""
+    root: Text = None
+    """Folder of named sets, if not the run's."""
+    labels: Literal["none", "folders"] | None = None
+    """Whether subfolders of --data are classes."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def run(self) -> None:
+        """Score, and print the table."""
+        from pmae import api
+        from pmae.data.sets import load
+        from pmae.evaluate.protocols import only, preset
+        from pmae.evaluate.run import score_table
+        from pmae.train.distributed import is_main
+
+        protocols = only(preset(self.preset), self.protocols)
+        splits = load(self._labelled()) if self.data or self.root or self.labels else None
+        runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
+        for path in runs:
+            epochs: list[int | None] = [*self.epochs] or [None]
+            run = api.evaluate(path, protocols, splits, epochs, not self.no_baselines, self.seeds, self.device, print)
+            if is_main():
+                print(f"{run.path}\n{score_table(run)}")
+
+    def _labelled(self) -> DataConfig:
+        """The run's own data settings, with what the command line says otherwise."""
+        from pmae.runs import Run
+
+        given: dict[str, Any] = {"source": self.data, "root": self.root, "labels": self.labels}
+        return replace(Run(self.path).config.data, **{k: v for k, v in given.items() if v is not None})
 
 
-def _labelled(options: argparse.Namespace) -> "DataConfig":
-    """The run's own data settings, with what the command line says otherwise."""
-    import dataclasses
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about one or several runs.
 
-    from pmae.runs import Run
+    examples:
+      pmae report runs/a
+      pmae report runs/a runs/b -o both.html
+    """
 
-    given = {"source": options.data, "root": options.root, "labels": options.labels}
-    return dataclasses.replace(Run(options.run).config.data, **{k: v for k, v in given.items() if v is not None})
+    runs: Annotated[tyro.conf.Positional[list[str]], tyro.conf.arg(metavar="RUN...")]
+    """Run folders; a page about several compares them."""
+    out: Out = "report.html"
+    """The page to write; its tables and figures go beside it."""
+
+    def run(self) -> None:
+        """Write, and say where."""
+        require(bool(self.runs), "runs", "one run folder or more", self.runs)
+        from pmae.report.page import write_report
+
+        for sentence in write_report(self.runs, self.out):
+            print(f"left out: {sentence}", file=sys.stderr)
+        print(f"report: {self.out}")

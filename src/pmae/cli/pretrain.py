@@ -1,177 +1,154 @@
-"""Pretrain an encoder without labels on a named set, a folder or an array file."""
+"""`pmae pretrain`: a recipe, a file or a run to resume, changed by options that are the settings themselves."""
 
-import argparse
-import difflib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated
 
+import tyro
+
+from pmae.cli.parse import Count, Number, Switch, Text, parse
+from pmae.config import Config, replace
 from pmae.errors import UserError
-
-if TYPE_CHECKING:
-    from pmae.config import Config
+from pmae.validation import check_not_renamed
 
 SHORT = {
-    "--data": "--data.source",
-    "--root": "--data.root",
-    "--epochs": "--train.epochs",
-    "--batch-size": "--train.batch-size",
-    "--seed": "--train.seed",
-    "--device": "--train.device",
-    "--space": "--space.name",
-    "--masked-variance": "--masking.masked-variance",
-    "--masked-patches": "--masking.masked-patches",
-    "--encoder": "--encoder.name",
-    "--patch-size": "--encoder.patch-size",
-    "--decoder": "--decoder.name",
-    "--probe-data": "--probe.data",
+    "data": "data.source",
+    "root": "data.root",
+    "epochs": "train.epochs",
+    "batch_size": "train.batch_size",
+    "seed": "train.seed",
+    "device": "train.device",
+    "space": "space.name",
+    "masked_variance": "masking.masked_variance",
+    "masked_patches": "masking.masked_patches",
+    "encoder": "encoder.name",
+    "patch_size": "encoder.patch_size",
+    "decoder": "decoder.name",
+    "probe_data": "probe.data",
 }
+"""The settings that have a short option."""
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, call, print."""
-    from pmae import api
-    from pmae.train.distributed import is_main
+@dataclass(frozen=True)
+class Common:
+    """Pretrain an encoder without labels on a named set, a folder or an array file.
 
-    config, first = _configure(arguments)
-    default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
-    run = api.pretrain(config, out=default if first.out is None else first.out, resume=first.resume)
-    if not is_main():
-        return
-    scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
-    print("\n".join(f"  {name:<18} {value:.4f}" for name, value in scores.items()))
-    print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
+    Whatever is not given follows from the data, and is printed with its reason. Every other setting is an option too,
+    by its dotted name: pmae pretrain --help-all lists them.
+
+    examples:
+      pmae pretrain --data photos --out runs/a --epochs 20
+      pmae pretrain --data scans/ --data.resize 64 --out runs/b
+      pmae pretrain --recipe paper --data cifar10 --out runs/c
+      pmae pretrain --config runs/c/config.json --out runs/d
+      pmae pretrain --out runs/c --resume
+    """
+
+    out: Text = None
+    """Run folder to write; runs/DATA-SPACE if not given."""
+    resume: Switch = False
+    """Continue the run in --out from its last checkpoint."""
+    recipe: Text = None
+    """Start from a named recipe: ours (the default), paper, released, mae, mae_released, kmae, masking, ..."""
+    config: Text = None
+    """Start from a config.json; with a run's own file this repeats the run."""
+    data: Text = None
+    """A named set, or the path of a folder, .npy or .npz file, or shards; the embedded photos if not given."""
+    root: Text = None
+    """Folder that holds the files of named sets; data if not given."""
+    epochs: Count = None
+    """Passes over the images."""
+    batch_size: Count = None
+    """Images in a step."""
+    seed: Count = None
+    """Of everything random."""
+    device: Text = None
+    """auto, cpu, cuda or cuda:N."""
+    space: Text = None
+    """Masking space: pca, patch_pca, kernel_pca, cosine, wavelet, pixels (MAE), ..."""
+    masked_variance: Number = None
+    """Share of the variance to hide, in a space of components."""
+    masked_patches: Number = None
+    """Share of the patches to hide, in pixel space."""
+    encoder: Text = None
+    """vit_tiny or any timm image model."""
+    patch_size: Count = None
+    """Side of a patch in pixels."""
+    decoder: Text = None
+    """released, text or small."""
+    probe_data: Text = None
+    """A labelled set with which the encoder is probed while it trains."""
 
 
-class OneLine(argparse.ArgumentParser):
-    """Mistakes are errors like all others, told in one line without the usage, which is pages long here."""
+@dataclass(frozen=True)
+class Pretrain(Common):
+    """Pretrain an encoder without labels; every setting of a run, by its dotted name."""
 
-    def error(self, message: str) -> NoReturn:
-        """Raise what the command line prints."""
-        raise UserError(message.removeprefix("argument "))
+    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> "Pretrain":
+        """The command with the settings that a recipe, a file or a run gives where no option says otherwise."""
+        if {"-h", "--help"} & set(arguments):
+            parse(Common, ["--help"], "pretrain")
+        if "--help-all" in arguments:
+            parse(cls, ["--help"], "pretrain")
+        for argument in arguments:
+            check_not_renamed(argument.removeprefix("--").partition("=")[0].replace("-", "_"))
+        return parse(cls, arguments, "pretrain", cls(settings=_base(_start(arguments))))
+
+    def configured(self) -> Config:
+        """The settings, the short options among them."""
+        given = {name: getattr(self, name) for name in SHORT if getattr(self, name) is not None}
+        return replace(self.settings, **{SHORT[name].replace(".", "__"): value for name, value in given.items()})
+
+    def run(self) -> None:
+        """Train, and print what came of it."""
+        config = self.configured()
+        from pmae import api
+        from pmae.files import folder_path
+        from pmae.train.distributed import is_main
+
+        default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
+        run = api.pretrain(config, out=default if self.out is None else folder_path(self.out), resume=self.resume)
+        if not is_main():
+            return
+        scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
+        print("\n".join(f"  {name:<18} {value:.4f}" for name, value in scores.items()))
+        print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
 
 
-def _configure(arguments: list[str]) -> tuple["Config", argparse.Namespace]:
-    """The settings a command line describes: a recipe, a file or a run to resume, changed by the other flags."""
-    from pmae.config_file import with_settings
+@dataclass(frozen=True)
+class Start:
+    """The options that choose where the settings start from."""
 
-    taken = _with_settings(parser())
-    first, rest = taken.parse_known_args(arguments_long(arguments))
-    base = _base(first)
-    if first.help:
-        _print_help(base)
-    if rest:
-        raise _unknown(rest[0], [*SHORT, *taken._option_string_actions])
-    given = {name: text for name, text in vars(first).items() if "." in name and text is not None}
-    return with_settings(base, given), first
+    out: Text = None
+    resume: Switch = False
+    recipe: Text = None
+    config: Text = None
 
 
-def _unknown(argument: str, flags: list[str]) -> UserError:
-    """There are a hundred flags: only the nearest are named."""
-    from pmae.validation import check_not_renamed
-
-    if not argument.startswith("-"):
-        return UserError(f"arguments must be options and their values, got {argument!r}")
-    check_not_renamed(argument.partition("=")[0].removeprefix("--").replace("-", "_"))
-    near = difflib.get_close_matches(argument, flags, n=3, cutoff=0.6)
-    hint = f"; did you mean {' or '.join(near)}?" if near else "; see pmae pretrain --help"
-    return UserError(f"options must be among those of pmae pretrain, got {argument!r}{hint}")
+def _start(arguments: Sequence[str]) -> Start:
+    """These options alone; what is wrong with them, the whole command line says better."""
+    try:
+        start, _ = tyro.cli(Start, args=list(arguments), return_unknown_args=True, console_outputs=False)
+    except SystemExit:
+        return Start()
+    return start
 
 
-def _base(first: argparse.Namespace) -> "Config":
-    """Where the settings start from."""
+def _base(start: Start) -> Config:
+    from pmae.files import folder_path
     from pmae.paper.recipes import recipe
-    from pmae.runs import Run, folder_path, read_config
+    from pmae.runs import Run, read_config
 
-    if sum((first.recipe is not None, first.config is not None, first.resume)) > 1:
+    if sum((start.recipe is not None, start.config is not None, start.resume)) > 1:
         raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
-    if first.out is not None:
-        first.out = folder_path(first.out)
-    if first.resume:
-        if first.out is None:
+    if start.resume:
+        if start.out is None:
             raise UserError("--resume must come with --out, the run folder to continue")
-        return Run(first.out).config
-    if first.config is not None:
-        return read_config(folder_path(first.config, "config"))
-    return recipe("ours" if first.recipe is None else first.recipe)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The flags that choose where the settings start from."""
-    parser = OneLine(add_help=False, allow_abbrev=False)
-    for flag in ("--out", "--recipe", "--config"):
-        parser.add_argument(flag)
-    parser.add_argument("--resume", action="store_true")
-    return parser
-
-
-def _with_settings(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """And those of the settings, from their types: values stay text, for the settings themselves say what is wrong."""
-    from typing import get_args, get_origin, get_type_hints
-
-    from pmae.config import Config
-
-    parser.add_argument("-h", "--help", action="store_true")
-    for section, kind in get_type_hints(Config).items():
-        for name, hint in get_type_hints(kind).items():
-            key, flag = f"{section}.{name}", f"--{section}.{name.replace('_', '-')}"
-            if hint is bool:
-                parser.add_argument(flag, dest=key, action="store_const", const="true")
-                off = f"--{section}.no-{name.replace('_', '-')}"
-                parser.add_argument(off, dest=key, action="store_const", const="false")
-            elif get_origin(hint) is tuple:
-                parser.add_argument(flag, dest=key, nargs=len(get_args(hint)), action=AsList)
-            else:
-                parser.add_argument(flag, dest=key)
-    return parser
-
-
-class AsList(argparse.Action):
-    """Several values as the text of one list."""
-
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: object = None) -> None:
-        """Keep them."""
-        setattr(namespace, self.dest, f"[{', '.join(values)}]")
-
-
-def arguments_long(arguments: list[str]) -> list[str]:
-    """Flags by their dotted names with hyphens: `--epochs 3` is `--train.epochs 3`."""
-    split = [argument.partition("=") for argument in arguments]
-    hyphens = [(flag.replace("_", "-") if flag.startswith("--") else flag, *value) for flag, *value in split]
-    return [SHORT.get(flag, flag) + equals + value for flag, equals, value in hyphens]
-
-
-def _print_help(base: "Config") -> NoReturn:
-    """Every setting with its type, default and sentence, as tyro lays them out; then leave."""
-    import tyro
-
-    from pmae.config import Config
-
-    @dataclass
-    class Pretrain:
-        out: str | None = None
-        """Run folder to write; runs/DATA-SPACE if not given."""
-        recipe: str | None = None
-        """Start from a named recipe: paper, released, mae, mae_released, kmae, masking, mae_masking, ours
-        or mae_ours."""
-        config: str | None = None
-        """Start from a config.json; with a run's own file this repeats the run."""
-        resume: tyro.conf.FlagCreatePairsOff[bool] = False
-        """Continue the run in --out from its last checkpoint."""
-        settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=lambda: base)
-
-    tyro.cli(Pretrain, args=["--help"], prog="pmae pretrain", description=_pretrain_help())
-    raise SystemExit(0)
-
-
-def _pretrain_help() -> str:
-    short = ", ".join(f"{a} ({b[2:]})" for a, b in SHORT.items())
-    return (
-        "Pretrain an encoder without labels.\n\n"
-        "  pmae pretrain --data photos --out runs/a --epochs 20\n"
-        "  pmae pretrain --data scans/ --data.resize 64 --out runs/b\n"
-        "  pmae pretrain --recipe paper --data cifar10 --out runs/c\n"
-        "  pmae pretrain --config runs/c/config.json --out runs/d\n"
-        "  pmae pretrain --out runs/c --resume\n\n"
-        f"Short flags: {short}."
-    )
+        return Run(folder_path(start.out)).config
+    if start.config is not None:
+        return read_config(folder_path(start.config, "config"))
+    return recipe("ours" if start.recipe is None else start.recipe)

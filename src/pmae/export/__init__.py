@@ -14,7 +14,8 @@ from pmae.errors import UserError, unknown_name
 from pmae.export import to_graph, to_huggingface, to_timm
 from pmae.export.card import write_card
 from pmae.export.source import Source, load_source
-from pmae.runs import Run, write_json, write_whole
+from pmae.files import write_json, write_whole
+from pmae.runs import Run
 
 TOLERANCE = 1e-4
 """Largest difference, as a share of the largest feature, that rounding in another library's kernels may make."""
@@ -37,7 +38,7 @@ FORMATS = {
 }
 
 
-def export(run: Path | str, kind: str, out: Path | str, epoch: int | None = None) -> float:
+def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None = None) -> float:
     """Write the folder `out`, new or empty, whole or not at all; returns the largest difference that was found."""
     if kind not in FORMATS:
         raise unknown_name("format", kind, FORMATS)

@@ -16,7 +16,8 @@ from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError, missing_extra
 from pmae.models import Encoder
-from pmae.runs import Run, read_object
+from pmae.run_files import read_state
+from pmae.runs import Run
 from pmae.tensor_files import read_tensors
 from pmae.train.checkpoint import load_encoder
 
@@ -95,7 +96,7 @@ class Source:
 def load_source(run: Run, epoch: int | None) -> Source:
     """The encoder of a run at its last checkpoint or that of an epoch."""
     config, encoder, standardize = load_encoder(run, epoch)
-    state = read_object(run.checkpoint(epoch) / "state.json")
+    state = read_state(run.checkpoint(epoch))
     return Source(run, state["epoch"], config, encoder, standardize, np.dtype(run.environment["data"]["dtype"]))
 
 

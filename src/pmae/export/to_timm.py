@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pmae.data.images import as_tensor
 from pmae.export.source import Source, write_weights
+from pmae.files import write_json
 from pmae.models.encoder import pool, split_tokens, timm_recipe
-from pmae.runs import write_json
 
 USAGE = """
 import timm

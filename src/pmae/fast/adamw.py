@@ -5,16 +5,13 @@ with the master weights. Where everything lies is a table on the device, so that
 also inside a CUDA graph: its gradients' addresses are known once it is captured, and filled in then.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# (the functions under triton.jit are Triton's language, not Python's: their arguments have no Python types)
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor, nn
 
 BLOCK, WARPS = 1024, 8

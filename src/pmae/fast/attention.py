@@ -65,7 +65,9 @@ def _faster(attn: Any, x: Tensor) -> Any:
     """A function from qkv (B, N, 3 * H * D), H and the scale to attention, where one is faster than timm's forward."""
     if not is_plain(attn):
         return None
-    if available(x.device, x.shape[1], attn.head_dim):
+    rounds = x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type)
+    # In float32 the compiler takes over a minute for heads that are wider.
+    if available(x.device, x.shape[1], attn.head_dim) and (rounds or attn.head_dim <= 32):
         return short_attention
     # torch's fused attention has no fast bfloat16 on a CPU: it takes 2.4 times as long as its GEMMs.
     return _by_gemms if x.device.type == "cpu" and torch.is_autocast_enabled("cpu") else None

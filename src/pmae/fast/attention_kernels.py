@@ -7,15 +7,12 @@ keys lie in two tiles, the largest power of two below their number and what is l
 powers of two: 65 tokens are 64 and 16, not 128. Backward, where it pays, so do the queries.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# (the functions under triton.jit are Triton's language, not Python's: their arguments have no Python types)
-
 from math import gcd
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 

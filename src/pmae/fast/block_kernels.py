@@ -5,12 +5,9 @@ as partial sums, one a program, and are added up later for all layers at once. S
 numbers.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# (the functions under triton.jit are Triton's language, not Python's: their arguments have no Python types)
-
 import torch
-import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 ROWS = 4

@@ -3,8 +3,10 @@
 Importing this needs no Triton; a captured step does.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -41,19 +43,15 @@ class Replay:
 
     def __call__(self, *inputs: Tensor) -> None:
         """Take one step with these inputs, always of the same shapes."""
-        self._fill(inputs)
+        self._buffers = self._buffers or tuple(torch.empty_like(tensor) for tensor in inputs)
+        for buffer, tensor in zip(self._buffers, inputs, strict=True):
+            buffer.copy_(tensor)
         if self._graph:
             self._graph.replay()
         elif self._warm < WARM_STEPS:
             self._run_once()
         else:
             self._capture().replay()
-
-    def _fill(self, inputs: tuple[Tensor, ...]) -> None:
-        if not self._buffers:
-            self._buffers = tuple(torch.empty_like(tensor) for tensor in inputs)
-        for buffer, tensor in zip(self._buffers, inputs, strict=True):
-            buffer.copy_(tensor)
 
     def _run_once(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -72,7 +70,9 @@ class Replay:
 
 
 def compiled(measure: Callable[P, R]) -> Callable[P, R]:
-    """A step's measure, compiled for the shapes that come."""
+    """A step's measure, compiled for the shapes that come; what was compiled is kept for later runs and processes."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "pmae" / "compiled"))
     torch._dynamo.config.recompile_limit = VERSIONS
     return torch.compile(measure, dynamic=False)
 

@@ -4,14 +4,11 @@ Hiding the shortest prefix in the noise's order whose share is closest to the ra
 threshold. A row's threshold is found by bisection with the whole row in registers: 24 sums instead of a sort.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# (the functions under triton.jit are Triton's language, not Python's: their arguments have no Python types)
-
 from typing import Literal
 
 import torch
-import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
@@ -49,7 +46,11 @@ def hide_components(
     fits = noise_BK.is_cuda and noise_BK.dtype == torch.float32 and noise_BK.shape[1] <= WIDEST
     if fits and isinstance(ratio, Tensor) and ratio.ndim == 0 and prefix == "closest":
         return hide_closest(noise_BK, share_K.detach(), ratio)
-    return masking.hide_components(noise_BK, share_K, ratio, prefix)
+    return _by_sorting(noise_BK, share_K, ratio, prefix)
+
+
+# The compiler has no scan over a hundred thousand components, as patch_pca has of 224x224 pixels.
+_by_sorting = torch.compiler.disable(masking.hide_components)
 
 
 @triton_op("pmae::hide_components", mutates_args=())

@@ -15,8 +15,9 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from pmae.errors import UserError, require
+from pmae.files import read_object
 from pmae.models.encoder import Encoder, build_encoder
-from pmae.runs import Run, read_object
+from pmae.runs import Run
 from pmae.tensor_files import read_tensors
 
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"

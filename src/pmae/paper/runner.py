@@ -229,7 +229,8 @@ def status(chosen: RunChoices, scoring: Scoring) -> Table:
     found, long = (sum(any(e >= least for e in epochs) for epochs in lengths.values()) for least in (0, EPOCHS))
     note = (
         f"{found} of {len(lengths)} found, {long} at {EPOCHS} epochs. Runs at epochs: of recipe {chosen.recipe}, any "
-        f"seed, scored under the preset {' or '.join(scoring.presets)}."
+        f"seed, scored under the preset {' or '.join(scoring.presets)}; an oracle's row counts every ratio "
+        "of its search, and has found the best only when all are there."
     )
     return Table(
         "status", f"{item.heading}: what was run", ["protocol", "method", *map(data_title, datasets)], rows, note

@@ -8,13 +8,14 @@ from pathlib import Path
 from markupsafe import Markup
 
 from pmae.errors import UserError, require, unknown_name
+from pmae.files import disk_errors, write_text
 from pmae.report import charts, samples, summary, tables
 from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
 from pmae.report.lineup import has_epochs, splits_of
 from pmae.report.style import Drawing, as_inline_svg, save_drawing
 from pmae.report.tables import Table, to_csv, to_html, to_markdown
 from pmae.results import Duplicates
-from pmae.runs import Run, disk_errors, write_text
+from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from pmae.runs import write_whole
+from pmae.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

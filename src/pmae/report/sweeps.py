@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pmae.files import disk_errors, write_text
 from pmae.report.style import PALETTE, Drawing, color, panels, save_drawing, short, styled
 from pmae.report.tables import Cell, Table, to_csv, to_markdown
-from pmae.runs import Run, disk_errors, write_text
+from pmae.runs import Run
 
 MARKERS = "os^DvPX*"
 HOW = (

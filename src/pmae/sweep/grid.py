@@ -11,7 +11,7 @@ from pmae.errors import UserError, require, unknown_name
 from pmae.report.sweeps import Page, sweep_page, trial_of
 from pmae.sweep.execute import Asha, InOrder, run_all
 from pmae.sweep.find import RunIndex, RunSpec
-from pmae.sweep.workers import Here, Workers
+from pmae.sweep.workers import Workers
 
 RATIO = "ratio"
 """A short name for the masked share, whichever of the two the masking space takes."""
@@ -64,7 +64,7 @@ def sweep(
     planned = grid_specs(base, grid, seeds)
     scheduler = SEARCHES[search]([spec for _, specs in planned for spec in specs])
     # Entered when all settings are checked: a cluster takes a while to meet.
-    with workers or nullcontext(Here()) as entered:
+    with workers or nullcontext(Workers()) as entered:
         runs = run_all(scheduler, out / "runs", RunIndex([out / "runs", *folders]), entered)
     return sweep_page([trial_of(chosen, [runs[spec.config] for spec in specs]) for chosen, specs in planned])
 

@@ -14,7 +14,7 @@ from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run
 from pmae.sweep.execute import InOrder, run_all
 from pmae.sweep.find import RunIndex, RunSpec
-from pmae.sweep.workers import Here, Workers, splits
+from pmae.sweep.workers import Workers, splits
 
 SHOWN = ("cls", "mean")
 """Poolings whose accuracies a table may show."""
@@ -164,7 +164,7 @@ def get_runs(scoring: Scoring, any_length: bool = False, workers: Workers | None
             return [index.first(spec.config, any_length=any_length) for spec in specs]
         accept, evaluate = (needed.can_be_met, needed.evaluate) if needed else (lambda run: True, lambda run: None)
         scheduler = InOrder(specs) if workers else InOrder(specs, evaluate)
-        runs = run_all(scheduler, scoring.out / "runs", index, workers or Here(), accept, any_length)
+        runs = run_all(scheduler, scoring.out / "runs", index, workers or Workers(), accept, any_length)
         for run in runs.values() if workers else ():
             evaluate(run)
         return [runs[spec.config] for spec in specs]

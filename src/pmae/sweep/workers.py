@@ -14,7 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -38,19 +38,6 @@ QUIET = {
 """What Ray reads from the environment when it is imported: no telemetry, no endless attempts."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes Ray listen on 127.0.0.1 alone, as it does by itself on macOS: it takes code from whoever reaches its ports."""
-
-
-class Workers(Protocol):
-    """Those who train runs: here, beside this process, or elsewhere."""
-
-    lost: tuple[type[Exception], ...]
-    """What a future raises if its worker died."""
-
-    def room(self) -> int:
-        """How many runs may be trained at a time."""
-
-    def submit(self, path: Path, config: Config, until: int | None) -> "Future[int | None]":
-        """Train the run of a folder; the result is the signal that stopped it, if one did."""
 
 
 def train(path: Path, config: Config, until: int | None = None) -> int | None:
@@ -85,28 +72,30 @@ def has_run(path: Path) -> bool:
     return (path / "config.json").exists()
 
 
-class Here:
-    """This process, one run after another."""
+class Workers:
+    """Where runs are trained: in this process, one after another; those below train several at a time elsewhere."""
 
     lost: tuple[type[Exception], ...] = ()
+    """What a future raises if its worker died."""
 
     def room(self) -> int:
-        """One."""
+        """How many runs may be trained at a time."""
         return 1
 
     def submit(self, path: Path, config: Config, until: int | None) -> "Future[int | None]":
-        """Train at once."""
+        """Train the run of a folder; the result is the signal that stopped it, if one did."""
         future: Future[int | None] = Future()
         future.set_result(train(path, config, until))
         return future
 
 
-class LocalWorkers:
+class LocalWorkers(Workers):
     """Processes of this machine; each stays, so that a compiled step serves the next run of the same shapes."""
 
-    lost: tuple[type[Exception], ...] = (BrokenProcessPool,)
+    lost = (BrokenProcessPool,)
 
     def __init__(self, count: int) -> None:
+        require(count >= 1, "--at-once", "at least 1", count)
         threads = max(1, (os.cpu_count() or 1) // count)
         # Spawned, since a forked child would share this process's CUDA, which no child may use; and a pool for each,
         # since a process that dies breaks its pool.
@@ -125,7 +114,7 @@ class LocalWorkers:
         self._given[pool] = pool.submit(train, path, config, until)
         return self._given[pool]
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Let runs that are left save themselves, and processes end."""
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -137,23 +126,12 @@ class LocalWorkers:
             process.kill()
 
 
-@contextlib.contextmanager
-def local_workers(count: int) -> Iterator[LocalWorkers]:
-    """So many worker processes."""
-    require(count >= 1, "--at-once", "at least 1", count)
-    workers = LocalWorkers(count)
-    try:
-        yield workers
-    finally:
-        workers.stop()
-
-
 def _prepare(threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one says what follows
     torch.set_num_threads(threads)
 
 
-class RayWorkers:
+class RayWorkers(Workers):
     """Tasks on Ray, which places them, several on a GPU if told so, and begins them again when their worker dies."""
 
     def __init__(self, ray: Any, gpus: float | None, cpus: float) -> None:
@@ -162,7 +140,7 @@ class RayWorkers:
         self._gpus, self._cpus = float(has_gpus) if gpus is None else gpus, cpus
         self._tasks: list[Any] = []
         kinds = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "LocalRayletDiedError", "ObjectLostError")
-        self.lost: tuple[type[Exception], ...] = tuple(getattr(ray.exceptions, kind) for kind in kinds)
+        self.lost = tuple(getattr(ray.exceptions, kind) for kind in kinds)
         options = {"num_gpus": self._gpus, "num_cpus": cpus, "max_retries": RETRIES, "retry_exceptions": [Interrupted]}
         self._train = ray.remote(**options)(_train_in)
         self.room()
@@ -188,7 +166,7 @@ class RayWorkers:
         future: Future[int | None] = self._tasks[-1].future()
         return future
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Let the runs that are left save themselves and end."""
         for task in self._tasks:
             self._ray.cancel(task)
@@ -211,7 +189,7 @@ def ray_workers(address: str, gpus: float | None = None, cpus: float = 1) -> Ite
         ray = _connected(address, temporary)
         held.callback(ray.shutdown)
         workers = RayWorkers(ray, gpus, cpus)
-        held.callback(workers.stop)
+        held.callback(workers.close)
         yield workers
 
 

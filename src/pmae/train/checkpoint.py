@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.errors import UserError, require
+from pmae.files import read_object, write_json, write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
-from pmae.runs import Run, create_run, read_object, write_json, write_whole
+from pmae.run_files import read_state
+from pmae.runs import Run, create_run
 from pmae.spaces import Space, build_space
 from pmae.tensor_files import read_tensors, write_tensors
 from pmae.train.step import build_optimizer
@@ -70,7 +72,7 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
             if model.space.learns:
                 _load_learned(model.space, path / "space.safetensors")
             _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
-            return int(read_object(path / "state.json")["step"])
+            return int(read_state(path)["step"])
         warnings.warn(f"checkpoint {path.name} is damaged and the one before it is used: {found}", stacklevel=2)
     return 0
 
@@ -82,11 +84,17 @@ def _newest_first(run: Run) -> list[Path]:
     return [*unknown, *reversed(known)]
 
 
-def load_encoder(run: Run, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
+def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
     """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need."""
+    run = Run(run)
     config, standardize = run.config, load_standardize(run)
+    path = require_whole(run.checkpoint(epoch), "encoder.safetensors")
+    if config.encoder.name == "vit_tiny":
+        # Without its memory first: damaged settings may ask for more than there is.
+        with torch.device("meta"):
+            _require_fit(path, build_encoder(config.encoder, run.shape).net.state_dict(), read_tensors(path))
     encoder = build_encoder(config.encoder, run.shape)
-    load_into(encoder.net, require_whole(run.checkpoint(epoch), "encoder.safetensors"))
+    load_into(encoder.net, path)
     return config, encoder.eval(), standardize
 
 

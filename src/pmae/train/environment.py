@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import platform
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from pmae import fast
 from pmae.config import TrainConfig
 from pmae.data.images import ImageSet, Splits, fingerprint
 from pmae.errors import UserError, require
-from pmae.runs import disk_errors
+from pmae.files import clear_stale, disk_errors, lives
 
 
 def pick_device(name: str) -> torch.device:
@@ -179,7 +178,8 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
         require(is_ours(), "out", rule, str(folder))
 
     try:
-        _clear(folder)
+        clear_stale(folder)
+        clear_stale(folder / "checkpoints")
         yield require_held
     finally:
         # Taken away while it is still held, so that nobody else's is; Windows lets nobody take away an open file.
@@ -233,32 +233,6 @@ def _lock(handle: int, path: Path) -> None:
         return
     rule = f"a run that no other process is training, got {str(path.parent)!r}, held by process {holder or 'unknown'}"
     raise UserError(f"out must be {rule}")
-
-
-def _clear(folder: Path) -> None:
-    """Remove temporary files whose process is gone; one that lives may be evaluating the run right now."""
-    for part in [*folder.glob(".*.part"), *folder.glob("checkpoints/.*.part")]:
-        number = part.name.split(".")[-2]
-        if number.isdigit() and not lives(int(number)):
-            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
-
-
-def lives(process: int) -> bool:
-    """Whether there is a process of this number on this machine; where that cannot be told, yes."""
-    if os.name == "nt":  # where signal 0 would interrupt the process instead of asking
-        import ctypes
-
-        kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
-        handle = kernel.OpenProcess(0x1000, False, process)
-        return bool(handle and kernel.CloseHandle(handle))
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    # A number too large for a process, or somebody else's process.
-    except (OverflowError, PermissionError):
-        return True
-    return True
 
 
 HOST = ("can't allocate memory", "not enough memory")

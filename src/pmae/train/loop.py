@@ -15,18 +15,20 @@ from pmae.data.augment import Standardize, draw_crops
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
+from pmae.files import folder_path
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained
-from pmae.runs import Run, folder_path
+from pmae.runs import Run
 from pmae.tensor_files import write_tensors
 from pmae.train import checkpoint, distributed, environment, setup, sharding
 from pmae.train.distributed import ONE_PROCESS, World
+from pmae.train.engine import FastEngine
 from pmae.train.environment import StopSignal, pick_engine, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker, say
 from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
 from pmae.train.schedule import learning_rate, step_seed
-from pmae.train.step import Graph, Inputs, Plain, build_optimizer
+from pmae.train.step import Inputs, Plain, build_optimizer
 
 OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
 """Scores an encoder while it trains; its labels are used for this alone."""
@@ -112,8 +114,11 @@ class Pretraining:
         world.require_same(self.model, self.optimizer)
         if train.shard:
             self.optimizer = sharding.shard(self.model, self.optimizer, config.optim, world)
-        engine = Graph if graph else sharding.Sharded if train.shard else Plain
-        self.stepper, self.next_compiles = engine(self.model, self.standardize, config, self.optimizer, world), graph
+        given = (self.model, self.standardize, config, self.optimizer, world)
+        self.stepper: Plain | FastEngine = sharding.Sharded(*given) if train.shard else Plain(*given)
+        if graph:
+            self.stepper = FastEngine(lambda kind: kind(*given), train.engine == "graph", train.self_check)
+        self.next_compiles = graph
 
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""

@@ -16,10 +16,11 @@ from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import Splits
 from pmae.data.memory import available_bytes
 from pmae.errors import UserError
+from pmae.files import write_json
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained, load_weights
-from pmae.runs import Run, create_run, discard, require_vacant, write_json
+from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
 from pmae.spaces.moments import DistributedFit
 from pmae.train import checkpoint

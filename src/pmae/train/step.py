@@ -41,6 +41,10 @@ class Tally:
         self.sums.add_(values)
         self.steps.add_(1)
 
+    def take_over(self, other: "Tally") -> None:
+        """Go on from what another has counted."""
+        self._all.copy_(other._all)
+
     def read(self, world: World = ONE_PROCESS) -> tuple[dict[str, float], int]:
         """Means since the last reading, and the first bad step (counted from the last reading; -1 if none). Waits.
 
@@ -111,6 +115,8 @@ class Graph(Plain):
     them, and none is compiled: half a minute each, for what lies around the blocks.
     """
 
+    compiles = True
+
     def __init__(
         self,
         model: MaskedAutoencoder,
@@ -120,16 +126,17 @@ class Graph(Plain):
         world: World = ONE_PROCESS,
     ) -> None:
         super().__init__(model, standardize, config, optimizer, world)
-        # Crops and projections stay in float32 but may multiply in TF32: 1e-3 of an image, far below R2's resolution,
-        # and three times as fast for 12,288 pixels.
-        torch.set_float32_matmul_precision("high")
         in_bf16 = model.precision == torch.bfloat16
         if in_bf16:
+            # Crops and projections stay in float32 but may multiply in TF32: 1e-3 of an image, far below R2's
+            # resolution, and three times as fast for 12,288 pixels.
+            torch.set_float32_matmul_precision("high")
             model.space.allow_bf16()
         many = config.masking.ratio_schedule == "uniform" and config.space.name == "pixels"
-        measure = self.measure if many else compiled(self.measure)
-        # A dozen kernels for a few numbers, or one.
-        self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]
+        measure = compiled(self.measure) if self.compiles and not many else self.measure
+        if self.compiles:
+            # A dozen kernels for a few numbers, or one.
+            self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]
         self._captured = CapturedStep(model, optimizer, measure, self._update, in_bf16)
         self._leaves = self._captured.leaves(self._leaves)
 

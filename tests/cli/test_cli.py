@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pmae.cli import main
-from pmae.cli import pretrain as pretrain_command
+from pmae.cli import main, parsed
 from pmae.cli.pretrain import SHORT
+from pmae.config import Config
+from pmae.config_file import to_dict
 from pmae.data.images import Splits
 from pmae.runs import Run
 
@@ -167,15 +168,24 @@ def out_is_a_file(tmp: Path) -> list[object]:
             lambda tmp: ["--data", "digits", "--space", "pixels", "--masked-variance", "0.2"],
             "must be left unset where",
         ),
-        (lambda tmp: ["--data", "digits", "--epochs", "three"], "train.epochs must be a whole number, got 'three'"),
+        (lambda tmp: ["--data", "digits", "--epochs", "three"], "--epochs must be a whole number, got 'three'"),
         (lambda tmp: ["--data", "digits", "--epochs", "-3"], "train.epochs must be at least 1, got -3"),
-        (lambda tmp: ["--data", "digits", "--batch_size=2.5"], "train.batch_size must be a whole number, got 2.5"),
+        (lambda tmp: ["--data", "digits", "--batch_size=2.5"], "--batch-size must be a whole number, got '2.5'"),
         (lambda tmp: ["--data", "digits", "--epoch", "3"], "got '--epoch'; did you mean --epochs"),
-        (lambda tmp: ["--data", "digits", "--augment.flip", "yes"], "options and their values, got 'yes'"),
-        (lambda tmp: ["--data", "digits", "--masking.per", "imaage"], "masking.per: unknown name 'imaage'"),
-        (lambda tmp: ["--data", "digits", "--optim.betas", "0.9"], "--optim.betas: expected 2 arguments"),
-        (lambda tmp: ["--data", "digits", "--optim.betas", "0.9", "b"], "optim.betas must be a number, got 'b'"),
-        (lambda tmp: ["--data", "digits", "--recipe"], "--recipe: expected one argument"),
+        (
+            lambda tmp: ["--data", "digits", "--augment.flip", "yes"],
+            "of this command, got 'yes'",
+        ),
+        (
+            lambda tmp: ["--data", "digits", "--masking.per", "imaage"],
+            "unknown name 'imaage'; choices: 'image', 'batch'",
+        ),
+        (lambda tmp: ["--data", "digits", "--optim.betas", "0.9"], "--optim.betas: expected 2 values"),
+        (
+            lambda tmp: ["--data", "digits", "--optim.betas", "0.9", "b"],
+            "betas must be numbers, got '0.9', 'b'",
+        ),
+        (lambda tmp: ["--data", "digits", "--recipe"], "--recipe: expected 1 values"),
         (lambda tmp: ["--data", "digits", "--train.engine", "graph"], "must run on CUDA"),
         (lambda tmp: ["--data", "cifar10", "--root", str(tmp)], "pmae data cifar10 --root"),
         (lambda tmp: ["--resume"], "run must be a folder that pretraining wrote"),
@@ -218,14 +228,13 @@ def test_a_run_is_never_overwritten(array: Path, tmp_path: Path, capsys: pytest.
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
 
 
-def test_flags_say_what_tyro_says_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every option on the help page is taken, and taken as the type that it states."""
+def test_help_all_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["pretrain", "--help"])
+        main(["pretrain", "--help-all"])
     assert stop.value.code == 0
-    options = set(re.findall(r"--[a-z]+\.[a-z-]+", capsys.readouterr().out))
-    taken = pretrain_command._with_settings(pretrain_command.parser())._option_string_actions
-    assert options == {flag for flag in taken if "." in flag}
+    shown = set(re.findall(r"--([a-z]+\.(?!no-)[a-z-]+)", capsys.readouterr().out))
+    settings = {f"{section}.{name}" for section, values in to_dict(Config()).items() for name in values}
+    assert shown == {setting.replace("_", "-") for setting in settings}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +255,7 @@ def test_flags_say_what_tyro_says_of_them(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_a_flag_sets_its_setting(flags: str, expected: tuple[str, str, object]) -> None:
     section, name, value = expected
-    config, _ = pretrain_command._configure(flags.split())
+    config = parsed("pretrain", flags.split()).configured()
     assert getattr(getattr(config, section), name) == value
     assert type(getattr(getattr(config, section), name)) is type(value)
 
@@ -286,7 +295,7 @@ def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[s
         main(["pretrain", "--help"])
     assert exit.value.code == 0
     printed = capsys.readouterr().out
-    assert all(flag in printed for flag in SHORT)
+    assert all(f"--{name.replace('_', '-')}" in printed for name in SHORT)
 
 
 @pytest.mark.usefixtures("no_figures")

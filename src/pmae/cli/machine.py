@@ -1,0 +1,104 @@
+"""`pmae data`, `doctor`, `demo` and `completions`: this machine, its data sets, and a first look."""
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from pmae.cli.parse import Count, Text
+
+
+@dataclass(frozen=True)
+class Data:
+    """Fetch and verify a named data set; the only command that uses the network.
+
+    examples:
+      pmae data cifar10
+      pmae data bloodmnist --root data
+    """
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """cifar10, tinyimagenet, or a set of MedMNIST: bloodmnist, dermamnist, pathmnist."""
+    root: str = "data"
+    """Folder that holds named sets."""
+
+    def run(self) -> None:
+        """Fetch, and say what was done."""
+        from pmae.data.fetch import fetch
+
+        print("\n".join(fetch(self.name, Path(self.root))))
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Examine this machine: versions, devices, compiler, all-reduce and, with --data, memory and disk for a set.
+
+    examples:
+      pmae doctor
+      pmae doctor --data scans/
+    Each line is ok, a warning or a problem, with what to do; the exit code is 1 if there is a problem.
+    """
+
+    data: Text = None
+    """A named set or the path of one, to see what training on it takes."""
+    root: str = "data"
+    """Folder that holds named sets."""
+
+    def run(self) -> None:
+        """Print a line a finding."""
+        from pmae.doctor import examine
+
+        problems = 0
+        for level, subject, words, advice in examine(self.data, self.root):
+            print(f"{level:<8} {subject:<14} {words}{f'   -> {advice}' if advice else ''}", flush=True)
+            problems += level == "problem"
+        if problems:
+            sys.exit(1)
+        print("ready to train")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned.
+
+    examples:
+      pmae demo
+      pmae demo --epochs 1 --out runs/quick
+    """
+
+    out: str = "runs/demo"
+    """Run folder; an old demo there is replaced."""
+    epochs: Count = None
+    """Passes over the crops."""
+
+    def run(self) -> None:
+        """Pretrain, evaluate, show."""
+        from pmae.demo import demo
+
+        demo(self.out, self.epochs)
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Print the script that completes commands and flags in a shell; tyro writes it.
+
+    examples:
+      pmae completions bash > ~/.pmae-completion.bash                 and source that file in ~/.bashrc
+      pmae completions zsh > ~/.zfunc/_pmae                           a folder of $fpath, before compinit
+      pmae completions fish > ~/.config/fish/completions/pmae.fish
+    """
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    """bash, zsh or fish."""
+
+    def run(self) -> None:
+        """Print it."""
+        from pmae.cli import COMMANDS, kind_of
+
+        kinds = {name: kind_of(name) for name in COMMANDS}
+        arguments = ["--tyro-print-completion", self.shell]
+        with contextlib.suppress(SystemExit):  # tyro prints and leaves
+            tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, prog="pmae")

@@ -1,0 +1,83 @@
+"""From words to a command's dataclass by tyro; a mistake is one sentence with the option, the rule and the value."""
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, TypeVar
+
+import tyro
+
+from pmae.errors import UserError
+
+T = TypeVar("T")
+
+Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")]
+"""Options that may be left out, where their sentence says what happens then."""
+RunFolder = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
+Out = Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="PATH")]
+Switch = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")]
+
+WORDS = {"{None}|": "", "INT": "a whole number", "FLOAT": "a number", "{True,False}": "True or False"}
+RULES = (
+    (r"Error parsing (\S+): no type matching (.+) could be instantiated from \[(.*?)\].*", r"\1 must be \2, got \3"),
+    (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number, got \2"),
+    (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 must be a number, got \2"),
+    (
+        r"Error parsing (--\S+): Could not find valid parse for arguments: (.*)",
+        r"\1 has a value of another kind, got \2",
+    ),
+    (r"Error parsing (\S+): Could not parse arguments \[(.*)\] into .*", r"\1 must be numbers, got \2"),
+    (r"Error parsing \S+: (.*)", r"\1"),
+    (r"invalid choice (.*) for argument '(\S+)'. Expected one of \((.*)\).*", r"\2: unknown name \1; choices: \3"),
+    (r"Missing value for argument '(\S+)'. Expected (\d+) values.*", r"\1: expected \2 values"),
+    (r"Missing from pmae \w+: (.*)", r"arguments must be complete, missing \1"),
+    (r"Unrecognized options: (\S+?)(?:, .*)?", r"options must be among those of this command, got '\1'"),
+)
+"""What tyro says of a mistake, and how we say it."""
+
+
+def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
+    """The dataclass that a command line describes; `--help` prints its page and leaves."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), _unwrapped("--help" not in arguments):
+            found: T = tyro.cli(kind, args=list(arguments), prog=f"pmae {command}", default=default)  # type: ignore[assignment]
+            return found
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(sentence(said.getvalue())) from None
+
+
+def sentence(page: str) -> str:
+    """tyro's box of text as one sentence, with the options it would have expected instead."""
+    page = re.sub("[│╭╮╰╯]", " ", page)
+    _, text, *rest = re.split(r"^.*[─-]{5,} *$", page, flags=re.MULTILINE)
+    # What is missing is listed with a sentence on each, indented further.
+    text = re.sub(r"^ {10}.*$", "", text, flags=re.MULTILINE) if "Missing from" in text else text
+    text = " ".join(text.partition("Got errors:")[0].split())
+    found = next(((match, words) for pattern, words in RULES if (match := re.fullmatch(pattern, text))), None)
+    text = found[0].expand(found[1]) if found else text
+    for symbol, word in WORDS.items():
+        text = text.replace(symbol, word)
+    near = re.findall(r"^ {4,}(?:-\w \w+, )?(--[\w.-]+)", rest[0], re.MULTILINE) if "Perhaps you meant" in page else []
+    return text + (f"; did you mean {' or '.join(near[:3])}?" if near else "")
+
+
+@contextlib.contextmanager
+def _unwrapped(wide: bool) -> Iterator[None]:
+    """Wide enough that tyro breaks no line of an error."""
+    before = os.environ.get("COLUMNS")
+    if wide:
+        os.environ["COLUMNS"] = "1000"
+    try:
+        yield
+    finally:
+        if wide and before is None:
+            del os.environ["COLUMNS"]
+        elif wide and before is not None:
+            os.environ["COLUMNS"] = before

@@ -1,0 +1,227 @@
+"""Files written whole or not at all, read or refused in one sentence, and changed by one process at a time."""
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import signal
+import stat
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pmae.errors import UserError, require
+
+REASONS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP), "it cannot be written"),
+    errno.EFBIG: "a file may not grow this large",
+    errno.ENAMETOOLONG: "its name is too long",
+}
+"""Why a file cannot be written, in words."""
+LONGEST, LONGEST_PATH = 255, 3900
+"""Bytes of a file's name, and of a folder's path so that its files' paths still fit."""
+HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+"""Stands for this machine in the names of temporary files: on a shared disk, only their own can tell who lives."""
+
+
+def folder_path(given: Path | str, parameter: str = "out") -> Path:
+    """A path that a person wrote, with `~` expanded; refused where no file system could take it."""
+    require(str(given) != "", parameter, "a path", given)
+    path = Path(given).expanduser()
+    longest = max(len(os.fsencode(part)) for part in path.parts) if path.parts else 0
+    require(longest <= LONGEST, parameter, f"a path of names of at most {LONGEST} bytes", f"one of {longest}")
+    whole = len(os.fsencode(path))
+    require(whole <= LONGEST_PATH, parameter, f"a path of at most {LONGEST_PATH:,} bytes", f"one of {whole:,}")
+    for each in (path, *path.parents):
+        dangling = each.is_symlink() and not each.exists()
+        require(not dangling, parameter, "a path whose links lead somewhere", str(each))
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, or an error that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"file must exist, got {str(path)!r}") from error
+    # Numbers too long and nesting too deep are not JSONDecodeErrors.
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"file must be readable JSON, got {str(path)!r}: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"file must hold a JSON object, got {str(path)!r}")
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of one."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text file whole or not at all."""
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return path
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file or folder beside `path`, flush it to the disk and rename it into place.
+
+    Nobody can guess the temporary name and plant a link there. It goes if this fails or is stopped by a signal; what a
+    killed process left is cleared by the next that writes the same.
+    """
+    token = secrets.token_hex(4)
+    temporary = path.with_name(f".{path.name[:50]}.{HOST}-{token}.{os.getpid()}.part")
+    with disk_errors(path), ending_in_order():
+        clear_stale(path.parent, f".{path.name[:50]}.")
+        try:
+            mode = _ordinary_mode(temporary)
+            write(temporary)
+            for part in [*temporary.rglob("*"), temporary] if temporary.is_dir() else [temporary]:
+                if part.is_file():
+                    part.chmod(mode)  # the format's library makes safetensors files private
+                _flush(part)
+            if path.is_dir():
+                shutil.rmtree(path)
+            os.replace(temporary, path)
+            _flush(path.parent)
+        finally:
+            _remove(temporary)
+
+
+def _ordinary_mode(free: Path) -> int:
+    """The permissions that the umask leaves to a new file, asked of one that is made for it."""
+    handle = os.open(free, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(handle).st_mode)
+    finally:
+        os.close(handle)
+        free.unlink()
+
+
+def _flush(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # which cannot be opened there
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def clear_stale(folder: Path, prefix: str = ".") -> None:
+    """Remove temporary files whose process on this machine is gone; one that lives is still writing."""
+    for part in folder.glob(f"{glob.escape(prefix)}*.part"):
+        *_, whose, number, _suffix = ["", *part.name.split(".")]
+        here = HOST in whose or "-" not in whose  # older versions did not name the machine
+        if number.isdigit() and here and not lives(int(number)):
+            with contextlib.suppress(OSError):
+                _remove(part)
+
+
+def lives(process: int) -> bool:
+    """Whether there is a process of this number on this machine; where that cannot be told, yes."""
+    if os.name == "nt":  # where signal 0 would interrupt the process instead of asking
+        import ctypes
+
+        kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
+        handle = kernel.OpenProcess(0x1000, False, process)
+        return bool(handle and kernel.CloseHandle(handle))
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    # A number too large for a process, or somebody else's process.
+    except (OverflowError, PermissionError):
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end the program as exceptions do, so that what is half-written is removed.
+
+    Handlers that others set, as training does, stay; and only the main thread may set any.
+    """
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    main = threading.current_thread() is threading.main_thread()
+    plain = [each for each in known if main and signal.getsignal(each) == signal.SIG_DFL]
+    for each in plain:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in plain:
+            signal.signal(each, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Inside, no other process is in here for the same path; waits its turn, and a process that dies lets go."""
+    held = path.with_name(f".{path.name}.lock")
+    while True:
+        with disk_errors(held):
+            handle = os.open(held, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        _wait_for(handle)
+        # Its last holder may have removed the file between opening and locking: then it holds nothing.
+        if held.exists() and os.path.samestat(os.fstat(handle), held.stat()):
+            break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(PermissionError):  # Windows removes no open file; it may stay
+            held.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _wait_for(handle: int) -> None:
+    with contextlib.suppress(ImportError):
+        import fcntl
+
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        return
+    with contextlib.suppress(ImportError, OSError):
+        import msvcrt
+
+        msvcrt.locking(handle, msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Say in one sentence that the disk is full or the folder cannot be written."""
+    try:
+        yield
+    except Exception as error:
+        # Rust's errors, such as those of safetensors, carry the number in their text alone.
+        told = re.search(r"os error (\d+)", str(error))
+        number = int(told[1]) if told else getattr(error, "errno", None)
+        if number not in REASONS:
+            raise
+        raise UserError(
+            f"writing {str(path)!r} failed because {REASONS[number]}; what was there before is intact"
+        ) from error
