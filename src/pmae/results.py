@@ -143,7 +143,7 @@ SHARED = ("method", "epoch", "preset", "data", "classes", "chance")
 
 @dataclass(frozen=True)
 class DuplicatePair:
-    """A held-out image and the training image with the same bytes, by name."""
+    """A held-out image and the training image that is the same, or nearly, by name."""
 
     train: str
     held_out: str
@@ -151,10 +151,15 @@ class DuplicatePair:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """How many held-out images train holds too, and the first of them."""
+    """How many held-out images train holds too, byte for byte and nearly, and the first of them."""
 
     count: int
     pairs: tuple[DuplicatePair, ...] = ()
+    near: int | None = None
+    """Images beside those `count` that look nearly like one of train; None where nobody looked."""
+    near_of: int | None = None
+    """How many held-out images were compared for that: all, or some of very many."""
+    near_pairs: tuple[DuplicatePair, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ import pytest
 
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
-from pmae.evaluate.splits import complete, duplicates, hold_out
-from pmae.results import DuplicatePair, Duplicates
+from pmae.evaluate.splits import complete, hold_out
 
 Pictures = Callable[..., ImageSet]
 
@@ -55,13 +54,3 @@ def test_splits_that_exist_are_kept_and_unlabelled_ones_named(pictures: Pictures
     assert any("val split has no labels" in note for note in made.notes)
     with pytest.raises(UserError, match="must have labels"):
         complete(Splits("mine", unlabelled))
-
-
-def test_duplicates_across_splits_are_counted_and_named(pictures: Pictures) -> None:
-    train, test = pictures(20, 0), pictures(10, 1)
-    images = test.images.copy()
-    images[[3, 7]] = train.images[[5, 5]]
-    names = tuple(f"{n}.png" for n in range(10))
-    found = duplicates(train, ImageSet(images, test.labels, names=names))
-    assert found == Duplicates(2, (DuplicatePair("#5", "3.png"), DuplicatePair("#5", "7.png")))
-    assert duplicates(train, test).count == 0

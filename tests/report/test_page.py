@@ -160,10 +160,15 @@ def test_an_evaluation_of_another_shape_is_named(make_run: MakeRun, tmp_path: Pa
 
 def test_duplicates_are_counted_and_named(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
     evaluated = suite({"linear/cls/test": 0.7})
-    evaluated["data"]["duplicates"] = {"test": {"count": 11, "pairs": [{"train": "a.png", "held_out": "b.png"}]}}
+    exact = {"count": 11, "pairs": [{"train": "a.png", "held_out": "b.png"}]}
+    near = {"near": 1, "near_of": 90, "near_pairs": [{"train": "c.png", "held_out": "d.png"}]}
+    evaluated["data"]["duplicates"] = {"test": exact | near}
     write_report([make_run(evaluation={"pmae epoch 3": evaluated}, pictures=False).path], tmp_path / "r.html")
-    assert "11 images of test can be found byte for byte in the training part" in Page(tmp_path / "r.html").text
-    assert "b.png = a.png" in Page(tmp_path / "r.html").text
+    text = Page(tmp_path / "r.html").text
+    assert "11 images of test can be found byte for byte in the training part" in text
+    assert "b.png = a.png" in text
+    assert "1 image of test can be found nearly unchanged in the training part as well (90 were compared)" in text
+    assert "d.png ~ c.png" in text
 
 
 def test_an_output_that_cannot_be_written_is_refused(make_run: MakeRun, tmp_path: Path) -> None:

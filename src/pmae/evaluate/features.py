@@ -15,7 +15,8 @@ from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
-from pmae.evaluate.splits import BOXES, duplicates, generator, hold_out
+from pmae.evaluate.duplicates import duplicates
+from pmae.evaluate.splits import BOXES, generator, hold_out
 from pmae.fast import accelerate
 from pmae.results import EvaluatedData, FeatureShape
 
@@ -273,11 +274,12 @@ def describe(splits: Splits, data: EvaluationData) -> EvaluatedData:
     """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""
     commonest = np.bincount(data.labels["train"]).argmax()
     sizes = {name: len(data.parts[name]) if name in data.parts else None for name in ("train", "val", "test")}
+    held_out = {name: getattr(splits, name) for name in data.held_out}
     return EvaluatedData(
         splits.name,
         tuple(data.classes),
         **sizes,
         notes=tuple(splits.notes),
-        duplicates={name: duplicates(splits.train, getattr(splits, name)) for name in data.held_out},
+        duplicates=duplicates(splits.train, held_out, data.extractor.device),
         majority={name: float((data.labels[name] == commonest).mean()) for name in data.held_out},
     )

@@ -1,18 +1,13 @@
-"""Which images are held out, which of them the training set holds as well, and the seeding of all randomness here."""
+"""Which images are held out, and the seeding of all randomness here."""
 
-import hashlib
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pmae.data.images import ImageSet, Splits
+from pmae.data.images import Splits
 from pmae.errors import UserError, require
-from pmae.results import DuplicatePair, Duplicates
-
-LISTED = 20
-"""Duplicates that are named."""
 
 
 def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -49,23 +44,6 @@ def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
         "out as test; no probe trains on them, but pretraining may have seen them without their labels"
     )
     return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
-
-
-def duplicates(train: ImageSet, held_out: ImageSet) -> Duplicates:
-    """How many held-out images are byte-identical to a training image, with the first of them by name."""
-    seen: dict[bytes, int] = {}
-    for position, digest in enumerate(_digests(train)):
-        seen.setdefault(digest, position)
-    pairs = [(seen[digest], position) for position, digest in enumerate(_digests(held_out)) if digest in seen]
-    return Duplicates(len(pairs), tuple(DuplicatePair(_name(train, a), _name(held_out, b)) for a, b in pairs[:LISTED]))
-
-
-def _digests(images: ImageSet) -> list[bytes]:
-    return [hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=16).digest() for image in images.images]
-
-
-def _name(images: ImageSet, position: int) -> str:
-    return images.names[position] if images.names else f"#{position}"
 
 
 ORDER, BOXES, HEADS, NOISE, MAGNITUDES, ERASING, MIXES = range(7)

@@ -14,7 +14,7 @@ from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
 from pmae.report.lineup import has_epochs, splits_of
 from pmae.report.style import Drawing, as_inline_svg, save_drawing
 from pmae.report.tables import Table, to_csv, to_html, to_markdown
-from pmae.results import Duplicates
+from pmae.results import DuplicatePair, Duplicates
 from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
@@ -146,15 +146,32 @@ def _notes(run: Contents) -> list[str]:
     for evaluation in run.evaluations:
         said += [*evaluation.data.notes, *evaluation.notes]
         said += [note for score in evaluation.scores for note in score.notes]
-        said += [_duplicates(split, found) for split, found in evaluation.data.duplicates.items() if found.count]
+        said += [note for split, found in evaluation.data.duplicates.items() for note in _duplicates(split, found)]
     return list(dict.fromkeys(said))
 
 
-def _duplicates(split: str, found: Duplicates) -> str:
-    named = [f"{pair.held_out} = {pair.train}" for pair in found.pairs[:3]]
-    example = f", for example {', '.join(named)}" if named else ""
-    images = "1 image" if found.count == 1 else f"{found.count} images"
-    return f"{images} of {split} can be found byte for byte in the training part as well{example}"
+def _duplicates(split: str, found: Duplicates) -> list[str]:
+    """A sentence about images that train holds byte for byte, and one about those it nearly holds."""
+    where = "in the training part as well"
+    compared = f" ({found.near_of} were compared)" if found.near else ""
+    kinds = (
+        (found.count, f"byte for byte {where}", "=", found.pairs),
+        (found.near or 0, f"nearly unchanged {where}{compared}", "~", found.near_pairs),
+    )
+    return [
+        f"{_images(count)} of {split} can be found {how}{_examples(sign, pairs)}"
+        for count, how, sign, pairs in kinds
+        if count
+    ]
+
+
+def _images(count: int) -> str:
+    return "1 image" if count == 1 else f"{count} images"
+
+
+def _examples(sign: str, pairs: Sequence[DuplicatePair]) -> str:
+    named = [f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3]]
+    return f", for example {', '.join(named)}" if named else ""
 
 
 def _remarks(chapters: Sequence[Chapter]) -> list[tuple[str, list[str], bool]]:

@@ -1,0 +1,99 @@
+"""Duplicates between splits: held-out images that the training set holds byte for byte, or nearly.
+
+Near-duplicates (the same picture brighter, blurred or compressed again) are found by the correlation of small
+grey thumbnails. Broad light and shade is taken off them first: without that, all portraits of one kind (a mole in the
+middle of a dermatoscopic image) look alike. On CIFAR-10, DermaMNIST and BloodMNIST the pairs above
+`ALIKE` that were looked at all show one scene, and so do some below it: the count is a lower bound.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pmae.data.images import ImageSet
+from pmae.results import DuplicatePair, Duplicates
+
+ALIKE = 0.95
+"""Correlation of thumbnails from which two images count as nearly the same."""
+SIDE, SMALLEST = 16, 8
+"""Side of a thumbnail, and of the smallest image that has one."""
+BLUR = 5
+"""Side of the box whose mean is taken off a thumbnail."""
+COMPARED = 2_000_000_000
+"""Comparisons at most; a larger number of pairs is thinned evenly on the side of the held-out images."""
+CHUNK, LISTED = 256, 20
+"""Images that are looked at together, and duplicates that are named."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an image is recognized by: a digest of its bytes, and a thumbnail (N, K) of unit norm if it has one."""
+
+    digests: list[bytes]
+    thumbnails: Tensor | None
+
+
+def duplicates(train: ImageSet, held_out: Mapping[str, ImageSet], device: torch.device) -> dict[str, Duplicates]:
+    """For each held-out split, how many of its images `train` holds too, exactly and nearly, with the first by name."""
+    known = look(train, device)
+    return {split: _found(train, known, images, look(images, device)) for split, images in held_out.items()}
+
+
+def look(images: ImageSet, device: torch.device) -> Look:
+    """Digests and thumbnails of all images, in one pass."""
+    digests: list[bytes] = []
+    thumbnails: list[Tensor] = []
+    fits = min(images.shape[1:]) >= SMALLEST and not images.vectors
+    for start in range(0, len(images), CHUNK):
+        part = np.ascontiguousarray(images.images[start : start + CHUNK])
+        digests += [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in part]
+        if fits:
+            thumbnails.append(thumbnail(torch.from_numpy(part.astype(np.float32)).to(device)))
+    return Look(digests, torch.cat(thumbnails) if thumbnails else None)
+
+
+def thumbnail(x: Tensor) -> Tensor:
+    """Grey thumbnails (B, K) of images (B, C, H, W), without broad light and shade, of norm 1; a blank one is 0."""
+    sides = min(SIDE, x.shape[2]), min(SIDE, x.shape[3])
+    x = functional.adaptive_avg_pool2d(x.mean(1, keepdim=True), sides).nan_to_num(0, 0, 0)
+    padded = functional.pad(x, [BLUR // 2] * 4, mode="replicate")
+    x = (x - functional.avg_pool2d(padded, BLUR, stride=1)).flatten(1)
+    return functional.normalize(x - x.mean(1, keepdim=True), dim=1)
+
+
+def _found(train: ImageSet, known: Look, held_out: ImageSet, seen: Look) -> Duplicates:
+    first: dict[bytes, int] = {}
+    for position, digest in enumerate(known.digests):
+        first.setdefault(digest, position)
+    exact = [(first[digest], position) for position, digest in enumerate(seen.digests) if digest in first]
+    named = _named(train, held_out, exact)
+    if known.thumbnails is None or seen.thumbnails is None:
+        return Duplicates(len(exact), named)
+    every = -(-len(train) * len(held_out) // COMPARED)
+    # What is equal byte for byte has been counted.
+    same = {position for _, position in exact}
+    near = [(a, b) for a, b in nearest(known.thumbnails, seen.thumbnails[::every], every) if b not in same]
+    return Duplicates(len(exact), named, len(near), -(-len(held_out) // every), _named(train, held_out, near))
+
+
+def nearest(known: Tensor, seen: Tensor, every: int = 1) -> list[tuple[int, int]]:
+    """(position in `known`, `every` x position in `seen`) of all thumbnails that have one nearly alike, the nearest."""
+    pairs: list[tuple[int, int]] = []
+    for start in range(0, len(seen), CHUNK):
+        likeness, position = (seen[start : start + CHUNK] @ known.T).max(1)
+        alike = (likeness >= ALIKE).nonzero().flatten()
+        pairs += [(int(position[i]), every * (start + int(i))) for i in alike]
+    return pairs
+
+
+def _named(train: ImageSet, held_out: ImageSet, pairs: list[tuple[int, int]]) -> tuple[DuplicatePair, ...]:
+    return tuple(DuplicatePair(_name(train, a), _name(held_out, b)) for a, b in pairs[:LISTED])
+
+
+def _name(images: ImageSet, position: int) -> str:
+    return images.names[position] if images.names else f"#{position}"
