@@ -1,4 +1,4 @@
-"""One run in several processes, as `torchrun` starts them: who they are, their sums, and what stops all of them."""
+"""Distributed data parallel training, as `torchrun` starts it: ranks, collectives, and what stops all processes."""
 
 import contextlib
 import itertools
@@ -20,8 +20,8 @@ from pmae.method import MaskedAutoencoder, PrincipalMAE
 
 TIMEOUT = "PMAE_TIMEOUT"
 """Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
-MEETINGS = itertools.count()
-"""A process may meet the others more than once: to train a twin, and then to evaluate it."""
+GROUPS = itertools.count()
+"""A process may join the others more than once: to train a twin, and then to evaluate it."""
 
 
 class LostProcess(UserError):
@@ -29,7 +29,7 @@ class LostProcess(UserError):
 
 
 class World:
-    """The processes of a run. One alone is its own sum, waits for nobody and never touches torch.distributed."""
+    """The processes of a run and their collectives. One alone is its own sum and never touches torch.distributed."""
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
         self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
@@ -117,7 +117,7 @@ def local_device(device: torch.device) -> torch.device:
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[World]:
-    """Meet the processes that `torchrun` started, over NCCL between GPUs and Gloo between CPUs; part at the end."""
+    """Join the processes that `torchrun` started, over NCCL between GPUs and Gloo between CPUs, until the end."""
     if not _launched():
         yield World(device=device)
         return
@@ -125,18 +125,18 @@ def process_group(device: torch.device) -> Iterator[World]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with lost_process_errors(world):
-        _meet(world)
+        _join(world)
     try:
         yield world
     finally:
         torch.distributed.destroy_process_group()
 
 
-def _meet(world: World) -> None:
-    """Through names of this meeting alone: `torchrun` may keep a store over a restart, with addresses of the dead."""
+def _join(world: World) -> None:
+    """Under names of this group alone: `torchrun` may keep a store over a restart, with addresses of the dead."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))  # type: ignore[attr-defined]
-    store = torch.distributed.PrefixStore(f"attempt {attempt}, meeting {next(MEETINGS)}", store)  # type: ignore[attr-defined]
+    store = torch.distributed.PrefixStore(f"attempt {attempt}, group {next(GROUPS)}", store)  # type: ignore[attr-defined]
     backend, mine = ("nccl", world.device) if world.device.type == "cuda" else ("gloo", None)
     torch.distributed.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=_timeout(), device_id=mine
@@ -207,11 +207,11 @@ def _checksum(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return int.from_bytes(digest.digest(), "big") >> 1
 
 
-# Features of all processes in each of them, with gradients: what a task over the whole batch needs.
-
-
 class AllGather(torch.autograd.Function):
-    """(2b, W) here to (2B, W) everywhere: first all first views by rank, then all second ones."""
+    """All-gather of features with gradients, as a loss over the whole batch (NT-Xent) needs it.
+
+    (2b, W) here to (2B, W) everywhere: first all first views by rank, then all second ones.
+    """
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, world: World) -> Tensor:

@@ -196,7 +196,7 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
 def _held(path: Path) -> int:
     """An open file that this process alone has locked, with the process written in it."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             _lock(handle, path)
             # Between opening and locking, its last holder may have taken the file away: then it holds nothing.

@@ -32,7 +32,6 @@ from pmae.train.step import Inputs, Plain, build_optimizer
 
 OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
 """Scores an encoder while it trains; its labels are used for this alone."""
-COMPILES = "compiling the training step, about 25 s where it is not cached"
 
 
 def pretrain(
@@ -108,7 +107,7 @@ class Pretraining:
         fast.accelerate(self.model, train.kernels)
         if world.size > 1 and self.model.contrastive:
             self.model.contrastive.gather = distributed.feature_gatherer(world)
-        graph = pick_engine(train, device) == "graph"
+        self.next_compiles = graph = pick_engine(train, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
         world.require_same(self.model, self.optimizer)
@@ -118,7 +117,6 @@ class Pretraining:
         self.stepper: Plain | FastEngine = sharding.Sharded(*given) if train.shard else Plain(*given)
         if graph:
             self.stepper = FastEngine(lambda kind: kind(*given), train.engine == "graph", train.self_check)
-        self.next_compiles = graph
 
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""
@@ -127,7 +125,7 @@ class Pretraining:
             # A run that was stopped right after an epoch was not looked at yet: that comes first.
             self._monitor(journal, online_probe)
             if journal and self.next_compiles and self.step < self.last_epoch * self.steps:
-                journal.note(COMPILES)
+                journal.note("compiling the training step, about 25 s where it is not cached")
             while self.step < self.last_epoch * self.steps:
                 with same_bits(self.config.train.deterministic):
                     self._epoch(journal, stop)
