@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, published_runs
+from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, operations, published_runs
 
 from pmae.report import published
 from pmae.results import scores_of
@@ -30,15 +30,16 @@ REBUILT = {"dermamnist": " 64x64", "bloodmnist": " 64x64"}
 def headline(folder: Path = RUNS) -> str:
     """The README's tables: linear probes beside baselines and, where there are long runs, the paper's protocols."""
     header = ["", "epochs", "random weights", "PCA features", "MAE 0.75", "PMAE 0.2", "`ours`", "its epochs"]
-    lines = [line(header), "|---" * len(header) + "|", *filter(None, (_linear_line(data, folder) for data in SETS))]
+    lines = [line(header), "|---" * len(header) + "|", *(text for data in SETS for text in _linear_lines(data, folder))]
     long = [text for data in SETS for text in _paper_lines(data, folder)]
     if long:
-        lines += ["", line([f"{LONG} epochs, published / here", *COLUMNS.values()]), "|---" * 5 + "|", *long]
+        header = [f"{LONG} epochs, published / here", *COLUMNS.values(), "operations, here"]
+        lines += ["", line(header), "|---" * len(header) + "|", *long]
     return "\n".join([*lines, ""])
 
 
-def _linear_line(data: str, folder: Path) -> str | None:
-    """The longest MAE and PMAE of a data set under preset `strong`, and what needs no pretraining."""
+def _linear_lines(data: str, folder: Path) -> list[str]:
+    """The longest MAE and PMAE of a data set under preset `strong`, what needs no pretraining, and their operations."""
     kinds = {
         k: runs
         for k, runs in published_runs(folder).items()
@@ -47,29 +48,29 @@ def _linear_line(data: str, folder: Path) -> str | None:
     lengths = {method: {k.epochs for k in kinds if k.method == method} for method, _ in PAIR}
     both = lengths["mae"] & lengths["pmae"]
     if not both:
-        return None
-    found = {k.method: _linear(runs[0]) for k, runs in kinds.items() if k.epochs == max(both)}
+        return []
+    longest = {k.method: runs[0] for k, runs in kinds.items() if k.epochs == max(both)}
+    found = {method: _linear(run) for method, run in longest.items()}
     baselines = {label: value for runs in kinds.values() for label, value in _linear(runs[0]).items()}
     mae, pmae = (
         next(v for label, v in found[method].items() if label.startswith(method)) for method in ("mae", "pmae")
     )
-    beyond = _ours(data, folder)
+    ours = _ours(data, folder)
+    beyond = {k.epochs: next(v for label, v in _linear(run).items() if label.startswith("pmae")) for k, run in ours}
     scores = [mae, pmae, *beyond.values()]
     shown = [f"**{value:.1f}**" if value == max(scores) else f"{value:.1f}" for value in scores]
     known = [f"{baselines[label]:.1f}" if label in baselines else "" for label in ("random weights", "pca features")]
     last = [str(epochs) for epochs in beyond] or ["", ""]
     name = f"{published.paper()['data'][data]}{REBUILT.get(data, '')}"
-    return line([name, str(max(both)), *known, *shown, *last])
+    spent = [operations(run) for run in (longest["mae"], longest["pmae"], *(run for _, run in ours))]
+    spent += [""] * (4 - len(spent))
+    return [line([name, str(max(both)), *known, *shown, *last]), line(["operations", "", "", "", *spent])]
 
 
-def _ours(data: str, folder: Path) -> dict[int, float]:
-    """Epochs and score of the longest run of recipe `ours` as it is, if there is one."""
+def _ours(data: str, folder: Path) -> list[tuple[Kind, Run]]:
+    """The longest run of recipe `ours` as it is, if there is one."""
     kinds = [k for k in published_runs(folder) if (k.data, k.method, k.recipe, k.differs) == (data, "pmae", "ours", ())]
-    longest = sorted(kinds, key=lambda kind: kind.epochs)[-1:]
-    return {
-        k.epochs: next(v for label, v in _linear(published_runs(folder)[k][0]).items() if label.startswith("pmae"))
-        for k in longest
-    }
+    return [(k, published_runs(folder)[k][0]) for k in sorted(kinds, key=lambda kind: kind.epochs)[-1:]]
 
 
 def _linear(run: Run) -> dict[str, float]:
@@ -91,9 +92,9 @@ def long_kinds(data: str, folder: Path) -> list[Kind]:
 
 
 def _paper_lines(data: str, folder: Path) -> list[str]:
-    """The long runs of a data set under the paper's preset, on [CLS], beside the published numbers."""
+    """The long runs of a data set with their recipe's decoder beside the published numbers: preset `paper`, [CLS]."""
     lines = []
-    for kind in (kind for kind in long_kinds(data, folder) if kind.method in PUBLISHED):
+    for kind in (kind for kind in long_kinds(data, folder) if kind.method in PUBLISHED and not kind.decoder):
         runs = published_runs(folder)[kind]
         scores = [
             s
@@ -109,7 +110,8 @@ def _paper_lines(data: str, folder: Path) -> list[str]:
             for protocol in COLUMNS
         ]
         shown = [f"{'–' if said is None else f'{said:.1f}'} / {ours or '–'}" for said, ours in pairs]
-        lines.append(line([f"{published.paper()['data'][data]}, {kind.title}, {kind.settings}", *shown]))
+        name = f"{published.paper()['data'][data]}, {kind.title}, {kind.settings}"
+        lines.append(line([name, *shown, operations(runs[0])]))
     return lines
 
 
