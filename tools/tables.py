@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds, pictures
+from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
 from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, operations, published_runs
 
 from pmae.files import write_text
@@ -181,7 +181,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "test": lambda: accuracy_tables("test"),
     "val": lambda: accuracy_tables("val"),
     "headline": headline,
-    "figures": pictures,
 }
 
 

@@ -212,10 +212,8 @@ class _Counted:
             yield part
 
 
-# Features of one process on their way to another: rows in a file beside the one that is being written.
-
 LENGTH = 8
-"""Bytes that say how long the next rows are."""
+"""Bytes that say how long the next rows are, in the file in which a process hands its rows to the first one."""
 
 
 def part_of(out: Path, rank: int) -> Path:

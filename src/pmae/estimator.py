@@ -262,9 +262,6 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         return tags
 
 
-# X as images (N, C, H, W): arrays of images, or flat rows that are images or a table.
-
-
 def is_flat(X: Any) -> bool:
     """Whether X has rows of numbers, not of images; anything that NumPy can make an array of will do."""
     return int(X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) <= 2

@@ -43,7 +43,7 @@ def make_run(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> Callab
         batches = Batches(splits.train.images, torch.device("cpu"))
         standardize, model = fit_standardize(batches, "channel"), build_method(config, SHAPE)
         model.space.fit(Standardized(batches, standardize))
-        environment = {"data": {"name": "toy", "shape": list(SHAPE), "dtype": "uint8"}}
+        environment = {"data": {"name": "toy", "shape": list(SHAPE), "dtype": "uint8", "counts": {"train": 24}}}
         path: Path = tmp_path_factory.mktemp("runs") / space
         return write_at_step_0(path, TrainedModel(config, environment, model, standardize, [], {}))
 

@@ -23,7 +23,7 @@ from pmae.data.photos import load_photos
 from pmae.data.sets import NAMED
 from pmae.doctor.probes import PROBES, Answer
 from pmae.evaluate import protocols
-from pmae.spaces import pca
+from pmae.spaces import moments
 
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 SMALL = Config(
@@ -139,7 +139,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(protocols.PRESETS, name, lambda make=make: short(make()))
     for name in ("compiler", "communication"):
         monkeypatch.setattr(doctor, name, lambda *_, name=name: doctor.Finding("ok", name, "not asked here"))
-    monkeypatch.setattr(pca, "principal_axes", remembered)
+    monkeypatch.setattr(moments, "principal_axes", remembered)
     yield
     torch.set_num_threads(before)
 
@@ -152,7 +152,7 @@ def short(given: protocols.Protocols) -> protocols.Protocols:
 
 
 SOLVED: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-solve = pca.principal_axes
+solve = moments.principal_axes
 
 
 def remembered(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -65,7 +65,7 @@ def test_names_and_notes_stay_text(make_run: Any, tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)> ![x](http://evil.example/x.png)\n\n# `head`"
     run = make_run()
     described = run.environment
-    described["data"] |= {"name": evil, "notes": [evil], "counts": {evil: 3}}
+    described["data"] |= {"name": evil, "notes": [evil], "counts": {"train": 3, evil: 3}}
     (run.path / "environment.json").write_text(json.dumps(described))
     evaluated = scored(0.6)
     evaluated["data"]["name"] = evil

@@ -184,7 +184,7 @@ def test_the_command_says_what_it_found_and_takes_an_epoch(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--format", "tim"], "did you mean 'timm'"),
+        (["--format", "tim"], "unknown name 'tim'; choices: 'timm'"),
         (["--format", "timm", "--epoch", "9"], "must hold a checkpoint of epoch 9"),
     ],
 )

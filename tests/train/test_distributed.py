@@ -209,8 +209,8 @@ def test_a_process_alone_is_its_own_world(monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.delenv(name, raising=False)
     assert is_main()
     assert not was_restarted(tmp_path)
-    assert ONE_PROCESS.gather(3) == [3]
+    assert ONE_PROCESS.all_gather(3) == [3]
     tensor = torch.ones(2)
     assert ONE_PROCESS.all_reduce(tensor) is tensor
-    assert ONE_PROCESS.rows(8) == slice(0, 8)
+    assert ONE_PROCESS.rank_slice(8) == slice(0, 8)
     assert [World(rank, 4).rank_slice(8) for rank in range(4)] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]

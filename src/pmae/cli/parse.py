@@ -42,7 +42,7 @@ RULES = (
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
     """The dataclass that a command line describes; `--help` prints its page and leaves."""
-    said = io.StringIO()
+    arguments, said = joined(arguments, "--set"), io.StringIO()
     try:
         with contextlib.redirect_stderr(said), _unwrapped("--help" not in arguments):
             found: T = tyro.cli(kind, args=list(arguments), prog=f"pmae {command}", default=default)  # type: ignore[assignment]
@@ -51,6 +51,18 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
         if not stop.code:
             raise
         raise UserError(sentence(said.getvalue())) from None
+
+
+def joined(arguments: Sequence[str], option: str) -> list[str]:
+    """The values of an option that was given several times behind its first mention: tyro takes the last alone."""
+    rest: list[str] = []
+    values: list[str] = []
+    inside = False
+    for argument in arguments:
+        inside = argument == option or (inside and not argument.startswith("--"))
+        if argument != option:
+            (values if inside else rest).append(argument)
+    return [*rest, option, *values] if values else list(arguments)
 
 
 def sentence(page: str) -> str:
