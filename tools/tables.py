@@ -57,18 +57,8 @@ def _paper_set(data: str, folder: Path) -> str:
     for method, key in PUBLISHED.items():
         said = [published.accuracy(protocol, key, data) for protocol in COLUMNS]
         shown = ["" if value is None else f"{value:.1f}" for value in said]
-        lines.append(
-            line(
-                [
-                    f"**{published.paper()['methods'][key]}: published**",
-                    "paper",
-                    published.split(data),
-                    "[CLS]",
-                    *shown,
-                    "",
-                ]
-            )
-        )
+        place = [f"**{published.paper()['methods'][key]}: published**", "paper", published.split(data), "[CLS]"]
+        lines.append(line([*place, *shown, ""]))
         for kind, runs in kinds.items():
             lines += _measured(kind, runs) if kind.method == method else []
         for wanted, recipes in WANTED[data]:
@@ -111,16 +101,10 @@ def accuracy_tables(split: str, folder: Path = RUNS) -> str:
                         row = rows.setdefault(_representation(kind, score), {})
                         row |= {score.protocol: cell([score]), "operations": "" if score.is_baseline else spent}
             if rows:
-                columns = [*COLUMNS, "operations"]
+                columns = {**COLUMNS, "operations": "operations"}
                 body = [line([name, *(row.get(column, "") for column in columns)]) for name, row in rows.items()]
-                header = line(["representation", *COLUMNS.values(), "operations"])
-                made += [
-                    f"#### {data}, preset `{preset}`, {split} split\n",
-                    header,
-                    "|---|---|---|---|---|---|",
-                    *body,
-                    "",
-                ]
+                header = [line(["representation", *columns.values()]), "|---" * 6 + "|"]
+                made += [f"#### {data}, preset `{preset}`, {split} split\n", *header, *body, ""]
     return "\n".join(made)
 
 
