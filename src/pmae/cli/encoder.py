@@ -89,11 +89,12 @@ class Export:
 class Explore:
     """Open a page on this machine to play with masks, walk the spectrum and find neighbours.
 
+    The page is served to this machine alone; uploads stay on it and are deleted at the end.
+
     examples:
       pmae explore                              masks on the embedded photographs, without a trained model
       pmae explore runs/a                       with the run's data, predictions, R2 and neighbours
       pmae explore --data scans/ --resize 64    masks on a folder of one's own
-    The page is served to this machine alone; uploads stay on it and are deleted at the end.
     """
 
     path: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="RUN")] = None

@@ -36,10 +36,11 @@ class Data:
 class Doctor:
     """Examine this machine: versions, devices, compiler, all-reduce and, with --data, memory and disk for a set.
 
+    Each line is ok, a warning or a problem, with what to do; the exit code is 1 if there is a problem.
+
     examples:
       pmae doctor
       pmae doctor --data scans/
-    Each line is ok, a warning or a problem, with what to do; the exit code is 1 if there is a problem.
     """
 
     data: Text = None
