@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headline import long_kinds
 from publish import name_of
-from published_runs import FIGURES, RUNS, published_runs
+from published_runs import FIGURES, RUNS, Kind, published_runs
 from tables import ratio_page
 
 from pmae.paper.tables import RATIOS
@@ -34,10 +34,13 @@ def measured(folder: Path = RUNS) -> dict[str, Drawing]:
             drawn[f"paper-{name}"] = page.drawings[0]
     # In the order of colours: PMAE is blue and MAE orange, as in the figure of ratios.
     long = sorted(long_kinds("cifar10", folder), key=lambda kind: COLOURED.index(kind.recipe))
-    curves = [
-        _curves(published_runs(folder)[kind][0], f"{kind.title}, {kind.recipe.removeprefix('mae_')}") for kind in long
-    ]
+    curves = [_curves(published_runs(folder)[kind][0], _curve_name(kind)) for kind in long]
     return drawn | ({"paper-curves": charts.learning_curves(curves)} if curves else {})
+
+
+def _curve_name(kind: Kind) -> str:
+    decoder = f", decoder {kind.decoder}" if kind.decoder else ""
+    return f"{kind.title}, {kind.recipe.removeprefix('mae_')}{decoder}"
 
 
 def _is_whole(table: Table) -> bool:

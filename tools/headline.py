@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from published_runs import RUNS, Kind, line, published_runs
+from published_runs import RUNS, Kind, line, operations, published_runs
 
-from pmae.flops import flops_per_image
 from pmae.report import published
 from pmae.results import scores_of
 from pmae.runs import Run
@@ -47,19 +46,12 @@ def _column(data: str, folder: Path) -> dict[str, tuple[str, str]]:
     scores = {k: next(v for label, v in _linear(runs[k][0]).items() if label.startswith(k.method)) for k in shown}
     for kind, value in scores.items():
         text = f"**{value:.1f}**" if value == max(scores.values()) else f"{value:.1f}"
-        found[_title(kind)] = text, f"{operations(runs[kind][0]):.1e}"
+        found[_title(kind)] = text, operations(runs[kind][0])
     return found
 
 
 def _title(kind: Kind) -> str:
     return f"{f'`{kind.recipe}`' if kind.recipe == 'ours' else kind.title}, {kind.epochs} epochs"
-
-
-def operations(run: Run) -> float:
-    """Floating-point operations of a whole pretraining, forward and backward."""
-    data = run.environment["data"]
-    images = data["counts"]["train"] * (run.config.train.epochs or 0)
-    return float(flops_per_image(run.config, tuple(data["shape"]))) * images
 
 
 def _linear(run: Run) -> dict[str, float]:

@@ -42,13 +42,15 @@ def publish(run: Run, below: Path = RUNS) -> Path:
 
 
 def name_of(run: Run) -> str:
-    """`cifar10-pmae-100`, with ratio, recipe and seed where they are not the usual ones."""
+    """`cifar10-pmae-100`, with recipe, ratio, decoder and seed where they are not the usual ones."""
     kind, seed = kind_of(run), run.config.train.seed
     usual = (kind.method, kind.ratio) in (("mae", 0.75), ("pmae", 0.2))
     ratio = [] if usual else ["random" if kind.ratio is None else f"{kind.ratio:g}"]
     method = [kind.method, *filter(None, [SHORT.get(kind.recipe)])]
     method = ["contrast"] if method == ["pmae", "contrast"] else method
-    return "-".join([kind.data, *method, *ratio, str(kind.epochs), *[f"seed{seed}"] * (seed > 0)])
+    # The small one is that of all runs which compare ratios and spaces.
+    decoder = [] if kind.decoder in ("", "small") else [f"decoder={kind.decoder}"]
+    return "-".join([kind.data, *method, *ratio, *decoder, str(kind.epochs), *[f"seed{seed}"] * (seed > 0)])
 
 
 def thinned(run: Run) -> Iterator[dict[str, object]]:

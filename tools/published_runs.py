@@ -9,6 +9,7 @@ from pathlib import Path
 from pmae.config import Config, replace
 from pmae.derive import resolve
 from pmae.errors import UserError
+from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
 from pmae.results import Score, scores_of
 from pmae.runs import Run
@@ -47,6 +48,11 @@ class Kind:
         """`MAE 0.75`, `PMAE random`."""
         name = {"mae": "MAE", "pmae": "PMAE", "pmae-pixels": "PMAE (pixel objective)"}.get(self.method, self.method)
         return f"{name} {'random' if self.ratio is None else f'{self.ratio:g}'}"
+
+    @property
+    def decoder(self) -> str:
+        """The decoder, if it is not the recipe's."""
+        return next((text.partition("=")[2] for text in self.differs if text.startswith("decoder.name=")), "")
 
     @property
     def settings(self) -> str:
@@ -96,6 +102,16 @@ def _differing(run: Run, name: str) -> list[str] | None:
     return [f"{key}={mine[key]}" for key in mine if key not in VARIED and mine[key] != other[key]]
 
 
+def operations(run: Run) -> str:
+    """Operations of a whole pretraining (per image, times images, times epochs) as `1.6e16`; a dash if not counted."""
+    data, epochs = run.environment["data"], run.config.train.epochs or 0
+    try:
+        each = flops_per_image(run.config, tuple(data["shape"]))
+    except UserError:
+        return "–"
+    return f"{each * data['counts']['train'] * epochs:.1e}".replace("e+", "e")
+
+
 def of_encoder(run: Run) -> list[Score]:
     """Every score of a run's own encoder at its last epoch."""
     found = scores_of(run.evaluations)
@@ -103,7 +119,7 @@ def of_encoder(run: Run) -> list[Score]:
 
 
 def cell(scores: Sequence[Score]) -> str:
-    """Mean and deviation in percent: over runs, or over the heads of the only one; empty where nothing was measured."""
+    """Mean and standard deviation in percent: over runs, or over the probe heads of the only one; empty without any."""
     values = [score.accuracy.value for score in scores if score.accuracy.value is not None]
     if not values:
         return ""

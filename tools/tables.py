@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
-from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, published_runs
+from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, operations, published_runs
 
 from pmae.files import write_text
 from pmae.paper.cells import fill_cells
@@ -34,6 +34,8 @@ WANTED: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "bloodmnist": (("mae", ()), ("pmae", ())),
 }
 """Method and recipes (any, if none) of the long runs that are to come: without one of them a line says so."""
+METHODS = {"mae": "MAE", "pmae": "PMAE", "pmae-pixels": "PMAE, pixel objective"}
+"""Methods whose ratios are compared, as their table calls them."""
 SWEEP = (("encoder.patch_size", "8"), ("decoder.name", "small"))
 """What all runs that compare ratios have in common with those that compare masking spaces."""
 
@@ -50,22 +52,19 @@ def _picture(name: str, alt: str) -> list[str]:
 def _paper_set(data: str, folder: Path) -> str:
     kinds = {kind: published_runs(folder)[kind] for kind in long_kinds(data, folder)}
     name = published.paper()["data"][data]
-    header = [f"{name}, {LONG} epochs", "preset", "images", "features", *COLUMNS.values()]
+    header = [f"{name}, {LONG} epochs", "preset", "images", "features", *COLUMNS.values(), "operations"]
     lines = [line(header), "|---" * len(header) + "|"]
     for method, key in PUBLISHED.items():
         said = [published.accuracy(protocol, key, data) for protocol in COLUMNS]
         shown = ["" if value is None else f"{value:.1f}" for value in said]
-        lines.append(
-            line(
-                [f"**{published.paper()['methods'][key]}: published**", "paper", published.split(data), "[CLS]", *shown]
-            )
-        )
+        place = [f"**{published.paper()['methods'][key]}: published**", "paper", published.split(data), "[CLS]"]
+        lines.append(line([*place, *shown, ""]))
         for kind, runs in kinds.items():
             lines += _measured(kind, runs) if kind.method == method else []
         for wanted, recipes in WANTED[data]:
             if wanted == method and not any(k.method == method and (not recipes or k.recipe in recipes) for k in kinds):
                 named = " or ".join(f"`{recipe}`" for recipe in recipes)
-                lines.append(line([f"here{', ' * bool(named)}{named}: not run yet", *[""] * 7]))
+                lines.append(line([f"here{', ' * bool(named)}{named}: not run yet", *[""] * 8]))
     return "\n".join([*lines, ""])
 
 
@@ -81,7 +80,8 @@ def _measured(kind: Kind, runs: Sequence[Run]) -> list[str]:
                 shown = [cell([s for s in here if s.protocol == protocol]) for protocol in COLUMNS]
                 if any(shown):
                     name = f"here, {kind.title}, {kind.settings}, {seeds}" if not lines else ""
-                    lines.append(line([name, preset, split, features, *shown]))
+                    spent = operations(runs[0]) if not lines else ""
+                    lines.append(line([name, preset, split, features, *shown, spent]))
     return lines
 
 
@@ -95,13 +95,16 @@ def accuracy_tables(split: str, folder: Path = RUNS) -> str:
         for preset in ("strong", "paper"):
             rows: dict[str, dict[str, str]] = {}
             for kind in (kind for kind in order if kind.data == data):
+                spent = operations(kinds[kind][0])
                 for score in scores_of(kinds[kind][0].evaluations):
                     if (score.preset, score.split) == (preset, split):
-                        rows.setdefault(_representation(kind, score), {})[score.protocol] = cell([score])
+                        row = rows.setdefault(_representation(kind, score), {})
+                        row |= {score.protocol: cell([score]), "operations": "" if score.is_baseline else spent}
             if rows:
-                body = [line([name, *(row.get(column, "") for column in COLUMNS)]) for name, row in rows.items()]
-                header = line(["representation", *COLUMNS.values()])
-                made += [f"#### {data}, preset `{preset}`, {split} split\n", header, "|---|---|---|---|---|", *body, ""]
+                columns = {**COLUMNS, "operations": "operations"}
+                body = [line([name, *(row.get(column, "") for column in columns)]) for name, row in rows.items()]
+                header = [line(["representation", *columns.values()]), "|---" * 6 + "|"]
+                made += [f"#### {data}, preset `{preset}`, {split} split\n", *header, *body, ""]
     return "\n".join(made)
 
 
@@ -133,6 +136,7 @@ def ratio_tables(folder: Path = RUNS) -> str:
         )
         if not rows:
             return "Not run yet.\n"
+    made.append(_ratio_operations(table.header[4:], folder))
     spread = ratio_page("spread", "mean", folder).tables[0]
     # Over fewer shares than all nine, a mean says which ones were run and little else.
     whole = [row[1:] for row in spread.rows if row[3] == str(len(RATIOS))]
@@ -141,6 +145,18 @@ def ratio_tables(folder: Path = RUNS) -> str:
         made.append(to_markdown(Table(spread.name, title, spread.header[1:], whole, spread.note)))
         made += _picture("paper-spread", "Mean and standard error over the nine shares")
     return "\n".join([*made, *_picture("paper-ratio", "Accuracy against the masking ratio")])
+
+
+def _ratio_operations(ratios: Sequence[str], folder: Path) -> str:
+    """What the runs that compare ratios spent: PMAE the same at every share, MAE less the more it hides."""
+    spent: dict[str, dict[str, str]] = {}
+    for kind, runs in published_runs(folder).items():
+        if (kind.data, kind.epochs, kind.decoder) == ("cifar10", SWEPT, "small") and kind.method in METHODS:
+            ratio = "random" if kind.ratio is None else f"{kind.ratio:.0%}"
+            spent.setdefault(METHODS[kind.method], {})[ratio] = operations(runs[0])
+    rows = [[name, *(spent[name].get(ratio) for ratio in ratios)] for name in METHODS.values() if name in spent]
+    note = "Per image, times 50,000 images, times epochs; a random share counts as its mean."
+    return to_markdown(Table("operations", "Operations of pretraining", ["method", *ratios], rows, note))
 
 
 TABLES: dict[str, Callable[[], str]] = {

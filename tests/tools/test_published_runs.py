@@ -15,6 +15,7 @@ from pmae.config_file import to_dict
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.files import write_json
+from pmae.flops import flops_per_image
 from pmae.runs import Run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -106,7 +107,7 @@ def accuracy(source: str, preset: str, protocol: str, pooling: str) -> float:
 def test_long_runs_stand_beside_the_published_numbers_and_absent_ones_say_so(tool: Any, tmp_path: Path) -> None:
     tables: ModuleType = tool("tables")
     assert tables.paper_table(tmp_path / "nothing").count("not run yet") == 7
-    long_run(tmp_path, "a", "cifar10-pmae-100")
+    run = long_run(tmp_path, "a", "cifar10-pmae-100")
     long_run(tmp_path, "b", "bloodmnist-mae-100")
     long_run(tmp_path, "c", "bloodmnist-mae-100", train__seed=1)
     table = tables.paper_table(tmp_path)
@@ -122,6 +123,8 @@ def test_long_runs_stand_beside_the_published_numbers_and_absent_ones_say_so(too
     assert mae[4] == f"{accuracy('bloodmnist-mae-100', 'paper', 'linear', 'cls'):.1f} ± 0.0"
     (said,) = cells(table, "**PMAE, oracle ratio: published** | paper | test")
     assert said[4:] == ["59.0", "64.1", "55.3", "84.8"]
+    # 50,000 images, 800 times; operations an image by the closed form of `pmae.flops`.
+    assert pmae[8] == f"{flops_per_image(run.config, (3, 32, 32)) * 50_000 * 800:.1e}".replace("+", "")
 
 
 def test_the_headline_follows_the_longest_pair(tool: Any, tmp_path: Path) -> None:
@@ -158,6 +161,8 @@ def test_runs_that_compare_ratios_fill_the_table_of_ratios(tool: Any, tmp_path: 
         (row,) = cells(table, "linear probe | strong | PMAE |")
         value = f"{accuracy('cifar10-pmae-100', 'strong', 'linear', pooling):.1f}"
         assert row[3:] == [value, value, "–", value, *["–"] * 7]
+    (spent,) = cells(first + second, "PMAE | 2.0e15 |")
+    assert spent[1:] == ["2.0e15", "2.0e15", "–", "2.0e15", *["–"] * 7]
     # A mean over three of nine shares is no number to publish, and a line through them no figure.
     assert "standard error" not in second
     assert figures.measured(tmp_path) == {}
@@ -220,5 +225,6 @@ def test_published_names_say_what_a_run_is(tool: Any, tmp_path: Path) -> None:
             "train__seed": 3,
         },
         "cifar10-pmae-paper-800": {"masking__per": "batch", "objective__scale": "sum", "decoder__name": "text"},
+        "cifar10-pmae-decoder=text-800": {"decoder__name": "text"},
     }.items():
         assert tool("publish").name_of(long_run(tmp_path, name, "cifar10-pmae-100", **changes)) == name

@@ -158,7 +158,11 @@ class Protocols:
 
 
 def paper() -> Protocols:
-    """The paper's text: SGD at 0.1 without decay, augmentation on while probes train, fine-tuning with decay 0.5."""
+    """The paper's text: SGD at 0.1 without decay, augmentation on while probes train, fine-tuning with decay 0.5.
+
+    The text says "warmup steps" for 10 and 5, which are MAE's epochs and which the released code reads as epochs: so do
+    we, as ten of 9,700 steps would be no warm-up. Of pretraining's 40 both readings are settings (recipe `paper`).
+    """
     return Protocols()
 
 

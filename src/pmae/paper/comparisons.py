@@ -44,7 +44,8 @@ def grid(name: str, title: str, cells: Sequence[Measured]) -> Table:
         body.append([*named, *(_ours_and_published(by_place[protocol, preset, method, data]) for data in datasets)])
     missing = sum(c.value is None for c in cells)
     over = " or ".join(sorted({f"between {'its ' * (c.over == 'heads')}{c.over}" for c in cells if c.over}))
-    note = f"Test accuracy in %, ours{f' ± the deviation {over}' * bool(over)}, and the published number in brackets"
+    spread = f" ± the standard deviation {over}" if over else ""
+    note = f"Test accuracy in %, ours{spread}, and the published number in brackets"
     note += f"; {NOTHING} is not measured yet ({missing} of {len(cells)} cells)." if missing else "."
     header = ["protocol", *["preset"] * several, "method", *map(data_title, datasets)]
     return Table(name, title, header, body, f"{note} {features_of(cells)}".strip())

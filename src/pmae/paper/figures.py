@@ -76,7 +76,7 @@ def ratio_curves(cells: Sequence[Measured]) -> list[Drawing]:
         "Test accuracy of a linear probe, by data set and preset, against the share that is hidden; on the right a "
         "share drawn anew for each batch. A ring is the ratio that is best on validation images, which are no test "
         "images; a dotted line is the paper's best (oracle) in the colour of its method, whose probes are augmented. "
-        f"Bars are deviations between runs, or between the heads of one run. {features_of(cells)}"
+        f"Bars are standard deviations between runs, or between the probe heads of one. {features_of(cells)}"
     )
     return [Drawing("ratio", "Accuracy against the masking ratio", caption, figure)]
 

@@ -24,6 +24,8 @@ from pmae.errors import unknown_name
 def paper() -> Config:
     """PMAE as the text of the paper describes it: one mask a batch, a squared norm as loss, ViT-T on both sides.
 
+    The text says 40 "warmup steps", and steps they are here; MAE and the released code have 40 epochs, which is
+    --optim.warmup-steps None --optim.warmup-epochs 40.
     pmae pretrain --recipe paper --data cifar10 --out runs/paper
     Cost: 40 million images, eight minutes on the GPU or 200 hours on the cores.
     Expect: linear 58.9, MLP 64.0, k-NN 54.6, fine-tuned 85.9 (preset paper; published 59.0, 64.1, 55.3, 84.8). With one
