@@ -1,4 +1,4 @@
-"""The device under the clock: its products' limit, its memory, and waiting for it."""
+"""The device under the clock: the limit of its matrix multiplications, its memory, and waiting for it."""
 
 import contextlib
 import os
@@ -15,13 +15,13 @@ Steps = Callable[[int], None]
 
 
 NOMINAL = {"H200": 989e12, "H100 80GB HBM3": 989e12, "A100": 312e12}
-"""Operations a second of dense bfloat16 products as makers state them, by a part of the card's name."""
+"""Operations a second of dense bfloat16 matrix multiplications as makers state them, by a part of the card's name."""
 PROCESS = 4 * 2**30
 """Bytes of the host's memory that a process with a card may take."""
 
 
 def settle(device: torch.device) -> None:
-    """What is the same for all on CUDA: the device, and float32 products that may round to TF32."""
+    """What is the same for all on CUDA: the device, and float32 matrix multiplications that may round to TF32."""
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
         torch.set_float32_matmul_precision("high")
@@ -68,13 +68,13 @@ def limit(device: torch.device, precision: str, side: int | None = None, repeats
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     count = 20 if cuda else 1
 
-    def products(number: int) -> None:
+    def gemms(number: int) -> None:
         for _ in range(number):
             a @ b
 
     settle(device)
-    products(3)
-    return 2 * side**3 * count / min(seconds(products, count, device) for _ in range(repeats))
+    gemms(3)
+    return 2 * side**3 * count / min(seconds(gemms, count, device) for _ in range(repeats))
 
 
 def name_of(device: torch.device) -> str:

@@ -13,13 +13,13 @@ from pmae.spaces.pca import cost_of_exact, cost_of_leading
 SPEEDS = {("pmae", 32): 87_954, ("mae", 32): 110_554, ("pmae", 64): 25_612, ("mae", 64): 35_014}
 """Images a second measured on one H200 at batch 512, by method and side (results/speed.md)."""
 PARTS = {32: (3.48e-3, 2.32e-3), 64: (11.62e-3, 8.05e-3)}
-"""Seconds of products and of the rest in a profile of PMAE's step there, by side."""
+"""Seconds of GEMMs and of the rest in a profile of PMAE's step there, by side."""
 PEAKS = {("pmae", 32): 3.1, ("mae", 32): 2.6, ("pmae", 64): 10.8, ("mae", 64): 7.9}
 """GiB at the peak of those runs."""
 CORE = {("pmae", 32): 30.4, ("mae", 32): 39.4, ("pmae", 64): 7.2, ("mae", 64): 9.8}
 """Images a second measured on one core of a server CPU, float32, batch 32, plain engine."""
 BATCH, H200_MEMORY, DOUBLE = 512, 141e9, 30e12
-"""Batch of the measurements, bytes of an H200, and an assumption: operations a second of its float64 products."""
+"""Batch of the measurements, bytes of an H200, and an assumption: operations a second of its float64 GEMMs."""
 LARGE = (3, 224, 224)
 COMPONENTS = 1024
 SITE = Site()
@@ -33,9 +33,9 @@ def h200() -> scale.Card:
 
 def _profile(side: int) -> Profile:
     config, shape = _measured("pmae", side)
-    products, rest = PARTS[side]
+    gemms, rest = PARTS[side]
     work, numbers = BATCH * scale.weighed(config, shape), BATCH * scale.activations(config, shape)
-    return Profile(work, numbers, products, rest)
+    return Profile(work, numbers, gemms, rest)
 
 
 def _measured(method: str, side: int) -> tuple[Config, scale.Shape]:
@@ -121,7 +121,7 @@ def fits() -> str:
     """The fits of a space at 224x224 to ImageNet-1k."""
     pixels, patch = 3 * 224 * 224, 3 * 16 * 16
     leading = cost_of_leading(IMAGENET, pixels, COMPONENTS)
-    # The numbers of a basis, products of an image with it in a step (one more where a rest is kept), and passes.
+    # the numbers of a basis, multiplications of an image by it in a step (one more where a rest is kept), and passes.
     rows = [
         _fit("all components, exact", cost_of_exact(IMAGENET, pixels), pixels**2, 4 * pixels**2, 1),
         _fit(f"{COMPONENTS:,} leading and the rest", leading, COMPONENTS * pixels, 5 * COMPONENTS * pixels, 6),
@@ -132,9 +132,9 @@ def fits() -> str:
     return _table((*heads, "passes over the images"), rows)
 
 
-def _fit(name: str, cost: FitCost, basis: int, products: int, passes: int) -> Row:
+def _fit(name: str, cost: FitCost, basis: int, gemms: int, passes: int) -> Row:
     fit = f"{cost.bytes / 1e9:.2f}", f"{cost.operations:.1e}", f"{cost.operations / DOUBLE / 60:.1f}"
-    return (name, *fit, f"{4 * basis / 1e9:.2f}", f"{2 * products / 1e9:.1f}", passes)
+    return (name, *fit, f"{4 * basis / 1e9:.2f}", f"{2 * gemms / 1e9:.1f}", passes)
 
 
 def assumptions() -> str:
@@ -142,10 +142,10 @@ def assumptions() -> str:
     card = h200()
     rows = [
         ("a step, whatever its size", f"{1000 * card.fixed:.2f} ms", "calibrated"),
-        ("products", f"{card.products / 1e12:.0f} TFLOP/s", "calibrated"),
+        ("GEMMs", f"{card.gemms / 1e12:.0f} TFLOP/s", "calibrated"),
         ("activations, tokens x width x blocks", f"{card.numbers / 1e9:.1f} billion/s", "calibrated"),
         ("memory for an activation", f"{scale.KEPT} bytes", "calibrated"),
-        ("float64 products, for the fit", f"{DOUBLE / 1e12:.0f} TFLOP/s", "assumed"),
+        ("float64 GEMMs, for the fit", f"{DOUBLE / 1e12:.0f} TFLOP/s", "assumed"),
         ("memory of a card", f"{H200_MEMORY / 1e9:.0f} GB", "the maker's figure"),
         ("cards in a machine", SITE.cards_a_machine, "assumed"),
         ("a card's link inside the machine", f"{SITE.link_inside / 1e9:.0f} GB/s each way", "the maker's figure"),

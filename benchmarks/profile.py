@@ -20,8 +20,8 @@ GROUPS = (
     ("attention", r"attention|flash|fmha|softmax|sdpa|^_(short|tiled)_(forward|backward)_kernel"),
     # Before GELU, which a product may have at its end. Products that add up parts clear their counters first: of a
     # hundred memsets in a step nearly all are theirs.
-    ("products", r"nvjet|gemm|gemv|cutlass|cublas|xmma|splitk|wgrad|dgrad|convol|triton_tem|^memset"),
-    ("products", r"^(?!triton_).*(matmul|addmm|\bb?mm\b|conv(?!ert)|::linear)"),
+    ("gemms", r"nvjet|gemm|gemv|cutlass|cublas|xmma|splitk|wgrad|dgrad|convol|triton_tem|^memset"),
+    ("gemms", r"^(?!triton_).*(matmul|addmm|\bb?mm\b|conv(?!ert)|::linear)"),
     ("GELU", r"gelu"),
     ("masks, random numbers, order", r"^_hide|distribution|philox|rand|uniform|sort|scan|cumsum|radix"),
     ("masks, random numbers, order", r"^(?!triton_).*(argm|mask|scatter|arange)"),

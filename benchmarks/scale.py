@@ -1,6 +1,6 @@
 """What training at scale costs, from the operations and numbers of one image: seconds, messages, disks, bytes, money.
 
-A step on a card takes `fixed + images x (operations / products + activations / numbers)` seconds: products at the rate
+A step on a card takes `fixed + images x (operations / gemms + activations / numbers)` seconds: GEMMs at the rate
 of large ones, everything between them at the rate at which tokens pass through memory. All three are measured.
 """
 
@@ -27,17 +27,17 @@ class Card:
     """A GPU: seconds of a step whatever its size, operations and activations a second."""
 
     fixed: float
-    products: float
+    gemms: float
     numbers: float
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where a measured step went, in seconds: products, and the rest."""
+    """Where a measured step went, in seconds: GEMMs, and the rest."""
 
     operations: float
     activations: float
-    products: float
+    gemms: float
     rest: float
 
 
@@ -69,10 +69,10 @@ class Job:
 
 def calibrated(small: Profile, large: Profile) -> Card:
     """The card that two profiles describe: both parts of a step grow in a straight line."""
-    products = (large.operations - small.operations) / (large.products - small.products)
+    gemms = (large.operations - small.operations) / (large.gemms - small.gemms)
     numbers = (large.activations - small.activations) / (large.rest - small.rest)
-    fixed = small.products - small.operations / products + small.rest - small.activations / numbers
-    return Card(fixed, products, numbers)
+    fixed = small.gemms - small.operations / gemms + small.rest - small.activations / numbers
+    return Card(fixed, gemms, numbers)
 
 
 def activations(config: Config, shape: Shape) -> int:
@@ -92,7 +92,7 @@ def parameters(config: Config, shape: Shape) -> int:
 
 def compute_seconds(config: Config, shape: Shape, images: float, card: Card) -> float:
     """A step of so many images on one card."""
-    seconds = weighed(config, shape) / card.products + activations(config, shape) / card.numbers
+    seconds = weighed(config, shape) / card.gemms + activations(config, shape) / card.numbers
     return card.fixed + images * seconds
 
 

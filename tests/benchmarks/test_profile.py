@@ -11,16 +11,16 @@ from benchmarks import ours
 
 MASKS, NORMS = "masks, random numbers, order", "norms and residuals"
 KERNELS = {
-    "nvjet_sm90_tst_64x128_64x8_2x1_v_bz_NTN": "products",
-    "nvjet_sm90_tst_192x192_64x4_1x2_h_bz_coopB_bias_TNN": "products",
-    "nvjet_sm90_tst_192x192_64x4_1x2_h_bz_coopB_bias_gelu_aux_TNN": "products",
-    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute": "products",
-    "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_execute_segment_k_off_kernel__5x_cublas": "products",
-    "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>": "products",
-    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>": "products",
-    "void cublasLt::epilogue::impl::globalKernel<8, 32, float, dgelu_bgrad>": "products",
-    "Memset (Device)": "products",
-    "triton_tem_fused_addmm_12": "products",
+    "nvjet_sm90_tst_64x128_64x8_2x1_v_bz_NTN": "gemms",
+    "nvjet_sm90_tst_192x192_64x4_1x2_h_bz_coopB_bias_TNN": "gemms",
+    "nvjet_sm90_tst_192x192_64x4_1x2_h_bz_coopB_bias_gelu_aux_TNN": "gemms",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute": "gemms",
+    "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_execute_segment_k_off_kernel__5x_cublas": "gemms",
+    "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>": "gemms",
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>": "gemms",
+    "void cublasLt::epilogue::impl::globalKernel<8, 32, float, dgelu_bgrad>": "gemms",
+    "Memset (Device)": "gemms",
+    "triton_tem_fused_addmm_12": "gemms",
     "_short_forward_kernel": "attention",
     "_short_backward_kernel_0": "attention",
     "_tiled_forward_kernel": "attention",
@@ -49,8 +49,8 @@ KERNELS = {
     "triton_red_fused_slice_sum_2": REST,
     "Memcpy DtoD (Device -> Device)": "copies and casts",
     "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>": "copies and casts",
-    "aten::addmm": "products",
-    "aten::mm": "products",
+    "aten::addmm": "gemms",
+    "aten::mm": "gemms",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "attention",
     "aten::native_layer_norm": NORMS,
     "aten::gelu_backward": "GELU",
@@ -72,8 +72,8 @@ def test_groups_and_gaps_sum_to_the_time_on_the_clock() -> None:
     found = {share.group: share for share in shares(events, wall=1e-3, steps=2)}
     assert sum(share.milliseconds for share in found.values()) == pytest.approx(0.5)
     assert sum(share.share for share in found.values()) == pytest.approx(1)
-    assert found["products"].milliseconds == pytest.approx(0.2)
-    assert found["products"].launches == 1
+    assert found["gemms"].milliseconds == pytest.approx(0.2)
+    assert found["gemms"].launches == 1
     assert found[GAPS].milliseconds == pytest.approx(0.275)
 
 
@@ -94,7 +94,7 @@ def test_a_real_step_has_every_group_and_its_products() -> None:
     assert sum(share.share for share in found.shares) == pytest.approx(1)
     assert {"optimizer", "attention", NORMS, "GELU", REST, GAPS} <= set(groups)
     # Three blocks of four linear layers, each one product forward and two backward.
-    assert groups["products"].launches >= 3 * 4 * 3
+    assert groups["gemms"].launches >= 3 * 4 * 3
     assert found.alone > 0
 
 
@@ -104,7 +104,7 @@ def test_a_profile_comes_out_of_its_process_and_a_failure_says_why() -> None:
     (row, profile), (failed, nothing) = profiles(entries, Pace(1, warm=1), said.append)
     assert row.note == ""
     assert profile is not None
-    assert "products" in {share.group for share in profile.shares}
+    assert "gemms" in {share.group for share in profile.shares}
     assert nothing is None
     assert "must run on CUDA" in failed.note
     assert any("must run on CUDA" in line for line in said)

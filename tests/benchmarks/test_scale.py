@@ -38,7 +38,7 @@ def test_two_profiles_settle_a_card() -> None:
     card = Card(0.002, 4e14, 2e10)
     profiles = [Profile(w, a, 0.0015 + w / 4e14, 0.0005 + a / 2e10) for w, a in ((1e12, 5e7), (7e12, 2e8))]
     found = scale.calibrated(*profiles)
-    assert (found.fixed, found.products, found.numbers) == pytest.approx((card.fixed, card.products, card.numbers))
+    assert (found.fixed, found.gemms, found.numbers) == pytest.approx((card.fixed, card.gemms, card.numbers))
 
 
 def test_the_card_predicts_the_speeds_that_were_measured() -> None:
@@ -54,11 +54,11 @@ def test_the_card_predicts_the_speeds_that_were_measured() -> None:
 def test_the_measured_numbers_are_those_of_the_page_on_speed() -> None:
     page = (ROOT / "results" / "speed.md").read_text()
     assert all(f"**{speed:,}**" in page for speed in plans.SPEEDS.values())
-    line = next(line for line in page.splitlines() if line.startswith("| products (library)"))
+    line = next(line for line in page.splitlines() if line.startswith("| GEMMs (library)"))
     whole = next(line for line in page.splitlines() if line.startswith("| all |"))
-    products, totals = (re.findall(r"([\d.]+) \(", text) for text in (line, whole))
+    gemms, totals = (re.findall(r"([\d.]+) \(", text) for text in (line, whole))
     for column, side in ((0, 32), (2, 64)):
-        assert plans.PARTS[side][0] == pytest.approx(float(products[column]) / 1000)
+        assert plans.PARTS[side][0] == pytest.approx(float(gemms[column]) / 1000)
         assert sum(plans.PARTS[side]) == pytest.approx(float(totals[column]) / 1000)
     peaks = " ".join(f"{gib}" for gib in plans.PEAKS.values())
     assert peaks in re.sub(r"[,\sand]+", " ", page)
