@@ -39,10 +39,10 @@ class Learned(Recombined):
         angles: Tensor = self.angles
         if self.config.rotate_towards == "hard":
             angles = 2 * angles.detach() - angles  # The same value, and minus the gradient.
-        upper = angles.new_zeros(self.count, self.count, dtype=torch.float64)
+        one = torch.eye(self.count, dtype=torch.float64, device=angles.device)
         row, column = torch.triu_indices(self.count, self.count, 1, device=angles.device)
-        upper = upper.index_put((row, column), angles.double())
-        half, one = (upper - upper.T) / 2, torch.eye(self.count, dtype=torch.float64, device=angles.device)
+        upper = torch.zeros_like(one).index_put((row, column), angles.double())
+        half = (upper - upper.T) / 2
         # `solve_ex`, because `solve` asks the device whether it went well, which a CUDA graph forbids. It always does.
         return torch.linalg.solve_ex(one - half, one + half).result.to(angles.dtype)
 

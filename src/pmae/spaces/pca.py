@@ -116,8 +116,7 @@ class PCA(Space):
         self.exact = self.all or self.size <= EXACT
         way = "keep leading ones alone (space.components)" if self.all else "lower space.components"
         self.way_out = f"{way}, or use space.name patch_pca, cosine or wavelet, or smaller images (data.resize)"
-        need = self.fit_cost(0).bytes
-        moments.refuse_beyond_memory(f"space 'pca': {self.kept} components of {self.size} pixels", need, self.way_out)
+        self.refuse_beyond_memory(f"{self.kept} components of {self.size} pixels", self.fit_cost(0).bytes)
         self.register_buffer("mean", torch.zeros(self.size))
         self.register_buffer("components", torch.eye(self.kept, self.size))
         self.register_buffer("variance", torch.ones(self.size if self.all else self.kept + self.size))
