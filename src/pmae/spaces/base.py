@@ -83,8 +83,8 @@ class Space(nn.Module, ABC):
     def refuse_beyond_memory(self, what: str, need: int) -> None:
         """Stop before a fit that would need too many bytes, and name them and a way out."""
         if need > LIMIT:
-            name = self.config.name
-            raise UserError(f"space {name!r}: {what} need {need:,} bytes for the fit, more than {LIMIT:,}; {self.way_out}")
+            told = f"space {self.config.name!r}: {what} need {need:,} bytes for the fit, more than {LIMIT:,}"
+            raise UserError(f"{told}; {self.way_out}")
 
     @abstractmethod
     def project(self, x: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class Space(nn.Module, ABC):
     @property
     def variance_share(self) -> Tensor:
         """(K,) fraction of the total variance that each coefficient carries."""
-        variance = self.variance
+        variance = self.variance  # once: a learned basis computes it
         return variance / variance.sum()
 
     @property

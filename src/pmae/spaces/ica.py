@@ -15,21 +15,17 @@ SHARE = 0.9
 """Of the variance: what the components that are unmixed hold, where the settings do not say how many."""
 RANK = 1e-6
 IMAGES = 2**15
+"""Bound of the sample that the rotation is found on; variances follow from it, and are exact over all images."""
 ITERATIONS, CHANGE = 200, 1e-8
 
 
 class ICA(Recombined):
     """Leading principal components unmixed into sources that are as independent as a linear map can make them.
 
-    By default as many as hold 90% of the variance, 128 at most; `space.components` sets the number.
-
     Sources are a rotation of the *whitened* coefficients, so their directions in pixel space are not orthogonal. Each
     source is measured along its own direction at unit length, so its variance is the energy that it adds to an image,
     and because sources are uncorrelated these energies sum to the variance of the images: hiding a share of the
     variance means what it does in PCA. The squared error of a coefficient, though, is no longer that of its pixels.
-
-    One pass after that of PCA takes the leading coefficients of at most 32,768 images, spread evenly over the data, and
-    on those the rotation is found. Variances need nothing but the rotation, and are exact over all images.
     """
 
     unmixing: Tensor

@@ -14,13 +14,9 @@ class Learned(Recombined):
 
     The model minimizes the unexplained share of the hidden variance, 1 - R2; the rotation *maximizes* it, by gradient
     reversal, in the same step of the same optimizer (predictability minimization). Minimizing it, too, would be
-    trivial: strongly correlated components can be filled in by regression, and the encoder need learn nothing
-    about images. To regression the principal axes are the hardest basis there is, so what turns the basis away from
-    them is structure beyond correlation. It cannot win by hiding more: the mask keeps to its share of the variance, R2
-    is relative to the energy that was hidden, and an orthonormal basis keeps the total however it turns.
-
-    `space.rotate_towards` "easy" drops the reversal, for comparison. Shares follow the rotation, detached: they decide
-    which components a mask takes, and no gradient does. `space.components` says how many turn; 128 if not given.
+    trivial: strongly correlated components can be filled in by regression (`space.rotate_towards` "easy" does it, for
+    comparison). It cannot win by hiding more: the mask keeps to its share of the variance, R2 is relative to the energy
+    that was hidden, and an orthonormal basis keeps the total however it turns.
     """
 
     learns = True
@@ -52,7 +48,10 @@ class Learned(Recombined):
 
     @property
     def variance(self) -> Tensor:  # type: ignore[override]
-        """(K,) the diagonal of R diag(v) R^T for the leading components, v for the others; without a gradient."""
+        """(K,) the diagonal of R diag(v) R^T for the leading components, v for the others.
+
+        Without a gradient: shares decide which components a mask takes.
+        """
         variance = self.pca.variance
         with torch.no_grad():
             return torch.cat([self.rotation.square() @ variance[: self.count], variance[self.count :]])
