@@ -15,7 +15,7 @@ RINGS = 24
 
 
 class Pixels(Space):
-    """Every pixel of every channel is its own coefficient, which makes the method an MAE; fitting measures variances."""
+    """Every pixel of every channel is its own coefficient, as in MAE; fitting measures their variances."""
 
     tolerance = 0.0
 

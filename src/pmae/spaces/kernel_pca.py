@@ -20,7 +20,7 @@ from pmae.spaces.moments import DistributedFit, principal_axes
 
 LANDMARKS = 2048
 SEED = 0
-"""Of the draw of landmarks: a space is a function of images and settings, so runs that differ in their seed share it."""
+"""Of the draw: a space is a function of the images and its settings, so runs that differ in their seed share it."""
 POOL = 4
 """k-means++ looks at every image for every landmark, so it chooses among so many times the landmarks, not among all."""
 EDGE = 1e-3
