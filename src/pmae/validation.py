@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Self
 from pmae.errors import UserError, UserTypeError, require, unknown_name
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
-RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
-"""Settings that had another name in earlier versions: refused with the new one, translated in files of old runs."""
 LARGEST = 2**63
 """Whole numbers stay below: beyond it they are no float, no tensor's and no file's."""
 
@@ -63,15 +61,8 @@ def check_names(kind: type, given: Iterable[str]) -> None:
     section = _section(kind)
     known = [entry.name for entry in dataclasses.fields(kind)]
     for name in given:
-        check_not_renamed(f"{section}.{name}")
         if name not in known:
             raise unknown_name(f"setting of {section}" if section else "section", name, known)
-
-
-def check_not_renamed(name: str) -> None:
-    """Refuse a setting by the name it had."""
-    if name in RENAMED:
-        raise UserError(f"setting {name} is now called {RENAMED[name]}")
 
 
 @functools.cache
@@ -85,9 +76,7 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
-    if origin is NotRequired:
-        return coerced(value, inner[0], name)
-    if origin is Annotated:
+    if origin in (Annotated, NotRequired):
         value = coerced(value, inner[0], name)
         for rule in inner[1:]:
             require(rule.holds(value), name, rule.words, value)
@@ -95,9 +84,14 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         return None if value is None and type(None) in inner else _first_that_fits(value, inner, name)
     if origin is Literal:
-        return _choice(value, inner, name)
-    if origin in (tuple, list, dict) or typing.is_typeddict(hint):
-        return _collection(value, hint, name)
+        value = _plain(value)
+        if not any(type(value) is type(choice) and value == choice for choice in inner):
+            raise unknown_name(name, value, map(str, inner))
+        return value
+    if origin in (tuple, list):
+        return _sequence(value, hint, name)
+    if origin is dict or typing.is_typeddict(hint):
+        return _object(value, hint, name)
     return _scalar(value, hint, name)
 
 
@@ -109,46 +103,43 @@ def _first_that_fits(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
     return coerced(value, last, name)
 
 
-def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
-    plain = _plain(value)
-    if not any(type(plain) is type(choice) and plain == choice for choice in choices):
-        raise unknown_name(name, value, map(str, choices))
-    return plain
+def _sequence(value: Any, hint: Any, name: str) -> Any:
+    """A tuple of so many, or a list of any length."""
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    items = value.tolist() if hasattr(value, "tolist") else value
+    many = f" of {len(inner)} values" if kind is tuple else ""
+    if not isinstance(items, list | tuple) or (kind is tuple and len(items) != len(inner)):
+        raise UserTypeError(f"{name} must be a list{many}, got {value!r}")
+    kinds = inner if kind is tuple else inner * len(items)
+    return kind(coerced(item, of, name) for item, of in zip(items, kinds, strict=True))
 
 
-def _collection(value: Any, hint: Any, name: str) -> Any:
-    """Tuples of so many, lists, and objects: with any keys, or with at least the declared ones."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (tuple, list):
-        items = value.tolist() if hasattr(value, "tolist") else value
-        size = len(inner) if origin is tuple else None
-        if not isinstance(items, list | tuple) or (size is not None and len(items) != size):
-            raise UserTypeError(f"{name} must be a list{'' if size is None else f' of {size} values'}, got {value!r}")
-        kinds = inner if size is not None else inner * len(items)
-        return origin(coerced(item, kind, name) for item, kind in zip(items, kinds, strict=True))
+def _object(value: Any, hint: Any, name: str) -> dict[str, Any]:
+    """A dictionary of one type, or with at least the keys that a TypedDict requires."""
     if not isinstance(value, dict):
         raise UserTypeError(f"{name} must be an object, got {value!r}")
-    if origin is dict:
-        return {str(key): coerced(item, inner[1], f"{name}.{key}") for key, item in value.items()}
-    known = hints_of(hint)
+    if not typing.is_typeddict(hint):
+        kind = typing.get_args(hint)[1]
+        return {str(key): coerced(item, kind, f"{name}.{key}") for key, item in value.items()}
     for key in sorted(hint.__required_keys__ - value.keys()):
         raise UserError(f"{name} must have {key!r}, got {sorted(map(str, value))}")
-    return {key: coerced(item, known.get(key, Any), f"{name}.{key}") for key, item in value.items()}
+    return {key: coerced(item, hints_of(hint).get(key, Any), f"{name}.{key}") for key, item in value.items()}
 
 
 def _scalar(value: Any, kind: Any, name: str) -> Any:
     plain = _plain(value)
-    if kind is float and type(plain) is int and abs(plain) < LARGEST:
+    large = type(plain) is int and abs(plain) >= LARGEST
+    if kind is float and type(plain) is int and not large:
         plain = float(plain)
     if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
-        raise UserTypeError(f"{name} must be {WORDS.get(kind, f'a {kind.__name__}')}, got {_shown(value)}")
-    if kind is int and abs(plain) >= LARGEST:
+        # No page of digits or of a dictionary.
+        shown = "a number too large" if large else repr(value)[:200]
+        raise UserTypeError(f"{name} must be {WORDS.get(kind, f'a {kind.__name__}')}, got {shown}")
+    if large:
         raise UserError(f"{name} must be below 2**63, got a number of {plain.bit_length()} bits")
     require(kind is not float or math.isfinite(plain), name, "a finite number", value)
     # Half of a surrogate pair is no text: neither a terminal nor a page can show it.
-    require(
-        kind is not str or plain.isascii() or plain == plain.encode("utf-8", "replace").decode(), name, "text", value
-    )
+    require(kind is not str or plain == plain.encode("utf-8", "replace").decode(), name, "text", value)
     return plain
 
 
@@ -159,8 +150,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return str(value) if f"{type(value).__module__}.{type(value).__name__}" == "torch.device" else value
-
-
-def _shown(value: Any) -> str:
-    """As Python writes it, but no page of digits or of a dictionary."""
-    return "a number too large" if type(value) is int and abs(value) >= LARGEST else repr(value)[:200]
