@@ -33,7 +33,10 @@ ALLOWED = {
     "runs": LEAVES | {"files", "results", "results_file", "run_files"},
     "tensor_files": {"errors", "files"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
-    "evaluate": LEAVES | FILES | {"models", "fast", "data", "spaces", "results", "train.schedule"},
+    "evaluate": LEAVES
+    | FILES
+    | {"models", "fast", "data", "spaces", "results", "train.schedule"}
+    | {"train.distributed"},
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
     | FILES

@@ -22,7 +22,7 @@ from pmae.data.readers.arrays import Layout, channels_first
 from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name
-from pmae.evaluate.online import online_probe
+from pmae.evaluate.probes import online_probe
 from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop

@@ -18,7 +18,7 @@ from pmae.data.readers.decode import FORMATS, decode
 from pmae.derive import patch_for
 from pmae.errors import UserError, require
 from pmae.evaluate.features import extract
-from pmae.evaluate.online import nearest
+from pmae.evaluate.probes import nearest
 from pmae.report.pictures import view_of
 from pmae.runs import Run
 from pmae.spaces import Space, build_space
