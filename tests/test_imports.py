@@ -10,7 +10,7 @@ import pmae
 
 SOURCE = Path(pmae.__file__).parent
 LEAVES = {"errors", "validation", "config", "config_file"}
-FILES = {"files", "run_files", "runs", "tensor_files"}
+FILES = {"files", "runs", "tensor_files"}
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
@@ -26,11 +26,9 @@ ALLOWED = {
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
-    "results": {"errors"},
-    "results_file": {"errors", "results"},
+    "results": {"errors", "validation"},
     "files": {"errors"},
-    "run_files": {"errors", "validation", "files"},
-    "runs": LEAVES | {"files", "results", "results_file", "run_files"},
+    "runs": LEAVES | {"files", "results"},
     "tensor_files": {"errors", "files"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
     "evaluate": LEAVES

@@ -98,7 +98,7 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
         return _choice(value, inner, name)
     if origin in (tuple, list, dict) or typing.is_typeddict(hint):
         return _collection(value, hint, name)
-    if dataclasses.is_dataclass(hint) and not isinstance(value, hint):  # type: ignore[arg-type]
+    if dataclasses.is_dataclass(hint) and not issubclass(hint, Settings):  # type: ignore[arg-type]
         return _dataclass(value, hint, name)
     return _scalar(value, hint, name)
 
@@ -127,9 +127,10 @@ def _collection(value: Any, hint: Any, name: str) -> Any:
         if not isinstance(items, list | tuple) or (size is not None and len(items) != size):
             how_many = "" if size is None else f" of {size} values"
             raise UserTypeError(f"{name} must be a list{how_many}, got {_shown(value)}")
-        if size is None:
-            return origin(coerced(item, inner[0], f"{name}[{n}]") for n, item in enumerate(items))
-        return tuple(coerced(item, kind, name) for item, kind in zip(items, inner, strict=True))
+        if ... in inner:
+            return tuple(coerced(item, inner[0], f"{name}[{n}]") for n, item in enumerate(items))
+        kinds = inner if size is not None else inner * len(items)
+        return origin(coerced(item, kind, name) for item, kind in zip(items, kinds, strict=True))
     if not isinstance(value, dict):
         raise UserTypeError(f"{name} must be an object, got {_shown(value)}")
     if origin is dict:

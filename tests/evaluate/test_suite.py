@@ -18,8 +18,7 @@ from pmae.evaluate.baselines import RawPixels, fit_pca
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.evaluate.protocols import FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols, only
 from pmae.models.encoder import Encoder
-from pmae.results import Evaluation, Score
-from pmae.results_file import read_evaluations
+from pmae.results import Evaluation, Score, read_evaluations
 
 CPU = torch.device("cpu")
 Pictures = Callable[..., ImageSet]
