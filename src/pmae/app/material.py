@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from pmae import masking
 from pmae.config import DataConfig, SpaceConfig
 from pmae.data.batches import Batches, Standardized, fit_standardize
+from pmae.data.decode import FORMATS, decode
 from pmae.data.images import Splits, as_tensor
-from pmae.data.readers.decode import FORMATS, decode
 from pmae.derive import patch_for
 from pmae.errors import UserError, require
 from pmae.evaluate.features import extract
