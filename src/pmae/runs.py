@@ -11,7 +11,7 @@ Its files may be old, edited or damaged: they are checked when they are read.
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -22,19 +22,15 @@ from pmae.files import disk_errors, lock, read_json, read_object, write_json
 from pmae.results import Evaluation, read_evaluations
 from pmae.validation import Count, NonNegative, Rule, WholeNumber, coerced
 
-LARGEST_IMAGE = 2**28
 DTYPES = {"bool", "float16", "float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))}
-Shape = Annotated[
-    list[Count],
-    Rule("channels, height and width of an image", lambda s: len(s) == 3 and math.prod(s) <= LARGEST_IMAGE),
-]
+SHAPE = Rule("channels, height and width of an image", lambda shape: len(shape) == 3 and math.prod(shape) <= 2**28)
 
 
 class DataRecord(TypedDict):
     """The images of a run."""
 
     name: str
-    shape: Shape
+    shape: Annotated[list[Count], SHAPE]
     dtype: Annotated[str, Rule(f"one of {', '.join(sorted(DTYPES))}", lambda name: name in DTYPES)]
     counts: Annotated[dict[str, Count], Rule("counts of the splits, train among them", lambda c: "train" in c)]
     classes: NotRequired[list[str]]
@@ -111,19 +107,17 @@ class Run:
         return read_evaluations(self.results, self.path / "results.json")
 
     def add_results(self, **sections: Any) -> None:
-        """Merge sections into results.json."""
-        self._change_results(lambda known: sections)
+        """Merge sections into results.json, one process at a time."""
+        path = self.path / "results.json"
+        with lock(path):
+            write_json(path, {**self.results, **sections})
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
         """Add one to results.json; what earlier ones recorded stays as it is."""
-        self._change_results(lambda known: {"evaluations": [*known.get("evaluations", []), evaluation.to_json()]})
-
-    def _change_results(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Read, change and write, one process at a time."""
         path = self.path / "results.json"
         with lock(path):
             known = self.results
-            write_json(path, {**known, **change(known)})
+            write_json(path, {**known, "evaluations": [*known.get("evaluations", []), evaluation.to_json()]})
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from pmae.runs import Run
 from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
+SETTING = ("base_lr", "weight_decay")
 WIDEST = 4096
 """Features wider than this have no effective rank: it takes a decomposition of their products."""
 
@@ -217,14 +219,10 @@ def _probes(data: EvaluationData, config: ProbeProtocol, seeds: tuple[int, ...])
     scores = []
     for split in data.held_out:
         found = probes.scores(plain[split])
-        for kind in config.kinds:
-            for pooling in poolings:
-                chosen = {seed: grid[kind, seed, pooling][0] for seed in seeds}
-                by_seed = [
-                    (seed, found[kind, seed, pooling][0], {"base_lr": lr, "weight_decay": decay})
-                    for seed, (lr, decay) in chosen.items()
-                ]
-                scores.append(data.score(split, by_seed, protocol=kind, pooling=pooling, chosen_on=chosen_on))
+        for kind, pooling in product(config.kinds, poolings):
+            chosen = {seed: dict(zip(SETTING, grid[kind, seed, pooling][0], strict=True)) for seed in seeds}
+            by_seed = [(seed, found[kind, seed, pooling][0], chosen[seed]) for seed in seeds]
+            scores.append(data.score(split, by_seed, protocol=kind, pooling=pooling, chosen_on=chosen_on))
     return scores
 
 
@@ -258,7 +256,7 @@ def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[in
     if not isinstance(represent, nn.Module) or not any(p.requires_grad for p in represent.parameters()):
         data.notes.append("fine-tuning is left out: the representation has nothing to train")
         return []
-    chosen = {"base_lr": config.base_lr, "weight_decay": config.weight_decay}
+    chosen = {name: getattr(config, name) for name in SETTING}
     found: dict[str, list[tuple[int, Tensor, dict[str, Any]]]] = {split: [] for split in data.held_out}
     named: dict[str, Any] = {"protocol": "finetune", "chosen_on": FIXED, "losses": ()}
     for seed in seeds:
