@@ -67,7 +67,18 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         _make_folder(folder)
     across, made = _figures_across(read), _tables(read)
     chapters = [_chapter(run) for run in read]
-    page = _render(read, refused, across, chapters, made)
+    page = _render(
+        runs=read,
+        refused=refused,
+        verdicts=[verdict(run, read) for run in read],
+        between=between(read),
+        bars=[drawing for drawing in across if drawing.name.startswith("accuracy-")],
+        curves=[drawing for drawing in across if drawing.name == "learning-curves"],
+        chapters=chapters,
+        tables=made,
+        standings=[table for name, table in made.items() if name.startswith("accuracy-")],
+        metrics=[table for name, table in made.items() if name.startswith("metrics-")],
+    )
     _write_beside(beside, across, chapters, made)
     write_text(out, page)
     return refused
@@ -121,31 +132,14 @@ def _plan(run: Contents) -> Iterator[tuple[str, Callable[[], Drawing]]]:
         yield "the feature map", partial(charts.feature_map, run)
 
 
-def _render(
-    runs: Sequence[Contents],
-    refused: Sequence[str],
-    across: Sequence[Drawing],
-    chapters: Sequence[Chapter],
-    made: dict[str, Table],
-) -> str:
+def _render(**content: object) -> str:
+    """The template filled in; every text is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("pmae.report", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals |= {"as_svg": _svg, "bounds": bounds, "shown": shown}
-    return environment.get_template("page.html.j2").render(
-        title=", ".join(run.name for run in runs),
-        runs=runs,
-        refused=refused,
-        verdicts=[verdict(run, runs) for run in runs],
-        between=between(runs),
-        bars=[drawing for drawing in across if drawing.name.startswith("accuracy-")],
-        curves=[drawing for drawing in across if drawing.name == "learning-curves"],
-        chapters=chapters,
-        tables=made,
-        standings=[table for name, table in made.items() if name.startswith("accuracy-")],
-        metrics=[table for name, table in made.items() if name.startswith("metrics-")],
-    )
+    return environment.get_template("page.html.j2").render(**content)
 
 
 def _svg(drawing: Drawing, place: str) -> Markup:

@@ -162,16 +162,16 @@ def accuracy_table(runs: Sequence[Contents], split: str) -> Table:
     for protocol, value, method in papers:
         found.setdefault(f"published: {method}", {})[protocol] = value
     rows: list[list[Cell]] = [[name, *(cells.get(p) for p in protocols)] for name, cells in found.items()]
-    note = _accuracy_note([entrant.score for entrant in every], split, bool(papers))
+    note = _accuracy_note([entrant.score for entrant in every], split)
+    note += f" {published_source()}" if papers else ""
     header = ["accuracy %", *(PROTOCOLS[protocol] for protocol in protocols)]
     return Table(f"accuracy-{split}", f"Accuracy on {split}", header, rows, note)
 
 
 def metrics_table(runs: Sequence[Contents], split: str) -> Table:
-    """Every evaluated representation, epoch and metric with its interval, and the paper's accuracy if there is one."""
+    """Every evaluated representation, epoch and metric with its interval."""
     found = [(run, score) for run in runs for score in run.scores if score.split == split]
     found.sort(key=lambda pair: list(PROTOCOLS).index(pair[1].protocol) if pair[1].protocol in PROTOCOLS else 9)
-    papers = [published_for(score, run.config) for run, score in found]
     columns: dict[str, list[Cell]] = {
         "representation": [score.label for _, score in found],
         "pooling": [score.pooling_name for _, score in found],
@@ -184,22 +184,20 @@ def metrics_table(runs: Sequence[Contents], split: str) -> Table:
         columns["run"] = [run.name for run, _ in found]
     if len({score.preset for _, score in found}) > 1:
         columns["preset"] = [score.preset for _, score in found]
-    if any(papers):
-        columns |= {"paper": [p and p[0] for p in papers], "paper's method": [p and p[1] for p in papers]}
-    note = _accuracy_note([score for _, score in found], split, any(papers))
+    note = _accuracy_note([score for _, score in found], split)
     rows = list(zip(*columns.values(), strict=True))
     return Table(f"metrics-{split}", f"All metrics on {split}", list(columns), rows, note)
 
 
-def _accuracy_note(scores: Sequence[Score], split: str, with_paper: bool) -> str:
-    """How many images, by what preset, and where published numbers are from."""
+def _accuracy_note(scores: Sequence[Score], split: str) -> str:
+    """How many images, by what preset."""
     images = " or ".join(f"{count:,}" for count in sorted({score.images for score in scores}))
     presets = ", ".join(sorted({score.preset for score in scores}))
     note = f"Percent, with 95% bootstrap intervals over the {images} images of {split}; preset {presets}."
     levels = sorted({score.chance for score in scores if score.chance is not None})
     if levels:
         note += f" Always answering the commonest class: {' or '.join(f'{level:.1f}' for level in levels)}."
-    return f"{note} {published_source()}" if with_paper else note
+    return note
 
 
 def class_table(run: Contents) -> Table | None:
