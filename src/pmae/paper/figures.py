@@ -114,8 +114,8 @@ def _published_levels(axes: "Axes", cells: Sequence[Measured]) -> None:
         level = published_accuracy("linear", method, cells[0].data)
         if level is not None:
             axes.axhline(level, color=LOOKS[method]["color"], linestyle=":", linewidth=1.1)
-            # Named once, in grey, for all colours.
-            axes.plot([], [], color=NEUTRAL, linestyle=":", linewidth=1.1, label="published, 800 epochs")
+            # Named once, in grey, for all colours; a legend has error bars, which the methods are, after plain lines.
+            axes.errorbar([], [], color=NEUTRAL, linestyle=":", linewidth=1.1, label="published, 800 epochs")
 
 
 @styled

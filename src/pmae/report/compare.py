@@ -150,12 +150,12 @@ def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
     score, borrowed = main_score(run), _borrowed(run, others)
     run = dataclasses.replace(run, scores=[*run.scores, *(score for found in borrowed.values() for score in found)])
     more = [*_finetuning(run), _training_words(run)]
-    if borrowed:
-        more.append(f"Baselines are those evaluated with {_listed(list(borrowed))}.")
     if score is None:
         words = "Nothing was evaluated with labels, so this page cannot say whether pretraining helped."
         tip = "Evaluate the run together with its baselines (random weights, raw pixels, PCA features) to find out."
         return Verdict(run.name, "open", "No evidence yet", [words, tip], more=more)
+    if borrowed:
+        more.append(f"Baselines are those evaluated with {_listed(list(borrowed))}.")
     rivals = [rival for rival in primary(run.scores) if rival.label in RIVALS and _comparable(score, rival)]
     twins = [s for s in primary(pretrained(run.scores)) if s.label != score.label and _comparable(score, s)]
     missing = [name for name in RIVALS if name not in {rival.label for rival in rivals}]
