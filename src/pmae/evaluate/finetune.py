@@ -23,8 +23,7 @@ from pmae.evaluate.finetune_step import EMA, CapturedFinetuneStep, FinetuneStep,
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.evaluate.splits import HEADS, NOISE, batch_of, generator, mixed, order
 from pmae.fast import accelerate
-from pmae.files import read_object, write_json
-from pmae.tensor_files import read_tensors, write_tensors
+from pmae.files import read_object, read_tensors, write_json, write_tensors
 from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")

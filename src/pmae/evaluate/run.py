@@ -14,10 +14,10 @@ from pmae.evaluate import suite
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import Processes, Representation, extract
 from pmae.evaluate.protocols import Protocols, only
+from pmae.files import write_tensors
 from pmae.models import build_encoder
 from pmae.results import PRIMARY, Score, scores_of
 from pmae.runs import Run
-from pmae.tensor_files import write_tensors
 
 MAPPED = 2000
 """Test images whose features are kept for the map in the report."""
