@@ -10,7 +10,7 @@ import pmae
 
 SOURCE = Path(pmae.__file__).parent
 LEAVES = {"errors", "validation", "config", "config_file"}
-FILES = {"files", "runs", "tensor_files"}
+FILES = {"files", "runs"}
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
@@ -29,7 +29,6 @@ ALLOWED = {
     "results": {"errors", "validation"},
     "files": {"errors"},
     "runs": LEAVES | {"files", "results"},
-    "tensor_files": {"errors", "files"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
     "evaluate": LEAVES
     | FILES

@@ -25,11 +25,11 @@ from pmae.evaluate.features import extract
 from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.export import export
+from pmae.files import write_tensors
 from pmae.models import Encoder
 from pmae.report.page import save_figures
 from pmae.results import PRIMARY
 from pmae.runs import Run
-from pmae.tensor_files import write_tensors
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import is_main, local_device, process_group

@@ -27,7 +27,7 @@ from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, 
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
 from pmae.fast.graph import CapturedStep, compiled
-from pmae.tensor_files import read_tensors, tensors_digest, write_tensors
+from pmae.files import read_tensors, tensors_digest, write_tensors
 from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
