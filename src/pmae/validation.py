@@ -52,8 +52,8 @@ class Settings:
 
 
 def _section(kind: type) -> str:
-    """`train` for TrainConfig; nothing for the whole."""
-    return kind.__name__.removesuffix("Config").lower()
+    """`train` for TrainConfig, `knn` for KnnProtocol; nothing for the whole."""
+    return kind.__name__.removesuffix("Config").removesuffix("Protocol").lower()
 
 
 def check_names(kind: type, given: Iterable[str]) -> None:
@@ -92,6 +92,8 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
         return _sequence(value, hint, name)
     if origin is dict or typing.is_typeddict(hint):
         return _object(value, hint, name)
+    if dataclasses.is_dataclass(hint) and not issubclass(hint, Settings):  # type: ignore[arg-type]
+        return _dataclass(value, hint, name)
     return _scalar(value, hint, name)
 
 
@@ -104,43 +106,60 @@ def _first_that_fits(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
 
 
 def _sequence(value: Any, hint: Any, name: str) -> Any:
-    """A tuple of so many, or a list of any length."""
+    """A tuple of so many or of any number, or a list."""
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     items = value.tolist() if hasattr(value, "tolist") else value
-    many = f" of {len(inner)} values" if kind is tuple else ""
-    if not isinstance(items, list | tuple) or (kind is tuple and len(items) != len(inner)):
-        raise UserTypeError(f"{name} must be a list{many}, got {value!r}")
-    kinds = inner if kind is tuple else inner * len(items)
-    return kind(coerced(item, of, name) for item, of in zip(items, kinds, strict=True))
+    size = len(inner) if kind is tuple and ... not in inner else None
+    if not isinstance(items, list | tuple) or size not in (None, len(items)):
+        raise UserTypeError(f"{name} must be a list{f' of {size} values' if size else ''}, got {_shown(value)}")
+    if size is None:
+        return kind(coerced(item, inner[0], f"{name}[{n}]") for n, item in enumerate(items))
+    return kind(coerced(item, of, name) for item, of in zip(items, inner, strict=True))
 
 
 def _object(value: Any, hint: Any, name: str) -> dict[str, Any]:
     """A dictionary of one type, or with at least the keys that a TypedDict requires."""
     if not isinstance(value, dict):
-        raise UserTypeError(f"{name} must be an object, got {value!r}")
+        raise UserTypeError(f"{name} must be an object, got {_shown(value)}")
     if not typing.is_typeddict(hint):
-        kind = typing.get_args(hint)[1]
-        return {str(key): coerced(item, kind, f"{name}.{key}") for key, item in value.items()}
-    for key in sorted(hint.__required_keys__ - value.keys()):
-        raise UserError(f"{name} must have {key!r}, got {sorted(map(str, value))}")
+        kind, keys = typing.get_args(hint)[1], [coerced(key, str, f"a key of {name}") for key in value]
+        return {key: coerced(item, kind, f"{name}.{key}") for key, item in zip(keys, value.values(), strict=True)}
+    _require_keys(value, hint.__required_keys__, name)
     return {key: coerced(item, hints_of(hint).get(key, Any), f"{name}.{key}") for key, item in value.items()}
+
+
+def _dataclass(value: Any, kind: Any, name: str) -> Any:
+    """One made of an object; keys that it does not know are passed over, for a later version may have them."""
+    if not isinstance(value, dict):
+        raise UserTypeError(f"{name} must be an object, got {_shown(value)}")
+    fields = dataclasses.fields(kind)
+    _require_keys(value, {f.name for f in fields if f.default is dataclasses.MISSING is f.default_factory}, name)
+    hints, given = hints_of(kind), [f.name for f in fields if f.name in value]
+    return kind(**{key: coerced(value[key], hints[key], f"{name}.{key}") for key in given})
+
+
+def _require_keys(value: dict[str, Any], needed: Iterable[str], name: str) -> None:
+    for key in sorted(set(needed) - value.keys()):
+        raise UserError(f"{name} must have {key!r}, got {sorted(map(str, value))}")
 
 
 def _scalar(value: Any, kind: Any, name: str) -> Any:
     plain = _plain(value)
-    large = type(plain) is int and abs(plain) >= LARGEST
-    if kind is float and type(plain) is int and not large:
+    if kind is float and type(plain) is int and abs(plain) < LARGEST:
         plain = float(plain)
     if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
-        # No page of digits or of a dictionary.
-        shown = "a number too large" if large else repr(value)[:200]
-        raise UserTypeError(f"{name} must be {WORDS.get(kind, f'a {kind.__name__}')}, got {shown}")
-    if large:
+        raise UserTypeError(f"{name} must be {WORDS.get(kind, f'a {kind.__name__}')}, got {_shown(value)}")
+    if kind is int and abs(plain) >= LARGEST:
         raise UserError(f"{name} must be below 2**63, got a number of {plain.bit_length()} bits")
     require(kind is not float or math.isfinite(plain), name, "a finite number", value)
     # Half of a surrogate pair is no text: neither a terminal nor a page can show it.
     require(kind is not str or plain == plain.encode("utf-8", "replace").decode(), name, "text", value)
     return plain
+
+
+def _shown(value: Any) -> str:
+    """As Python writes it, but no page of digits or of a dictionary."""
+    return "a number too large" if type(value) is int and abs(value) >= LARGEST else repr(value)[:200]
 
 
 def _plain(value: Any) -> Any:

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from pmae import masking
 from pmae.config import KERNEL_SPACES, DataConfig, SpaceConfig
 from pmae.data.batches import Batches, Standardized, fit_standardize
+from pmae.data.decode import FORMATS, decode
 from pmae.data.images import Splits, as_tensor
-from pmae.data.readers.decode import FORMATS, decode
 from pmae.derive import patch_for
 from pmae.errors import UserError, require
 from pmae.evaluate.features import extract
-from pmae.evaluate.online import nearest
-from pmae.report.pictures import view_of
+from pmae.evaluate.probes import nearest
+from pmae.report.samples import view_of
 from pmae.runs import Run
 from pmae.spaces import Pixels, Space, build_space
 from pmae.train.checkpoint import TrainedModel, load_trained

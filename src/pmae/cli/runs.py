@@ -72,7 +72,7 @@ class Evaluate(OtherData):
         from pmae import api
         from pmae.data.sets import load
         from pmae.evaluate.protocols import only, preset
-        from pmae.evaluate.run import score_table
+        from pmae.evaluate.suite import score_table
         from pmae.runs import Run
         from pmae.train.distributed import is_main
 

@@ -15,12 +15,11 @@ from pmae.data.augment import Standardize, draw_crops
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
-from pmae.files import folder_path
+from pmae.files import folder_path, write_tensors
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained
 from pmae.runs import Run
-from pmae.tensor_files import write_tensors
 from pmae.train import checkpoint, distributed, environment, setup, sharding
 from pmae.train.distributed import ONE_PROCESS, World
 from pmae.train.engine import FastEngine

@@ -13,11 +13,11 @@ from torch import Tensor
 from pmae import masking
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
+from pmae.files import write_tensors
 from pmae.masking import Draw
 from pmae.method import MAE, MaskedAutoencoder, PrincipalMAE
 from pmae.models import patchify, unpatchify
 from pmae.runs import Run
-from pmae.tensor_files import write_tensors
 
 BANDS = (0.0, 0.5, 0.8, 0.95, 1.0)
 MOST_IMAGES = 2048
