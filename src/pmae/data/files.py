@@ -19,7 +19,7 @@ from pmae.errors import UserError
 
 RUN_FILES = {"config.json", "environment.json"}
 """What tells the folder of a run: its figures are no images to train on."""
-SHARD_READERS: dict[str, Callable[[Sequence[Path], Path], Samples]] = {
+SHARD_READERS: dict[str, Callable[[Sequence[Path]], Samples]] = {
     ".tar": TarSamples,
     ".arrow": ArrowSamples,
     ".parquet": ParquetSamples,
@@ -194,9 +194,8 @@ def shard_samples(source: str, shards: Shards) -> SampleSet:
     if irregular is not None:
         raise UserError(f"data.source: the shard {irregular} must be a regular file")
     path = Path(source).expanduser()
-    whole = path if path.is_dir() else shards["train"][0].parent
     name = path.stem if path.is_file() else path.resolve().name if path.is_dir() else path.resolve().parent.name
-    samples = {split: SHARD_READERS[kinds[0]](paths, whole) for split, paths in shards.items()}
+    samples = {split: SHARD_READERS[kinds[0]](paths) for split, paths in shards.items()}
     notes = () if len(shards) > 1 else ("no held-out images: no shards are named val or test",)
     return SampleSet(printable(name), samples, notes, sharded=True)
 
