@@ -13,8 +13,7 @@ from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError, missing_extra
 from pmae.models import Encoder
-from pmae.run_files import read_state
-from pmae.runs import Run
+from pmae.runs import Run, read_state
 from pmae.train.checkpoint import load_encoder
 
 COMPARED = 8
