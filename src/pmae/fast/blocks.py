@@ -226,7 +226,7 @@ def _fusable(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> bool:
 def _is_plain(block: Any) -> bool:
     if type(block) is not Block or not attention.is_plain(block.attn) or type(block.mlp) is not Mlp:
         return False
-    attn = block.attn
+    attn: Any = block.attn
     extras = [block.ls1, block.ls2, block.mlp.norm]
     extras += [place for place in (block.drop_path1, block.drop_path2) if type(place) is not DropPath]
     dropped = (attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p)
