@@ -7,9 +7,9 @@ from typing import Any
 
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
-from pmae.data.images import ImageSet, Splits, with_held_out
-from pmae.data.readers.arrays import from_arrays
-from pmae.data.sets import load
+from pmae.data.arrays import from_arrays
+from pmae.data.images import ImageSet, Splits
+from pmae.data.sets import load, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
 from pmae.errors import UserError

@@ -13,10 +13,10 @@ from torchvision.transforms.v2 import functional as F
 
 from pmae import masking
 from pmae.config import SpaceConfig
+from pmae.data.arrays import Layout, from_arrays
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import DTYPES
-from pmae.data.readers.arrays import Layout, from_arrays
 from pmae.errors import require
 from pmae.runs import Run
 from pmae.spaces import Space, build_space

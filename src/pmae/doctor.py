@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
-from pmae.data.memory import available_bytes
+from pmae.data.decode import available_bytes
 from pmae.errors import UserError
 
 PATIENCE = {"devices": 120.0, "compiled": 240.0, "all_reduce": 90.0, "data": 300.0}

@@ -16,9 +16,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pmae.config import Config, replace
 from pmae.config_file import describe
+from pmae.data.arrays import Layout, channels_first
 from pmae.data.batches import Batches
 from pmae.data.images import DTYPES, ImageSet, Splits
-from pmae.data.readers.arrays import Layout, channels_first
 from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name

@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from pmae.config import DataConfig
-from pmae.data import memory
+from pmae.data import decode as memory
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.errors import UserError
@@ -276,7 +276,7 @@ def test_the_figures_of_a_run_are_no_images(tmp_path: Path) -> None:
     (tmp_path / "notes" / "config.json").write_text("{}")
     splits = read(tmp_path)
     assert splits.train.names == ("a.png", "notes/b.png")
-    assert any("the folders of runs were passed over: one" in note for note in splits.notes)
+    assert any("1 folders of runs were passed over" in note for note in splits.notes)
 
 
 def test_a_path_that_is_not_utf_8_is_one_sentence(tmp_path: Path) -> None:

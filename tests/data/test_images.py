@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data import images as held_out
-from pmae.data.images import ImageSet, Splits, fingerprint, with_held_out
-from pmae.data.sets import load
+from pmae.data import sets as held_out
+from pmae.data.images import ImageSet, Splits, fingerprint
+from pmae.data.sets import load, with_held_out
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (30, 3, 8, 8), dtype=np.uint8)

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data.test_decode import write_dicom
 
 from pmae.config import DataConfig
-from pmae.data import memory
+from pmae.data import decode as memory
 from pmae.data.sets import load
 from pmae.errors import UserError
 

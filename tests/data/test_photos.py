@@ -9,7 +9,7 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
 
-from pmae.data import photos
+from pmae.data import named as photos
 from pmae.errors import UserError
 
 
@@ -63,9 +63,9 @@ def test_the_task_is_neither_trivial_nor_void() -> None:
 
 
 def test_a_package_without_the_picture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photos, "FILES", {"skimage/data": ("nothing_here.png",)})
+    monkeypatch.setattr(photos, "PHOTOS", {"skimage/data": ("nothing_here.png",)})
     with pytest.raises(UserError, match=r"nothing_here.png"):
         photos.load_photos()
-    monkeypatch.setattr(photos, "FILES", {"no_such_package/data": ("a.png",)})
+    monkeypatch.setattr(photos, "PHOTOS", {"no_such_package/data": ("a.png",)})
     with pytest.raises(UserError, match="no_such_package"):
         photos.load_photos()

@@ -19,7 +19,7 @@ from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig
 from pmae.data import fetch
 from pmae.data import fetch as archives
 from pmae.data.images import Splits
-from pmae.data.photos import load_photos
+from pmae.data.named import load_photos
 from pmae.data.sets import NAMED
 from pmae.doctor import PROBES
 from pmae.evaluate import protocols

@@ -25,8 +25,8 @@ from tests.data.test_decode import write_dicom
 
 from pmae.config import Config, DataConfig
 from pmae.config_file import from_dict, to_dict
-from pmae.data.readers.arrays import read_npy, read_npz
-from pmae.data.readers.named import BATCHES, bytes_array, read_batch_pickle, read_cifar10
+from pmae.data.arrays import read_npy, read_npz
+from pmae.data.named import BATCHES, bytes_array, read_batch_pickle, read_cifar10
 from pmae.data.sets import load
 from pmae.errors import UserError
 from pmae.files import read_json

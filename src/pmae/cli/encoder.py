@@ -116,7 +116,9 @@ class Explore:
 
     def run(self) -> None:
         """Gather what the page works with, and serve it."""
-        from pmae.app.explorer import explore, gather, gradio
+        from pmae.app.explorer import explore, gradio
+        from pmae.app.material import Material
+        from pmae.data.sets import load
         from pmae.runs import Run
 
         # Before the data is read and a space fitted: without Gradio there is no page.
@@ -124,7 +126,11 @@ class Explore:
         run = Run(self.path) if self.path else None
         given = {"source": self.data, "root": self.root, "labels": self.labels, "resize": self.resize}
         data = read_as(run.config.data if run else DataConfig(), {**given, "channels": self.channels})
-        explore(gather(run, data, _say), self.port, not self.no_browser, _say)
+        material = Material(load(data), run)
+        if run is None:
+            _say(f"fitting {material.own_space} on {len(material.sample):,} images of {material.name}")
+        material.space(material.own_space)
+        explore(material, self.port, not self.no_browser, _say)
 
 
 def read_as(of_run: DataConfig, given: dict[str, object]) -> DataConfig:

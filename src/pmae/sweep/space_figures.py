@@ -13,7 +13,8 @@ from pmae import masking
 from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
-from pmae.data.images import as_tensor, with_held_out
+from pmae.data.images import as_tensor
+from pmae.data.sets import with_held_out
 from pmae.errors import require
 from pmae.report.pictures import Array, View, gallery, view_of
 from pmae.report.samples import hidden_pixels

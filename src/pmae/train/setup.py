@@ -17,8 +17,8 @@ from pmae.config import Config
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
+from pmae.data.decode import available_bytes
 from pmae.data.images import Splits
-from pmae.data.memory import available_bytes
 from pmae.errors import UserError, require
 from pmae.files import clear_stale, disk_errors, lives, write_json
 from pmae.method import MaskedAutoencoder, build_method

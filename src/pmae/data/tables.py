@@ -5,19 +5,19 @@ Arrow files are mapped and give any row at once. Parquet gives whole row groups,
 
 import json
 import threading
-from abc import ABC, abstractmethod
-from collections import OrderedDict
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.data.images import DTYPES
-from pmae.data.memory import available_bytes, require_room
-from pmae.errors import UserError, missing_extra
+from pmae.data.decode import available_bytes, require_room
+from pmae.data.images import DTYPES, Blocks, Samples
+from pmae.errors import UserError, missing_extra, require
 
 KEPT_BYTES = 2**27
 """How much of a parquet file is shuffled as one; twice as much is kept in memory."""
@@ -33,10 +33,8 @@ class Columns(NamedTuple):
     classes: tuple[str, ...] | None
 
 
-class TableSamples(ABC):
+class TableSamples(Samples):
     """The rows of many files by position, found in chunks."""
-
-    without_image: Sequence[str] = ()
 
     def __init__(self, columns: Columns, counts: Sequence[int], labels: Sequence[Any], what: Path, root: Path) -> None:
         if not sum(counts):
@@ -44,17 +42,16 @@ class TableSamples(ABC):
         self._columns, self._root = columns, root.resolve()
         self.classes = columns.classes
         self._ends = np.cumsum(counts, dtype=np.int64)
-        with _told(what):
-            joined = [column.to_numpy(zero_copy_only=False) for column in labels]
-            self.labels = _whole_numbers(np.concatenate(joined), what) if joined else None
+        if labels:
+            with _told(what):
+                joined = np.concatenate([column.to_numpy(zero_copy_only=False) for column in labels])
+            whole, told = joined.dtype.kind in "biu", f"data.source: the labels of {what}"
+            require(whole, told, "whole numbers, one for each image", str(joined.dtype))
+            self.labels = joined.astype(np.int64)
 
     @abstractmethod
     def chunk(self, number: int) -> Any:
         """The image column of one chunk."""
-
-    @abstractmethod
-    def blocks(self) -> tuple[np.ndarray, int] | None:
-        """Where runs of rows begin that are read as a whole, and how many of them are kept together."""
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -105,7 +102,11 @@ class ArrowSamples(TableSamples):
     """Files of the Arrow stream format, mapped: the disk is read where a row is asked for."""
 
     def __init__(self, paths: Sequence[Path], root: Path) -> None:
-        tables = [_mapped(path) for path in paths]
+        arrow, _ = _pyarrow()
+        tables = []
+        for path in paths:
+            with _told(path):
+                tables.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
         columns = _same_columns(paths, [table.schema for table in tables])
         tables = [table.select([name for name in (columns.image, columns.label) if name]) for table in tables]
         for path, table in zip(paths, tables, strict=True):
@@ -120,23 +121,24 @@ class ArrowSamples(TableSamples):
         """A view of the file."""
         return self._chunks[number]
 
-    def blocks(self) -> None:
-        """Every row can be read alone."""
-
 
 class ParquetSamples(TableSamples):
     """Parquet files, of which the row groups read last are kept."""
 
     def __init__(self, paths: Sequence[Path], root: Path) -> None:
-        files = [_opened(path) for path in paths]
+        _, parquet = _pyarrow()
+        files = []
+        for path in paths:
+            with _told(path):
+                files.append(parquet.ParquetFile(path))
         columns = _same_columns(paths, [file.schema_arrow for file in files])
-        sizes = [(file, i, file.metadata.row_group(i)) for file in files for i in range(file.metadata.num_row_groups)]
-        self._groups = [(file, i) for file, i, group in sizes if group.num_rows]
-        largest = max((group.total_byte_size for _, _, group in sizes), default=0)
+        groups = [(file, i, file.metadata.row_group(i)) for file in files for i in range(file.metadata.num_row_groups)]
+        self._groups = [(file, i) for file, i, group in groups if group.num_rows]
+        largest = max((group.total_byte_size for _, _, group in groups), default=0)
         self._window = max(1, KEPT_BYTES // max(1, largest))
-        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._kept = lru_cache(2 * self._window)(self._row_group)
         self._lock = threading.Lock()
-        counts = [group.num_rows for _, _, group in sizes if group.num_rows]
+        counts = [group.num_rows for _, _, group in groups if group.num_rows]
         require_room(max(largest, 8 * sum(counts)), f"a row group or the labels of {paths[0]}")
         labels = []
         for path, file in zip(paths, files, strict=True):
@@ -147,15 +149,13 @@ class ParquetSamples(TableSamples):
     def chunk(self, number: int) -> Any:
         """A row group, from the disk if it was not among the last ones."""
         with self._lock:
-            if number not in self._kept:
-                file, group = self._groups[number]
-                self._kept[number] = file.read_row_group(group, [self._columns.image]).column(0).combine_chunks()
-            self._kept.move_to_end(number)
-            if len(self._kept) > 2 * self._window:
-                self._kept.popitem(last=False)
-            return self._kept[number]
+            return self._kept(number)
 
-    def blocks(self) -> tuple[np.ndarray, int]:
+    def _row_group(self, number: int) -> Any:
+        file, group = self._groups[number]
+        return file.read_row_group(group, [self._columns.image]).column(0).combine_chunks()
+
+    def blocks(self) -> Blocks:
         """Row groups."""
         return np.concatenate([[0], self._ends[:-1]]), self._window
 
@@ -220,26 +220,6 @@ def _numbers(cell: Any, columns: Columns) -> np.ndarray:
         values = values.flatten()
     numbers: np.ndarray = values.to_numpy(zero_copy_only=False).astype(columns.dtype)
     return numbers.reshape(columns.shape)
-
-
-def _whole_numbers(labels: np.ndarray, path: Path) -> np.ndarray:
-    if labels.dtype.kind not in "biu":
-        raise UserError(
-            f"data.source: the labels of {path} must be whole numbers, one for each image, got {labels.dtype}"
-        )
-    return labels.astype(np.int64)
-
-
-def _mapped(path: Path) -> Any:
-    arrow, _ = _pyarrow()
-    with _told(path):
-        return arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all()
-
-
-def _opened(path: Path) -> Any:
-    _, parquet = _pyarrow()
-    with _told(path):
-        return parquet.ParquetFile(path)
 
 
 @contextmanager

@@ -1,27 +1,24 @@
 """Arrays and tensors, in memory or in .npy and .npz files."""
 
 import math
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from pmae.data.images import ImageSet, OnDemand, Splits
-from pmae.data.memory import require_room
+from pmae.data.decode import require_room
+from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 
 Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
 SHAPES = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), (N, C, L) for signals or (N, D) for vectors"
 AXES = {"NCL": 3, "ND": 2}
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-PIECE = 2**20
-"""Bytes that are unpacked at once."""
 
 
 def from_arrays(
@@ -118,55 +115,52 @@ def read_npy(path: Path, layout: Layout = "auto") -> Splits:
     return Splits(path.stem, from_arrays(images, None, layout), notes=("no labels and no held-out images in the file",))
 
 
-def read_npz(path: Path, layout: Layout = "auto", on_demand: bool = False) -> Splits:
+def read_npz(path: Path, layout: Layout = "auto") -> Splits:
     """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*.
 
-    `on_demand` leaves images in the file, compressed or not, until they are asked for; an array in Fortran's order has
-    no images one after another and is read whole.
+    Headers are read first, because a small file can unpack to more than memory holds.
     """
     with plain_numbers_only(path), zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-    members = {key: Member(path, key) for key in keys if key.endswith(("images", "labels"))}
-    train = "train_" if "train_images" in members else ""
-    if f"{train}images" not in members:
+        headers = {key: _member_header(archive, key) for key in keys if key.endswith(("images", "labels"))}
+    prefix = "train_" if "train_images" in headers else ""
+    if f"{prefix}images" not in headers:
         found = ", ".join(keys)[:100] or "neither"
         raise UserError(f"data.source: {path} must hold the key 'train_images' or 'images', got {found}")
-    prefixes = {"train": train, "val": "val_", "test": "test_"}
-    present = {split: prefix for split, prefix in prefixes.items() if f"{prefix}images" in members}
-    if not on_demand:
-        require_room(sum(members[f"{prefix}images"].nbytes for prefix in present.values()), str(path))
-    numbers, classes = number_classes([_npz_labels(members, prefix) for prefix in present.values()])
-    sets = {}
-    for (split, prefix), labels in zip(present.items(), numbers, strict=True):
-        member = members[f"{prefix}images"]
-        images = MemberImages(member, layout) if on_demand and not member.fortran else member.channels_first(layout)
-        sets[split] = ImageSet(images, labels, classes if labels is not None else (), vectors=len(member.shape) == 2)
-    _require_alike(sets, path)
+    prefixes = {"train": prefix, "val": "val_", "test": "test_"}
+    present = {split: prefix for split, prefix in prefixes.items() if f"{prefix}images" in headers}
+    require_room(sum(headers[f"{prefix}images"].nbytes for prefix in present.values()), str(path))
+    labelled = {prefix for prefix in present.values() if _has_labels(headers, prefix, path)}
+    sets: dict[str, ImageSet] = {}
+    # With its suffix a key is a member's name and nothing else: the array whose header was read.
+    with plain_numbers_only(path), np.load(path, allow_pickle=False) as file:
+        numbers, classes = number_classes([file[f"{p}labels.npy"] if p in labelled else None for p in present.values()])
+        for (split, prefix), labels in zip(present.items(), numbers, strict=True):
+            array, named = file[f"{prefix}images.npy"], classes if labels is not None else ()
+            sets[split] = ImageSet(channels_first(array, layout), labels, named, vectors=array.ndim == 2)
+    kinds = {split: f"{part.shape} {part.images.dtype}" for split, part in sets.items()}
+    if len(set(kinds.values())) > 1:
+        found = " and ".join(f"{split} {kind}" for split, kind in kinds.items())
+        raise UserError(f"data.source: {path} must hold images alike in all splits, got {found}")
     return Splits(path.stem, sets["train"], sets.get("val"), sets.get("test"))
 
 
-def _npz_labels(members: dict[str, "Member"], prefix: str) -> np.ndarray | None:
-    """Labels, read only if there is one for each image: a small file can claim more of them than memory holds."""
-    images, labels = members[f"{prefix}images"], members.get(f"{prefix}labels")
-    if labels is None:
-        return None
-    if labels.shape[:1] != images.shape[:1]:
-        raise UserError(
-            f"labels must be one per image: {labels.key} has shape {labels.shape} for {images.shape[:1]} images"
-        )
+def _member_header(archive: zipfile.ZipFile, key: str) -> "Header":
+    with archive.open(f"{key}.npy") as file:
+        return _npy_header(file)
+
+
+def _has_labels(headers: dict[str, "Header"], prefix: str, path: Path) -> bool:
+    """Whether there are labels, which must be one for each image."""
+    key, images = f"{prefix}labels", headers[f"{prefix}images"].shape[:1]
+    if key not in headers:
+        return False
+    labels = headers[key]
+    if labels.shape[:1] != images:
+        raise UserError(f"labels must be one per image: {key} has shape {labels.shape} for {images} images")
     require_one_class(labels.shape, labels.dtype)
-    require_room(4 * labels.nbytes, f"{labels.key} of {labels.path}, sorted to find the classes,")
-    return labels.rows(0, labels.shape[0])
-
-
-def _require_alike(sets: dict[str, ImageSet], path: Path) -> None:
-    train = sets["train"]
-    for split, images in sets.items():
-        if images.shape != train.shape or images.images.dtype != train.images.dtype:
-            raise UserError(
-                f"data.source: {path} must hold images alike in all splits, got train {train.shape} "
-                f"{train.images.dtype} and {split} {images.shape} {images.images.dtype}"
-            )
+    require_room(4 * labels.nbytes, f"{key} of {path}, sorted to find the classes,")
+    return True
 
 
 @contextmanager
@@ -185,93 +179,36 @@ def plain_numbers_only(path: Path) -> Iterator[None]:
         raise UserError(f"data.source: {path} cannot be read as arrays of numbers: {reason}") from error
 
 
-def array_of_npy(content: bytes) -> np.ndarray:
-    """The array in the bytes of a .npy file, which must hold as many numbers as its header claims."""
-    file = BytesIO(content)
-    shape, fortran, dtype = _npy_header(file)
-    count, offset = math.prod(shape), file.tell()
-    if count * dtype.itemsize > len(content) - offset:
-        raise ValueError(f"its header claims {count * dtype.itemsize:,} bytes, and {len(content) - offset:,} are there")
-    return np.frombuffer(content, dtype, count, offset).reshape(shape, order="F" if fortran else "C")
+class Header(NamedTuple):
+    """What the first bytes of a .npy file tell."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of all numbers."""
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether in Fortran's order, and dtype."""
+def _npy_header(file: IO[bytes]) -> Header:
     version = np.lib.format.read_magic(file)
     if version not in HEADERS:
         raise ValueError(f"it is of NumPy's format {version}")
-    shape, fortran, dtype = HEADERS[version](file)
-    if dtype.hasobject:
+    header = Header(*HEADERS[version](file))
+    if header.dtype.hasobject:
         raise ValueError("it holds objects")
-    if any(length < 0 for length in shape):
-        raise ValueError(f"its shape is {shape}")
-    return shape, fortran, dtype
+    if any(length < 0 for length in header.shape):
+        raise ValueError(f"its shape is {header.shape}")
+    return header
 
 
-class Member:
-    """One array of a .npz file: its shape, and its rows from front to back."""
-
-    def __init__(self, path: Path, key: str) -> None:
-        self.path, self.key = path, key
-        with plain_numbers_only(path):
-            self._rewind()
-        self.nbytes = self.dtype.itemsize * math.prod(self.shape)
-        self._row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
-
-    def _rewind(self) -> None:
-        archive = zipfile.ZipFile(self.path)
-        # The member holds its archive open and lets it go when it is itself let go.
-        self._file = archive.open(f"{self.key}.npy")
-        self.shape, self.fortran, self.dtype = _npy_header(self._file)
-        self._at = 0
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows `start` to `stop`; going back means reading from the beginning."""
-        if self.fortran and (start, stop) != (0, self.shape[0]):
-            return self.rows(0, self.shape[0])[start:stop]
-        size, shape = (stop - start) * self._row_bytes, (stop - start, *self.shape[1:])
-        require_room(size, f"{stop - start} images of {self.path}")
-        with plain_numbers_only(self.path):
-            if start < self._at:
-                self._rewind()
-            self._file.seek((start - self._at) * self._row_bytes, os.SEEK_CUR)
-            data = np.empty(size, np.uint8)
-            for at in range(0, size, PIECE):
-                piece = self._file.read(min(PIECE, size - at))
-                if len(piece) < min(PIECE, size - at):
-                    raise ValueError(f"{self.key} ends early")
-                data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-            self._at = stop
-            return data.view(self.dtype).reshape(shape, order="F" if self.fortran else "C")
-
-    def channels_first(self, layout: Layout) -> np.ndarray:
-        """All of it as images."""
-        return channels_first(self.rows(0, self.shape[0] if self.shape else 0), layout)
-
-
-class MemberImages(OnDemand):
-    """Some images of a member, channels first."""
-
-    names: Sequence[str] = ()
-
-    def __init__(self, member: Member, layout: Layout, positions: np.ndarray | None = None) -> None:
-        self.member, self.layout = member, layout
-        self._positions = np.arange(member.shape[0] if member.shape else 0) if positions is None else positions
-        # The layout is told by the axes of one image; without any image that is refused here.
-        like = channels_first(np.zeros((min(1, len(self._positions)), *member.shape[1:]), member.dtype), layout)
-        self.shape, self.dtype = (len(self._positions), *like.shape[1:]), like.dtype
-
-    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
-        wanted = np.atleast_1d(self._positions[index])
-        first = int(wanted.min())
-        images = channels_first(self.member.rows(first, int(wanted.max()) + 1)[wanted - first], self.layout)
-        return images[0] if np.ndim(self._positions[index]) == 0 else images
-
-    def readable(self) -> tuple[np.ndarray, np.ndarray]:
-        return self[:], np.arange(len(self))
-
-    def subset(self, index: np.ndarray) -> "MemberImages":
-        return MemberImages(self.member, self.layout, self._positions[index])
-
-    def blocks(self) -> None:
-        return None
+def array_of_npy(content: bytes) -> np.ndarray:
+    """The array in the bytes of a .npy file, which must hold as many numbers as its header claims."""
+    file = BytesIO(content)
+    header, offset = _npy_header(file), file.tell()
+    if header.nbytes > len(content) - offset:
+        raise ValueError(f"its header claims {header.nbytes:,} bytes, and {len(content) - offset:,} are there")
+    array = np.frombuffer(content, header.dtype, math.prod(header.shape), offset)
+    return array.reshape(header.shape, order="F" if header.fortran else "C")
