@@ -205,7 +205,7 @@ def probe_all_reduce() -> Answer:
     from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_add, (f"file://{folder}/meeting",), nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(_add, (f"file://{folder}/meeting",), nprocs=2)
     return {}
 
 
