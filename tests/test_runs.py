@@ -16,11 +16,11 @@ from pmae.config import Config, EncoderConfig, SpaceConfig
 from pmae.config_file import to_dict
 from pmae.errors import UserError
 from pmae.export.source import load_source
+from pmae.files import write_tensors
 from pmae.models import build_encoder
 from pmae.report.contents import load
 from pmae.runs import Run, create_run
 from pmae.spaces import build_space
-from pmae.tensor_files import write_tensors
 from pmae.train.checkpoint import load_encoder, load_space
 
 SHAPE = (1, 4, 4)

@@ -54,8 +54,8 @@ class Settings:
 
 
 def _section(kind: type) -> str:
-    """`train` for TrainConfig; nothing for the whole."""
-    return kind.__name__.removesuffix("Config").lower()
+    """`train` for TrainConfig, `knn` for KnnProtocol; nothing for the whole."""
+    return kind.__name__.removesuffix("Config").removesuffix("Protocol").lower()
 
 
 def check_names(kind: type, given: Iterable[str]) -> None:
@@ -98,6 +98,8 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
         return _choice(value, inner, name)
     if origin in (tuple, list, dict) or typing.is_typeddict(hint):
         return _collection(value, hint, name)
+    if dataclasses.is_dataclass(hint) and not issubclass(hint, Settings):  # type: ignore[arg-type]
+        return _dataclass(value, hint, name)
     return _scalar(value, hint, name)
 
 
@@ -117,23 +119,41 @@ def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
 
 
 def _collection(value: Any, hint: Any, name: str) -> Any:
-    """Tuples of so many, lists, and objects: with any keys, or with at least the declared ones."""
+    """Tuples of so many or of any number, lists, and objects: with any keys, or with at least the declared ones."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (tuple, list):
         items = value.tolist() if hasattr(value, "tolist") else value
-        size = len(inner) if origin is tuple else None
+        size = len(inner) if origin is tuple and ... not in inner else None
         if not isinstance(items, list | tuple) or (size is not None and len(items) != size):
-            raise UserTypeError(f"{name} must be a list{'' if size is None else f' of {size} values'}, got {value!r}")
+            how_many = "" if size is None else f" of {size} values"
+            raise UserTypeError(f"{name} must be a list{how_many}, got {_shown(value)}")
+        if ... in inner:
+            return tuple(coerced(item, inner[0], f"{name}[{n}]") for n, item in enumerate(items))
         kinds = inner if size is not None else inner * len(items)
         return origin(coerced(item, kind, name) for item, kind in zip(items, kinds, strict=True))
     if not isinstance(value, dict):
-        raise UserTypeError(f"{name} must be an object, got {value!r}")
+        raise UserTypeError(f"{name} must be an object, got {_shown(value)}")
     if origin is dict:
-        return {str(key): coerced(item, inner[1], f"{name}.{key}") for key, item in value.items()}
+        keys = [coerced(key, str, f"a key of {name}") for key in value]
+        return {key: coerced(item, inner[1], f"{name}.{key}") for key, item in zip(keys, value.values(), strict=True)}
+    _require_keys(value, hint.__required_keys__, name)
     known = hints_of(hint)
-    for key in sorted(hint.__required_keys__ - value.keys()):
-        raise UserError(f"{name} must have {key!r}, got {sorted(map(str, value))}")
     return {key: coerced(item, known.get(key, Any), f"{name}.{key}") for key, item in value.items()}
+
+
+def _dataclass(value: Any, kind: Any, name: str) -> Any:
+    """One made of an object; keys that it does not know are passed over, for a later version may have them."""
+    if not isinstance(value, dict):
+        raise UserTypeError(f"{name} must be an object, got {_shown(value)}")
+    fields = dataclasses.fields(kind)
+    _require_keys(value, {f.name for f in fields if f.default is dataclasses.MISSING is f.default_factory}, name)
+    hints, given = hints_of(kind), [f.name for f in fields if f.name in value]
+    return kind(**{key: coerced(value[key], hints[key], f"{name}.{key}") for key in given})
+
+
+def _require_keys(value: dict[str, Any], needed: Iterable[str], name: str) -> None:
+    for key in sorted(set(needed) - value.keys()):
+        raise UserError(f"{name} must have {key!r}, got {sorted(map(str, value))}")
 
 
 def _scalar(value: Any, kind: Any, name: str) -> Any:

@@ -29,9 +29,8 @@ from pmae.data.arrays import read_npy, read_npz
 from pmae.data.named import BATCHES, bytes_array, read_batch_pickle, read_cifar10
 from pmae.data.sets import load
 from pmae.errors import UserError
-from pmae.files import read_json
+from pmae.files import read_json, read_tensors
 from pmae.runs import Run
-from pmae.tensor_files import read_tensors
 from pmae.train.checkpoint import damage, load_into, load_standardize
 
 settings.register_profile("fast", max_examples=200)

@@ -19,8 +19,8 @@ from pmae.data.images import Splits, as_tensor
 from pmae.derive import patch_for
 from pmae.errors import UserError, require
 from pmae.evaluate.features import extract
-from pmae.evaluate.online import nearest
-from pmae.report.pictures import view_of
+from pmae.evaluate.probes import nearest
+from pmae.report.samples import view_of
 from pmae.runs import Run
 from pmae.spaces import Pixels, Space, build_space
 from pmae.train.checkpoint import TrainedModel, load_trained

@@ -51,7 +51,7 @@ class Evaluate:
         from pmae import api
         from pmae.data.sets import load
         from pmae.evaluate.protocols import only, preset
-        from pmae.evaluate.run import score_table
+        from pmae.evaluate.suite import score_table
         from pmae.train.distributed import is_main
 
         protocols = only(preset(self.preset), self.protocols)

@@ -12,7 +12,7 @@ from pmae.errors import require, unknown_name
 
 if TYPE_CHECKING:
     from pmae.paper.tables import RunChoices
-    from pmae.sweep.scored import Scoring
+    from pmae.sweep.find import Scoring
     from pmae.sweep.spaces import SpaceGrid
 
 Words = Annotated[list[str], tyro.conf.arg(metavar="WORD...", help_behavior_hint="")]
@@ -101,7 +101,7 @@ class Sweep(ManyRuns):
         from pmae.config import replace
         from pmae.config_file import settings_given, with_settings
         from pmae.paper.recipes import recipe
-        from pmae.report.sweeps import write_page
+        from pmae.report.page import write_page
         from pmae.report.tables import to_markdown
         from pmae.sweep.grid import RATIO, parse_grid, sweep
 
@@ -163,9 +163,9 @@ class Spaces(ManyRuns):
         for part in self.parts:
             if part not in PARTS:
                 raise unknown_name("part", part, PARTS)
-        from pmae.report.sweeps import write_page
+        from pmae.report.page import write_page
         from pmae.report.tables import to_markdown
-        from pmae.sweep.scored import Scoring
+        from pmae.sweep.find import Scoring
         from pmae.sweep.space_figures import figures_page
         from pmae.sweep.spaces import TITLE, table_page
 
@@ -278,7 +278,7 @@ class Paper(ManyRuns):
         )
 
     def _scoring(self) -> "Scoring":
-        from pmae.sweep.scored import Scoring
+        from pmae.sweep.find import Scoring
 
         presets = tuple(self.preset or ["released" if self.recipe == "released" else "paper"])
         return Scoring(

@@ -2,8 +2,7 @@
 
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -11,13 +10,14 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pmae.data.decode import require_room
+from pmae.data.decode import reading, require_room
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 
 Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
 SHAPES = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), (N, C, L) for signals or (N, D) for vectors"
 AXES = {"NCL": 3, "ND": 2}
+NUMBERS = " as arrays of numbers"
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -109,9 +109,10 @@ def require_one_class(shape: tuple[int, ...], dtype: np.dtype) -> None:
 
 def read_npy(path: Path, layout: Layout = "auto") -> Splits:
     """One array of images, memory-mapped: it may be larger than memory."""
-    with plain_numbers_only(path):
+    with reading(path, NUMBERS):
+        with path.open("rb") as file:
+            _npy_header(file)
         images = np.load(path, mmap_mode="r", allow_pickle=False)
-    require(isinstance(images, np.ndarray), "data.source", "a .npy file of one array", str(path))
     return Splits(path.stem, from_arrays(images, None, layout), notes=("no labels and no held-out images in the file",))
 
 
@@ -120,7 +121,7 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
 
     Headers are read first, because a small file can unpack to more than memory holds.
     """
-    with plain_numbers_only(path), zipfile.ZipFile(path) as archive:
+    with reading(path, NUMBERS), zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
         headers = {key: _member_header(archive, key) for key in keys if key.endswith(("images", "labels"))}
     prefix = "train_" if "train_images" in headers else ""
@@ -133,7 +134,7 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
     labelled = {prefix for prefix in present.values() if _has_labels(headers, prefix, path)}
     sets: dict[str, ImageSet] = {}
     # With its suffix a key is a member's name and nothing else: the array whose header was read.
-    with plain_numbers_only(path), np.load(path, allow_pickle=False) as file:
+    with reading(path, NUMBERS), np.load(path, allow_pickle=False) as file:
         numbers, classes = number_classes([file[f"{p}labels.npy"] if p in labelled else None for p in present.values()])
         for (split, prefix), labels in zip(present.items(), numbers, strict=True):
             array, named = file[f"{prefix}images.npy"], classes if labels is not None else ()
@@ -163,22 +164,6 @@ def _has_labels(headers: dict[str, "Header"], prefix: str, path: Path) -> bool:
     return True
 
 
-@contextmanager
-def plain_numbers_only(path: Path) -> Iterator[None]:
-    """Whatever NumPy says of a broken file or of pickled objects, as one sentence with the file's name."""
-    try:
-        yield
-    except UserError:
-        raise
-    # NumPy's parsers raise whatever a broken file trips over (tokenize.TokenError, MemoryError, zlib.error, ...).
-    except Exception as error:
-        if "pickle" in str(error) or "object" in str(error).lower():
-            reason = "it holds pickled Python objects, which are refused because reading them can run code"
-        else:
-            reason = str(error)
-        raise UserError(f"data.source: {path} cannot be read as arrays of numbers: {reason}") from error
-
-
 class Header(NamedTuple):
     """What the first bytes of a .npy file tell."""
 
@@ -198,7 +183,7 @@ def _npy_header(file: IO[bytes]) -> Header:
         raise ValueError(f"it is of NumPy's format {version}")
     header = Header(*HEADERS[version](file))
     if header.dtype.hasobject:
-        raise ValueError("it holds objects")
+        raise ValueError("it holds pickled Python objects, which are refused because reading them can run code")
     if any(length < 0 for length in header.shape):
         raise ValueError(f"its shape is {header.shape}")
     return header

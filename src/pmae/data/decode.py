@@ -69,6 +69,19 @@ def require_room(need: int, what: str) -> None:
 
 
 @contextmanager
+def reading(path: Path, kind: str = "") -> Iterator[None]:
+    """Whatever a library says of a broken file, as one sentence with the file's name."""
+    try:
+        yield
+    except UserError:
+        raise
+    # Parsers raise whatever a broken file trips over (KeyError, MemoryError, tokenize.TokenError, zlib.error, ...).
+    except Exception as error:
+        words = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"data.source: {path} cannot be read{kind}: {words}") from error
+
+
+@contextmanager
 def unpacking(values: int, bytes_each: int) -> Iterator[None]:
     """Inside, an image of so many values is unpacked; it waits for the other threads where all would take too much.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pmae.config import DataConfig
-from pmae.data.decode import SUFFIXES
+from pmae.data.decode import SUFFIXES, reading
 from pmae.data.images import Samples
 from pmae.data.streamed import SPLITS, SampleSet, shown
 from pmae.data.tables import ArrowSamples, ParquetSamples
@@ -168,10 +168,8 @@ def _class_names(folder: Path, identifiers: list[str]) -> tuple[str, ...]:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
+    with reading(path):
         return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"data.source: {path} cannot be read: {error}") from error
 
 
 def shard_files(source: str) -> Shards | None:

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
+from pmae.data.decode import reading
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 
@@ -99,21 +100,16 @@ def _read_sheet(path: Path) -> Batch:
     """A PNG 1024 wide, each row one image of 32 x 32 RGB pixels; a JSON file has the labels of all training sheets."""
     train = path.stem in TRAIN_BATCHES
     labels = path.parent / ("train_lables.json" if train else "test_lables.json")
-    reading = path
-    try:
-        with Image.open(path, formats=["PNG"]) as sheet:
-            pixels = np.asarray(sheet)
-        reading = labels
-        numbers = json.loads(labels.read_text())
-    # Pillow raises whatever a broken file trips over, and JSON a RecursionError where it is nested too deep.
-    except Exception as error:
-        raise UserError(f"data.source: {reading} cannot be read: {error}") from error
+    with reading(path), Image.open(path, formats=["PNG"]) as sheet:
+        pixels = np.asarray(sheet)
+    with reading(labels):
+        numbers = _numbers(labels, json.loads(labels.read_text()))
     if pixels.shape[1:] != (32 * 32, 3):
         raise UserError(f"data.source: {path} must be an RGB image 1024 wide, got shape {pixels.shape}")
     images = np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
     # Training sheets are equally long.
     start = TRAIN_BATCHES.index(path.stem) * len(images) if train else 0
-    return _checked(path, images, _numbers(labels, numbers)[start : start + len(images)])
+    return _checked(path, images, numbers[start : start + len(images)])
 
 
 FORMS: dict[str, Callable[[Path], Batch]] = {"": _read_python, ".bin": _read_binary, ".png": _read_sheet}

@@ -6,8 +6,7 @@ Arrow files are mapped and give any row at once. Parquet gives whole row groups,
 import json
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.data.decode import available_bytes, require_room
+from pmae.data.decode import available_bytes, reading, require_room
 from pmae.data.images import DTYPES, Blocks, Samples
 from pmae.errors import UserError, missing_extra, require
 
+TABLE = " as a table"
 KEPT_BYTES = 2**27
 """How much of a parquet file is shuffled as one; twice as much is kept in memory."""
 
@@ -43,7 +43,7 @@ class TableSamples(Samples):
         self.classes = columns.classes
         self._ends = np.cumsum(counts, dtype=np.int64)
         if labels:
-            with _told(what):
+            with reading(what, TABLE):
                 joined = np.concatenate([column.to_numpy(zero_copy_only=False) for column in labels])
             whole, told = joined.dtype.kind in "biu", f"data.source: the labels of {what}"
             require(whole, told, "whole numbers, one for each image", str(joined.dtype))
@@ -105,13 +105,13 @@ class ArrowSamples(TableSamples):
         arrow, _ = _pyarrow()
         tables = []
         for path in paths:
-            with _told(path):
+            with reading(path, TABLE):
                 tables.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
         columns = _same_columns(paths, [table.schema for table in tables])
         tables = [table.select([name for name in (columns.image, columns.label) if name]) for table in tables]
         for path, table in zip(paths, tables, strict=True):
             # An offset beyond the file's end would end the process without a message.
-            with _told(path):
+            with reading(path, TABLE):
                 table.validate(full=True)
         self._chunks = [chunk for table in tables for chunk in table.column(columns.image).chunks if len(chunk)]
         labels = [] if columns.label is None else [table.column(columns.label) for table in tables]
@@ -129,7 +129,7 @@ class ParquetSamples(TableSamples):
         _, parquet = _pyarrow()
         files = []
         for path in paths:
-            with _told(path):
+            with reading(path, TABLE):
                 files.append(parquet.ParquetFile(path))
         columns = _same_columns(paths, [file.schema_arrow for file in files])
         groups = [(file, i, file.metadata.row_group(i)) for file in files for i in range(file.metadata.num_row_groups)]
@@ -142,7 +142,7 @@ class ParquetSamples(TableSamples):
         require_room(max(largest, 8 * sum(counts)), f"a row group or the labels of {paths[0]}")
         labels = []
         for path, file in zip(paths, files, strict=True):
-            with _told(path):
+            with reading(path, TABLE):
                 labels += [] if columns.label is None else [file.read([columns.label]).column(0)]
         super().__init__(columns, counts, labels, paths[0], root)
 
@@ -164,19 +164,21 @@ def _same_columns(paths: Sequence[Path], schemas: Sequence[Any]) -> Columns:
     """The columns of the first file, if they are those of all."""
     found = []
     for path, schema in zip(paths, schemas, strict=True):
-        with _told(path):
-            columns = columns_of(schema, path)
+        with reading(path, TABLE):
+            columns = _columns_of(schema, path)
             found.append((columns, schema.field(columns.image).type))
-            if found[-1] != found[0]:
-                raise UserError(f"data.source: tables must have the same columns, and {path} differs from {paths[0]}")
+        if found[-1] != found[0]:
+            raise UserError(f"data.source: tables must have the same columns, and {path} differs from {paths[0]}")
     return found[0][0]
 
 
-def columns_of(schema: Any, path: Path) -> Columns:
+def _columns_of(schema: Any, path: Path) -> Columns:
     """The columns by the features that `datasets` notes in a file, else by the kind of their values."""
     if len(set(schema.names)) < len(schema.names):
         raise UserError(f"data.source: {path} must have columns of different names, got {', '.join(schema.names)}")
-    features = _features(schema, path)
+    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = (noted.get("info") or {}).get("features") or {}
+    features = {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
     kinds = {name: str(features.get(name, {}).get("_type", "")) for name in schema.names}
     image = next((name for name in schema.names if _is_image(kinds[name], schema.field(name).type)), None)
     if image is None:
@@ -191,16 +193,6 @@ def columns_of(schema: Any, path: Path) -> Columns:
     if classes is not None and not _are(str, classes):
         raise UserError(f"data.source: the class names of {path} must be a list of text, got {str(classes)[:50]}")
     return Columns(image, tuple(shape) if shape else None, dtype, label, tuple(classes) if classes else None)
-
-
-def _features(schema: Any, path: Path) -> dict[str, dict[str, Any]]:
-    """What `datasets` notes of each column, if it was there."""
-    try:
-        noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = (noted.get("info") or {}).get("features") or {}
-        return {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise UserError(f"data.source: the Hugging Face metadata of {path} cannot be read: {error}") from error
 
 
 def _are(kind: type, values: object) -> bool:
@@ -220,19 +212,6 @@ def _numbers(cell: Any, columns: Columns) -> np.ndarray:
         values = values.flatten()
     numbers: np.ndarray = values.to_numpy(zero_copy_only=False).astype(columns.dtype)
     return numbers.reshape(columns.shape)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """What pyarrow says of a damaged file, as one sentence with its name."""
-    try:
-        yield
-    except UserError:
-        raise
-    # Beside its own exceptions, pyarrow raises UnicodeDecodeError for names and KeyError for columns, among others.
-    except Exception as error:
-        words = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"data.source: {path} cannot be read as a table: {words}") from error
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pmae.data.decode import SUFFIXES
+from pmae.data.decode import SUFFIXES, reading
 from pmae.data.images import Samples
 from pmae.errors import UserError, require
 
@@ -168,17 +168,14 @@ class TarSamples(Samples):
 def index_shard(path: Path) -> Index:
     """Walk the headers of one tar file."""
     places, without = [], []
-    try:
-        with path.open("rb", buffering=0) as file:
-            for key, sample in _samples(file.fileno(), path):
-                image = next((sample[kind] for kind in sample if kind in IMAGES), None)
-                if image is None:
-                    without.append(f"{key!r} of {path.name} (no image among .{', .'.join(sample)})")
-                else:
-                    label = _label(sample, file.fileno(), f"{key!r} of {path}")
-                    places.append((image.start, image.stop - image.start, label))
-    except OSError as error:
-        raise UserError(f"data.source: {path} cannot be read: {error.strerror}") from error
+    with reading(path), path.open("rb", buffering=0) as file:
+        for key, sample in _samples(file.fileno(), path):
+            image = next((sample[kind] for kind in sample if kind in IMAGES), None)
+            if image is None:
+                without.append(f"{key!r} of {path.name} (no image among .{', .'.join(sample)})")
+            else:
+                label = _label(sample, file.fileno(), f"{key!r} of {path}")
+                places.append((image.start, image.stop - image.start, label))
     if not places and not without:
         raise UserError(f"data.source: the shard {path} holds no samples")
     return Index(np.array(places, np.int64).reshape(-1, 3), without)

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.errors import UserError, require
-from pmae.files import read_object, write_json, write_whole
+from pmae.files import read_object, read_tensors, write_json, write_tensors, write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
-from pmae.run_files import read_state
-from pmae.runs import Run, create_run
+from pmae.runs import Run, create_run, read_state
 from pmae.spaces import Space, build_space
-from pmae.tensor_files import read_tensors, write_tensors
 from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
@@ -146,18 +144,15 @@ def _require_fit(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[st
 
 
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
-    shapes = {name: parameter.shape for parameter, name in names.items()}
-    state: dict[int, dict[str, Tensor]] = {}
+    known = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
-        if name not in order:
+        if name not in known:
             raise UserError(f"checkpoint does not fit the settings: it holds moments of an unknown parameter {name!r}")
-        if value.shape not in ((), shapes[name]):
-            raise UserError(f"checkpoint does not fit the settings: {key} must be {tuple(shapes[name])}")
-        state.setdefault(order.index(name), {})[kind] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        parameter = known[name]
+        if value.shape not in ((), parameter.shape):
+            raise UserError(f"checkpoint does not fit the settings: {key} must be {tuple(parameter.shape)}")
+        optimizer.state[parameter][kind] = value.to(parameter.device)
 
 
 def _manifest(state: dict[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from pmae import fast
 from pmae.config import Config
 from pmae.data.batches import Part
 from pmae.errors import UserError, require
+from pmae.files import tensors_digest
 from pmae.method import MaskedAutoencoder, PrincipalMAE, build_method
-from pmae.tensor_files import tensors_digest
 
 TIMEOUT = "PMAE_TIMEOUT"
 """Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
@@ -33,10 +33,8 @@ class World:
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
         self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
-        self.main, self.part = rank == 0, (rank, size)
-
-    part: Part
-    """Which part of the images is this process's, and of how many."""
+        self.main = rank == 0
+        self.part: Part = (rank, size)  # which part of the images is this process's, and of how many
 
     def rank_slice(self, count: int) -> slice:
         """This process's part of `count` rows, which the number of processes divides."""

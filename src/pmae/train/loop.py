@@ -15,12 +15,11 @@ from pmae.data.augment import Standardize, draw_crops
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
-from pmae.files import folder_path
+from pmae.files import folder_path, write_tensors
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained
 from pmae.runs import Run
-from pmae.tensor_files import write_tensors
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.distributed import ONE_PROCESS, World
 from pmae.train.environment import StopSignal, pick_engine, same_bits
@@ -66,7 +65,7 @@ def pretrain(
         quiet = quiet or not world.main
         for note in [] if quiet else notes:
             say(note)
-        with setup.run_folder(config, splits, out, resume, device, pretrained, world) as (run, require_folder):
+        with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
             with same_bits(config.train.deterministic):
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder)
             with environment.memory_errors(training.batch_size, device), environment.stop_signals() as stop:

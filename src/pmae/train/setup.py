@@ -55,13 +55,7 @@ def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
 
 @contextlib.contextmanager
 def run_folder(
-    config: Config,
-    splits: Splits,
-    out: Path,
-    resume: bool,
-    device: torch.device,
-    pretrained: Pretrained | None,
-    world: World,
+    config: Config, splits: Splits, out: Path, resume: bool, pretrained: Pretrained | None, world: World
 ) -> Iterator[tuple[Run, Callable[[], None]]]:
     """A new folder, or the old one if settings and data are the same, held by the main process; beside it, a check
     that it is still there. Taken back if nothing was trained.
@@ -73,7 +67,7 @@ def run_folder(
                 if not resume:
                     require_vacant(out)
                 require_held = held.enter_context(locked(out))
-                environment = describe_environment(splits, device)
+                environment = describe_environment(splits, world.device)
                 environment |= {"start": pretrained.notes} if pretrained else {}
                 _resume(config, out, environment) if resume else create_run(out, config, environment)
         run = Run(out)
