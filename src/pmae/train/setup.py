@@ -20,7 +20,7 @@ from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.decode import available_bytes
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
-from pmae.files import clear_stale, disk_errors, lives, write_json
+from pmae.files import clear_stale, disk_errors, write_json
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained, load_weights
@@ -39,7 +39,7 @@ FREE = (
 LONG_FIT = 1e12
 """Operations of a fit that are worth a line: ten seconds of two cores."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-"""What a file system says that knows no locks."""
+"""What a file system says that knows no locks; a system may know none either."""
 
 
 def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
@@ -153,27 +153,19 @@ def _open_locked(path: Path) -> int:
 
 
 def _lock(handle: int, path: Path) -> None:
-    """By the system's lock, which it lets go of when the process dies; else by the process that the file names."""
-    holder = os.read(handle, 200).decode(errors="replace").strip()
+    """By the system's lock, which it lets go of when the process dies."""
     try:
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    except ImportError:
-        number, _, host = holder.partition(" on ")
-        alive = number.isdigit() and (host != socket.gethostname() or lives(int(number)))
-        if not alive or number == str(os.getpid()):
-            return
-    except BlockingIOError:
-        pass
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
+    except BlockingIOError as error:
+        holder = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
+        rule = f"a run that no other process is training, got {str(path.parent)!r}, held by process {holder}"
+        raise UserError(f"out must be {rule}") from error
+    except (ImportError, OSError) as error:
+        if getattr(error, "errno", errno.ENOSYS) not in NO_LOCKS:
             raise
         warnings.warn(f"{str(path.parent)!r} cannot be locked: start no second process on it", stacklevel=2)
-        return
-    rule = f"a run that no other process is training, got {str(path.parent)!r}, held by process {holder or 'unknown'}"
-    raise UserError(f"out must be {rule}")
 
 
 def fit_or_load(
