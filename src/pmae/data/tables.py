@@ -144,7 +144,7 @@ class ParquetSamples(TableSamples):
 
 
 def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
-    """The columns by the features that `datasets` notes in a file, else by the kind of their values; all files agree."""
+    """The columns by the features that `datasets` notes in a file, else by what they hold; the same in all files."""
     if len(set(schema.names)) < len(schema.names):
         raise UserError(f"data.source: {path} must have columns of different names, got {', '.join(schema.names)}")
     noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -163,10 +163,8 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
     classes = features.get(label, {}).get("names") if label else None
     if classes is not None and not _are(str, classes):
         raise UserError(f"data.source: the class names of {path} must be a list of text, got {str(classes)[:50]}")
-    stored_as = schema.field(image).type
-    found = Columns(
-        image, stored_as, tuple(shape) if shape else None, dtype, label, tuple(classes) if classes else None
-    )
+    shape, classes = (tuple(values) if values else None for values in (shape, classes))
+    found = Columns(image, schema.field(image).type, shape, dtype, label, classes)
     if before not in (None, found):
         raise UserError(f"data.source: tables must have the same columns, and {path} differs from the one before it")
     return found

@@ -156,7 +156,7 @@ class TarSamples(Samples):
 
 
 def index_shard(path: Path) -> tuple[np.ndarray, list[str]]:
-    """(N, 3) where an image's headers begin, how far its content goes, and its class; and what has no image, in words."""
+    """(N, 3) where an image's headers begin, how far its content goes, its class; and what has no image, in words."""
     places, without = [], []
     with reading(path), path.open("rb", buffering=0) as file:
         for key, sample in _samples(file.fileno(), path):
