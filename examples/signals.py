@@ -24,7 +24,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import extract
-from pmae.evaluate.online import probe_accuracies
+from pmae.evaluate.probes import probe_accuracies
 from pmae.models import build_encoder
 
 SURFACES = ("brick", "grass", "gravel")

@@ -80,12 +80,12 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, "Tensor"]:
     # Beside its own error, the format's library lets out whatever an odd header trips over (KeyError, AssertionError).
     except Exception as error:
         raise UserError(f"file must be a readable safetensors file, got {str(path)!r}: {error}") from error
-    if stated is not None and stated != _tensors_digest(tensors):
+    if stated is not None and stated != tensors_digest(tensors):
         raise UserError(f"file must be as it was written, got {str(path)!r}, whose checksum differs: it is damaged")
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def _tensors_digest(tensors: Mapping[str, "Tensor"]) -> str:
+def tensors_digest(tensors: Mapping[str, "Tensor"]) -> str:
     """A checksum of names, kinds, shapes and values."""
     import torch
 
@@ -102,7 +102,7 @@ def write_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     from safetensors.torch import save_file
 
     whole = {key: value.contiguous() for key, value in tensors.items()}
-    seal = {"blake2b": _tensors_digest(whole)}
+    seal = {"blake2b": tensors_digest(whole)}
     write_whole(path, lambda temporary: save_file(whole, temporary, seal))
 
 

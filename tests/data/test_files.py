@@ -138,7 +138,6 @@ def test_split_folders_are_honoured(tmp_path: Path, held_out: tuple[str, ...]) -
         assert part.labels.tolist() == [0]
         assert part.classes == ("cat", "dog")
     assert (splits.val is None) == ("val" not in held_out)
-    assert any("1 images outside" in note for note in splits.notes)
 
 
 def test_a_lone_train_folder_is_not_a_split(tmp_path: Path) -> None:

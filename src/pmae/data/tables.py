@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.data.decode import available_bytes, reading, require_room
+from pmae.data.decode import reading, require_room
 from pmae.data.images import DTYPES, Blocks, Samples
 from pmae.errors import UserError, missing_extra, require
 
@@ -36,11 +36,10 @@ class Columns(NamedTuple):
 class TableSamples(Samples):
     """The rows of many files by position, found in chunks."""
 
-    def __init__(self, columns: Columns, counts: Sequence[int], labels: Sequence[Any], what: Path, root: Path) -> None:
+    def __init__(self, columns: Columns, counts: Sequence[int], labels: Sequence[Any], what: Path) -> None:
         if not sum(counts):
             raise UserError(f"data.source: {what} holds no rows")
-        self._columns, self._root = columns, root.resolve()
-        self.classes = columns.classes
+        self._columns, self.classes = columns, columns.classes
         self._ends = np.cumsum(counts, dtype=np.int64)
         if labels:
             with reading(what, TABLE):
@@ -63,23 +62,11 @@ class TableSamples(Samples):
             return f"row {position}", _numbers(cell, self._columns)
         value = cell[0].as_py()
         fields: dict[str, Any] = value if isinstance(value, dict) else {"bytes": value}
-        content, path = fields.get("bytes"), fields.get("path") or ""
-        if not isinstance(path, str) or not isinstance(content, bytes | None):
-            raise ValueError("this row holds neither the bytes nor the path of an image")
-        if content is None and not path:
-            raise ValueError("no image in this row")
-        return path or f"row {position}", self._file(path) if content is None else content
-
-    def _file(self, path: str) -> bytes:
-        """The bytes of a file that a row names: a regular one below the data's folder, and nothing else."""
-        file = (self._root / path).resolve()
-        if not file.is_relative_to(self._root):
-            raise ValueError(f"it is outside the data's folder {self._root}")
-        if file.exists() and not file.is_file():
-            raise ValueError("it is not a regular file")
-        if file.stat().st_size > available_bytes() // 2:
-            raise ValueError(f"{file.stat().st_size:,} bytes, too many for memory")
-        return file.read_bytes()
+        content, path = fields.get("bytes"), fields.get("path") or f"row {position}"
+        # A row that only names a file is not followed: it could name any file of the machine.
+        if not isinstance(path, str) or not isinstance(content, bytes):
+            raise ValueError("this row does not hold the bytes of an image")
+        return path, content
 
     def name(self, position: int) -> str:
         """The path in the row, or its number."""
@@ -101,7 +88,7 @@ class TableSamples(Samples):
 class ArrowSamples(TableSamples):
     """Files of the Arrow stream format, mapped: the disk is read where a row is asked for."""
 
-    def __init__(self, paths: Sequence[Path], root: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         arrow, _ = _pyarrow()
         tables = []
         for path in paths:
@@ -115,7 +102,7 @@ class ArrowSamples(TableSamples):
                 table.validate(full=True)
         self._chunks = [chunk for table in tables for chunk in table.column(columns.image).chunks if len(chunk)]
         labels = [] if columns.label is None else [table.column(columns.label) for table in tables]
-        super().__init__(columns, [len(chunk) for chunk in self._chunks], labels, paths[0], root)
+        super().__init__(columns, [len(chunk) for chunk in self._chunks], labels, paths[0])
 
     def chunk(self, number: int) -> Any:
         """A view of the file."""
@@ -125,7 +112,7 @@ class ArrowSamples(TableSamples):
 class ParquetSamples(TableSamples):
     """Parquet files, of which the row groups read last are kept."""
 
-    def __init__(self, paths: Sequence[Path], root: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         _, parquet = _pyarrow()
         files = []
         for path in paths:
@@ -144,7 +131,7 @@ class ParquetSamples(TableSamples):
         for path, file in zip(paths, files, strict=True):
             with reading(path, TABLE):
                 labels += [] if columns.label is None else [file.read([columns.label]).column(0)]
-        super().__init__(columns, counts, labels, paths[0], root)
+        super().__init__(columns, counts, labels, paths[0])
 
     def chunk(self, number: int) -> Any:
         """A row group, from the disk if it was not among the last ones."""

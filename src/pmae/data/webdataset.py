@@ -129,7 +129,7 @@ class Index(NamedTuple):
 class TarSamples(Samples):
     """The samples of many shards by position."""
 
-    def __init__(self, paths: Sequence[Path], _: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(index_shard, paths))
         self._paths = paths

@@ -20,8 +20,7 @@ from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors, write_json, write_tensors, write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
-from pmae.run_files import read_state
-from pmae.runs import Run, create_run
+from pmae.runs import Run, create_run, read_state
 from pmae.spaces import Space, build_space
 from pmae.train.step import build_optimizer
 

@@ -24,7 +24,7 @@ from pmae.config import Config
 from pmae.config_file import to_dict
 from pmae.errors import missing_extra
 from pmae.files import disk_errors, read_object, write_json, write_whole
-from pmae.run_files import whole_lines
+from pmae.runs import whole_lines
 
 PLAIN_SECONDS = 10.0
 SETTLED_SECONDS = 5.0
