@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from pmae.config import DataConfig
-from pmae.data import decode as memory
+from pmae.data import decode
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.errors import UserError
@@ -230,7 +230,7 @@ def test_a_decompression_bomb_counts_as_unreadable(tmp_path: Path, monkeypatch: 
 def test_more_than_memory_is_refused_with_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(4):
         save(tmp_path / f"{i}.png", pixels(10, 10, 3))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1199)
+    monkeypatch.setattr(decode, "available_bytes", lambda: 1199)
     with pytest.raises(UserError, match=r"4 images of 10x10 pixels.*1,200 bytes.*1,199"):
         read(tmp_path)
 

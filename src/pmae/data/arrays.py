@@ -116,7 +116,7 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
     """
     with reading(path, NUMBERS), zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        headers = {key: _member_header(archive, key) for key in keys if key.endswith(("images", "labels"))}
+        headers = {key: _npy_header(archive.open(f"{key}.npy")) for key in keys if key.endswith(("images", "labels"))}
     prefix = "train_" if "train_images" in headers else ""
     if f"{prefix}images" not in headers:
         found = ", ".join(keys)[:100] or "neither"
@@ -137,11 +137,6 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
         found = " and ".join(f"{split} {kind}" for split, kind in kinds.items())
         raise UserError(f"data.source: {path} must hold images alike in all splits, got {found}")
     return Splits(path.stem, sets["train"], sets.get("val"), sets.get("test"))
-
-
-def _member_header(archive: zipfile.ZipFile, key: str) -> "Header":
-    with archive.open(f"{key}.npy") as file:
-        return _npy_header(file)
 
 
 def _has_labels(headers: dict[str, "Header"], prefix: str, path: Path) -> bool:

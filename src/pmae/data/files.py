@@ -46,11 +46,9 @@ class FileSamples(Samples):
         return len(self._paths)
 
     def read(self, position: int) -> tuple[str, Path]:
-        """The file's name, and the file."""
         return self.name(position), self._folder / self._paths[position]
 
     def name(self, position: int) -> str:
-        """Its path below the folder."""
         return printable(self._paths[position])
 
 
