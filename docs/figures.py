@@ -12,7 +12,7 @@ import torch
 
 from pmae import ComponentMask, masking
 from pmae.data.images import as_tensor
-from pmae.data.photos import load_photos
+from pmae.data.named import load_photos
 from pmae.spaces import Space
 
 IMAGES = Path(__file__).parent / "images"

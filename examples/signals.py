@@ -19,12 +19,12 @@ from torch import Tensor
 
 import pmae
 from pmae.config import Config, DecoderConfig, EncoderConfig, OptimConfig, ProbeConfig, TrainConfig
+from pmae.data.arrays import from_arrays
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
-from pmae.data.readers.arrays import from_arrays
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import extract
-from pmae.evaluate.online import probe_accuracies
+from pmae.evaluate.probes import probe_accuracies
 from pmae.models import build_encoder
 
 SURFACES = ("brick", "grass", "gravel")

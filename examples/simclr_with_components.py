@@ -19,8 +19,8 @@ from pmae import ComponentMask
 from pmae.config import AugmentConfig
 from pmae.data.augment import crop, draw_boxes
 from pmae.data.images import ImageSet
-from pmae.data.photos import load_photos
-from pmae.evaluate.online import probe_accuracies
+from pmae.data.named import load_photos
+from pmae.evaluate.probes import probe_accuracies
 
 WIDTH = 128
 

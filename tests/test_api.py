@@ -13,9 +13,9 @@ from pmae import api
 from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
-from pmae.evaluate.online import online_probe
+from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import only, preset
-from pmae.evaluate.run import score_table
+from pmae.evaluate.suite import score_table
 from pmae.results import scores_of
 from pmae.train.checkpoint import load_encoder
 

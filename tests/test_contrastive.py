@@ -13,9 +13,9 @@ from pmae.contrastive import nt_xent
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
+from pmae.files import read_tensors
 from pmae.method import build_method
 from pmae.runs import Run
-from pmae.tensor_files import read_tensors
 from pmae.train.checkpoint import load_trained
 from pmae.train.loop import Pretraining, pretrain
 

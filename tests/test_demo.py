@@ -8,7 +8,7 @@ import pytest
 
 from pmae.config import Config, replace
 from pmae.data.images import Splits
-from pmae.data.photos import load_photos
+from pmae.data.named import load_photos
 from pmae.demo import demo
 from pmae.derive import resolve
 from pmae.errors import UserError

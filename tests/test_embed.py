@@ -19,9 +19,9 @@ from pmae.data.augment import Standardize
 from pmae.derive import resolve
 from pmae.embed import Embedder, embed
 from pmae.errors import UserError
+from pmae.files import read_tensors
 from pmae.models import build_encoder
 from pmae.runs import Run
-from pmae.tensor_files import read_tensors
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
 

@@ -12,9 +12,8 @@ import torch
 
 from pmae import files
 from pmae.errors import UserError
-from pmae.files import clear_stale, lock, write_json, write_text, write_whole
+from pmae.files import clear_stale, lock, read_tensors, write_json, write_tensors, write_text, write_whole
 from pmae.runs import Run
-from pmae.tensor_files import read_tensors, write_tensors
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="permissions and signals of POSIX")
 

@@ -10,7 +10,7 @@ import pmae
 
 SOURCE = Path(pmae.__file__).parent
 LEAVES = {"errors", "validation", "config", "config_file"}
-FILES = {"files", "run_files", "runs", "tensor_files"}
+FILES = {"files", "runs"}
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
@@ -26,14 +26,14 @@ ALLOWED = {
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
-    "results": {"errors"},
-    "results_file": {"errors", "results"},
+    "results": {"errors", "validation"},
     "files": {"errors"},
-    "run_files": {"errors", "validation", "files"},
-    "runs": LEAVES | {"files", "results", "results_file", "run_files"},
-    "tensor_files": {"errors", "files"},
+    "runs": LEAVES | {"files", "results"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
-    "evaluate": LEAVES | FILES | {"models", "fast", "data", "spaces", "results", "train.schedule"},
+    "evaluate": LEAVES
+    | FILES
+    | {"models", "fast", "data", "spaces", "results", "train.schedule"}
+    | {"train.distributed"},
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
     | FILES

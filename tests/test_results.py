@@ -18,10 +18,10 @@ from pmae.results import (
     SeedScore,
     pretrained,
     primary,
+    read_evaluations,
     scores_of,
     standing,
 )
-from pmae.results_file import read_evaluations
 
 
 def evaluation(method: str, epoch: int = 0, accuracy: float = 0.5, *keys: str, data: str = "toy") -> Evaluation:

@@ -16,11 +16,11 @@ from pmae.config import Config, EncoderConfig, SpaceConfig
 from pmae.config_file import to_dict
 from pmae.errors import UserError
 from pmae.export.source import load_source
+from pmae.files import write_tensors
 from pmae.models import build_encoder
 from pmae.report.contents import load
 from pmae.runs import Run, create_run
 from pmae.spaces import build_space
-from pmae.tensor_files import write_tensors
 from pmae.train.checkpoint import load_encoder, load_space
 
 SHAPE = (1, 4, 4)
@@ -139,7 +139,7 @@ def test_a_hundred_thousand_damaged_folders_are_read_or_refused(whole: Path, tmp
         ("environment.json", {}, "must have 'data'"),
         ("environment.json", {"data": []}, r"data must be an object, got \[\]"),
         ("environment.json", {"data": {**DATA, "shape": [1, 4]}}, "shape must be channels, height and width"),
-        ("environment.json", {"data": {**DATA, "shape": [1, 4, "4"]}}, "shape must be a whole number, got '4'"),
+        ("environment.json", {"data": {**DATA, "shape": [1, 4, "4"]}}, r"shape\[2\] must be a whole number, got '4'"),
         (
             "environment.json",
             {"data": {**DATA, "shape": [3, 10**6, 10**6]}},

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from published_runs import RUNS, Kind, line, operations, published_runs
 
-from pmae.report import published
+from pmae.report.compare import published
 from pmae.results import scores_of
 from pmae.runs import Run
 
@@ -24,7 +24,7 @@ BASELINES = {"random weights": "random weights", "pca features": "PCA features"}
 
 def headline(folder: Path = RUNS) -> str:
     """The README's table: linear probes of what is pretrained and of what is not, with the operations that it took."""
-    names = [f"{published.paper()['data'][data]}{REBUILT.get(data, '')}" for data in SETS]
+    names = [f"{published()['data'][data]}{REBUILT.get(data, '')}" for data in SETS]
     header = ["", *(text for name in names for text in (name, "operations"))]
     columns = [_column(data, folder) for data in SETS]
     titles = list(dict.fromkeys(title for column in columns for title in column))

@@ -11,16 +11,14 @@ from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
 from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, operations, published_runs
 
 from pmae.files import write_text
-from pmae.paper.cells import fill_cells
-from pmae.paper.runner import page_of, requirements
+from pmae.paper.runner import fill_cells, page_of, requirements
 from pmae.paper.tables import ITEMS, RATIOS, RunChoices
-from pmae.report import published
-from pmae.report.sweeps import Page
+from pmae.report.compare import published, published_accuracy, published_split
+from pmae.report.page import Page
 from pmae.report.tables import Table, to_markdown
 from pmae.results import Score, scores_of
 from pmae.runs import Run
-from pmae.sweep.find import RunIndex
-from pmae.sweep.scored import Scoring
+from pmae.sweep.find import RunIndex, Scoring
 
 PAGES = (ROOT / "results" / "RESULTS.md", ROOT / "README.md")
 FEATURES = {"cls": "[CLS]", "mean": "mean"}
@@ -51,13 +49,13 @@ def _picture(name: str, alt: str) -> list[str]:
 
 def _paper_set(data: str, folder: Path) -> str:
     kinds = {kind: published_runs(folder)[kind] for kind in long_kinds(data, folder)}
-    name = published.paper()["data"][data]
+    name = published()["data"][data]
     header = [f"{name}, {LONG} epochs", "preset", "images", "features", *COLUMNS.values(), "operations"]
     lines = [line(header), "|---" * len(header) + "|"]
     for method, key in PUBLISHED.items():
-        said = [published.accuracy(protocol, key, data) for protocol in COLUMNS]
+        said = [published_accuracy(protocol, key, data) for protocol in COLUMNS]
         shown = ["" if value is None else f"{value:.1f}" for value in said]
-        place = [f"**{published.paper()['methods'][key]}: published**", "paper", published.split(data), "[CLS]"]
+        place = [f"**{published()['methods'][key]}: published**", "paper", published_split(data), "[CLS]"]
         lines.append(line([*place, *shown, ""]))
         for kind, runs in kinds.items():
             lines += _measured(kind, runs) if kind.method == method else []

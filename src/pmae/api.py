@@ -2,23 +2,33 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
-from pmae.data.images import ImageSet, Splits, with_held_out
-from pmae.data.readers.arrays import from_arrays
-from pmae.data.sets import load
+from pmae.data.arrays import from_arrays
+from pmae.data.augment import Standardize
+from pmae.data.batches import Batches
+from pmae.data.images import ImageSet, Splits
+from pmae.data.sets import load, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
 from pmae.errors import UserError
-from pmae.evaluate.online import online_probe
+from pmae.evaluate import suite
+from pmae.evaluate.baselines import baselines as baselines_of
+from pmae.evaluate.features import extract
+from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
-from pmae.evaluate.run import RunEvaluation
-from pmae.evaluate.splits import complete
 from pmae.export import export
+from pmae.files import write_tensors
+from pmae.models import Encoder
 from pmae.report.page import save_figures
+from pmae.results import PRIMARY
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
@@ -26,6 +36,8 @@ from pmae.train.distributed import is_main, local_device, process_group
 from pmae.train.environment import pick_device
 
 __all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin"]
+MAPPED = 2000
+"""Test images whose features are kept for the map in the report."""
 
 
 def pretrain(
@@ -78,21 +90,37 @@ def evaluate(
     """
     run, where = Run(path), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
-    splits, protocols = complete(splits or load(config.data)), protocols or preset("strong")
+    splits, protocols = suite.complete(splits or load(config.data)), protocols or preset("strong")
     _same_shape("data", encoder.shape, splits.train)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
+    standardize, method = standardize.to(where), "mae" if config.space.name == "pixels" else "pmae"
+    own = ((method, e or _last_epoch(run), load_encoder(run, e)[1].to(where), protocols) for e in epochs)
+    others = ((name, 0, made, some) for name, made, some in baselines_of(config, splits, standardize, protocols))
     with process_group(where) as world:
-        evaluation = RunEvaluation(run, splits, standardize.to(where), protocols, seeds, say, world)
-        for epoch in epochs:
-            _, encoder, _ = load_encoder(run, epoch)
-            evaluation.score_encoder(encoder.to(where), epoch or _last_epoch(run))
-        if baselines:
-            evaluation.score_baselines()
+        for name, epoch, represent, some in chain(own, others if baselines else ()):
+            found = suite.evaluate(
+                represent, splits, standardize, some, name, epoch, seeds, run.path / "finetune", say, world
+            )
+            with world.all_agree():
+                if world.main:
+                    run.add_evaluation(found)
     if is_main():
-        evaluation.save_features(encoder)
+        _save_features(run, load_encoder(run, epochs[-1])[1].to(where), splits, standardize)
         if figures:
             save_figures(run)
     return run
+
+
+def _save_features(run: Run, encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
+    """Features and labels of some test images, for the map in the report."""
+    test = splits.test
+    if test is None or test.labels is None:
+        return
+    part = test.take(np.linspace(0, len(test) - 1, min(MAPPED, len(test))).astype(np.int64))
+    batches = Batches(part.images, standardize.mean.device)
+    features = extract(encoder, batches, standardize, compile=False)[PRIMARY].cpu()
+    tensors = {"features": features, "labels": torch.as_tensor(part.labels)}
+    write_tensors(run.path / "features.safetensors", tensors)
 
 
 def pretrain_twin(path: Run | Path | str, splits: Splits | None = None) -> Run:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pmae import api
 from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, OptimConfig, ProbeConfig, TrainConfig
-from pmae.data.photos import load_photos
+from pmae.data.named import load_photos
 from pmae.errors import UserError
 from pmae.evaluate import protocols
 from pmae.report.page import write_report

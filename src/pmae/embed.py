@@ -1,6 +1,5 @@
 """From images to features with a run's encoder: in memory, or streamed from a reader to a file in bounded memory."""
 
-import io
 import math
 import time
 import warnings
@@ -8,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ from pmae.data.images import ImageSet, as_tensor
 from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, unknown_name
 from pmae.evaluate.features import evaluating
-from pmae.feature_files import Rows, writer_for
+from pmae.feature_files import Rows, read_rows, write_rows, writer_for
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.runs import Run
@@ -120,6 +118,19 @@ def embed(
     write = writer_for(out, flat=pooling != "patches")
     _, encoder, standardize = load_encoder(run, epoch)
     embedder = Embedder(encoder, standardize, pooling, where, batch_size)
+    count, began = 0, time.monotonic()
+
+    def counted(rows: Iterable[Rows]) -> Iterator[Rows]:
+        nonlocal count
+        told = began
+        for part in rows:
+            count += len(part.features)
+            now = time.monotonic()
+            if now - told >= QUIET_SECONDS:
+                say(f"{count:,} images, {count / (now - began):,.0f} a second")
+                told = now
+            yield part
+
     with process_group(where) as world:
         source = read_chunks(data, embedder.batch_size, split, world.part)
         mine = (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in _fitting(source.chunks, run, data))
@@ -129,13 +140,13 @@ def embed(
         with disk_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
         if world.main:
-            counted = _Counted(chain(first, rows, _of_others(out, world)), say)
-            write_whole(out, lambda temporary: write(temporary, counted, embedder.names))
+            every = counted(chain(first, rows, _of_others(out, world)))
+            write_whole(out, lambda temporary: write(temporary, every, embedder.names))
         else:
-            counted = _Counted(chain(first, rows), say)
-            write_whole(part_of(out, world.rank), lambda temporary: write_rows(temporary, counted))
+            own = counted(chain(first, rows))
+            write_whole(part_of(out, world.rank), lambda temporary: write_rows(temporary, own))
             world.barrier()
-    return counted.count
+    return count
 
 
 def _in_step(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
@@ -163,12 +174,10 @@ def _fitting(chunks: Iterator[tuple[str, ImageSet]], run: Run, data: DataConfig)
     """The chunks, if their images are like those the run was trained on."""
     trained = run.environment["data"]
     for number, (split, part) in enumerate(chunks):
+        hint = "; --resize and --channels convert image files" if converts(data) else ""
+        rule = f"data must have images of the shape that the run was trained on, {_size(trained['shape'])}"
         if list(part.shape) != trained["shape"]:
-            hint = "; --resize and --channels convert image files" if converts(data) else ""
-            raise UserError(
-                f"data must have images of the shape that the run was trained on, {_size(trained['shape'])}, "
-                f"got {_size(part.shape)}{hint}"
-            )
+            raise UserError(f"{rule}, got {_size(part.shape)}{hint}")
         if number == 0 and str(part.images.dtype) != trained["dtype"]:
             warnings.warn(
                 f"the images are {part.images.dtype} and the run was trained on {trained['dtype']}: "
@@ -195,46 +204,6 @@ def _rows(embedder: Embedder, split: str, part: ImageSet, several: bool) -> Rows
     return Rows(embedder(np.asarray(part.images)), columns)
 
 
-class _Counted:
-    """Rows on their way, counted, with a word about the speed every few seconds."""
-
-    def __init__(self, rows: Iterator[Rows], say: Callable[[str], None]) -> None:
-        self.rows, self.say, self.count = rows, say, 0
-
-    def __iter__(self) -> Iterator[Rows]:
-        began = told = time.monotonic()
-        for part in self.rows:
-            self.count += len(part)
-            now = time.monotonic()
-            if now - told >= QUIET_SECONDS:
-                self.say(f"{self.count:,} images, {self.count / (now - began):,.0f} a second")
-                told = now
-            yield part
-
-
-LENGTH = 8
-"""Bytes that say how long the next rows are, in the file in which a process hands its rows to the first one."""
-
-
 def part_of(out: Path, rank: int) -> Path:
     """Where a process leaves its rows for the first one."""
     return out.with_name(f".{out.name}.of-process-{rank}")
-
-
-def write_rows(path: Path, rows: Iterable[Rows]) -> None:
-    """Rows one after another, so that they can be read back one after another."""
-    with path.open("wb") as file:
-        for part in rows:
-            packed = io.BytesIO()
-            columns: dict[str, Any] = {f"column {name}": values for name, values in part.columns.items()}
-            np.savez(packed, features=part.features, **columns)
-            file.write(len(packed.getbuffer()).to_bytes(LENGTH, "big") + packed.getvalue())
-
-
-def read_rows(path: Path) -> Iterator[Rows]:
-    """What `write_rows` wrote."""
-    with path.open("rb") as file:
-        while length := int.from_bytes(file.read(LENGTH), "big"):
-            with np.load(io.BytesIO(file.read(length)), allow_pickle=False) as found:
-                columns = {key.removeprefix("column "): found[key] for key in found.files if key != "features"}
-                yield Rows(found["features"], columns)

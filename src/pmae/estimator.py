@@ -16,13 +16,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pmae.config import Config, replace
 from pmae.config_file import describe
+from pmae.data.arrays import Layout, channels_first
 from pmae.data.batches import Batches
 from pmae.data.images import DTYPES, ImageSet, Splits
-from pmae.data.readers.arrays import Layout, channels_first
 from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, unknown_name
-from pmae.evaluate.online import online_probe
+from pmae.evaluate.probes import online_probe
 from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
@@ -175,7 +175,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
     @classmethod
     def load(cls, run: Run | str | Path, **parameters: Any) -> Self:
         """The fitted estimator of a run folder, at its last checkpoint; `parameters` are those of the constructor."""
-        fitted = load_trained(run if isinstance(run, Run) else Run(run))
+        fitted = load_trained(Run(run))
         made = cls(**{"config": fitted.config, "random_state": fitted.config.train.seed, **parameters})
         made.fitted_, made.image_shape_, made.n_features_in_ = fitted, fitted.shape, math.prod(fitted.shape)
         return made
@@ -193,7 +193,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
             if self.image_shape is not None:
                 images = as_images(X, self.image_shape, layout)
             else:
-                images = as_table(X) if fitting else as_fitted(X, self.image_shape_)
+                images = as_rows(X, None if fitting else self.image_shape_)
         if not fitting and images.shape[1:] != self.image_shape_:
             raise UserError(f"X must have images of shape {self.image_shape_}, as in fit, got {images.shape[1:]}")
         return images
@@ -280,17 +280,13 @@ def as_images(X: np.ndarray, image_shape: Sequence[int] | None, layout: Layout) 
     return supported(channels_first(X, layout))
 
 
-def as_table(X: np.ndarray) -> np.ndarray:
-    """Flat rows as images of one line, a column a pixel."""
-    rule = f"given for a flat X of more than {MOST_COLUMNS} columns ({X.shape[1]}), such as (28, 28) or (32, 32, 3)"
-    require(X.shape[1] <= MOST_COLUMNS, "image_shape", rule, None)
-    return supported(np.ascontiguousarray(X[:, None, None]))
-
-
-def as_fitted(X: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """Flat rows as images of a known shape, where that can be done in one way only."""
-    rule = f"given for a flat X of {shape[0]} channels, whose order it tells"
-    require(shape[0] == 1, "image_shape", rule, None)
+def as_rows(X: np.ndarray, shape: tuple[int, int, int] | None) -> np.ndarray:
+    """Flat rows as images of the fitted shape, where that can be done in one way only; of one line for a table."""
+    if shape is None:
+        rule = f"given for a flat X of more than {MOST_COLUMNS} columns ({X.shape[1]}), such as (28, 28) or (32, 32, 3)"
+        require(X.shape[1] <= MOST_COLUMNS, "image_shape", rule, None)
+        shape = (1, 1, X.shape[1])
+    require(shape[0] == 1, "image_shape", f"given for a flat X of {shape[0]} channels, whose order it tells", None)
     return supported(np.ascontiguousarray(X.reshape(-1, *shape)))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import glob
+import hashlib
 import json
 import os
 import platform
@@ -10,14 +11,16 @@ import re
 import secrets
 import shutil
 import signal
-import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pmae.errors import UserError, require
+
+if TYPE_CHECKING:  # what only reads JSON does without torch
+    from torch import Tensor
 
 REASONS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
@@ -36,9 +39,8 @@ def folder_path(given: Path | str, parameter: str = "out") -> Path:
     """A path that a person wrote, with `~` expanded; refused where no file system could take it."""
     require(str(given) != "", parameter, "a path", given)
     path = Path(given).expanduser()
-    longest = max(len(os.fsencode(part)) for part in path.parts) if path.parts else 0
+    longest, whole = max((len(os.fsencode(part)) for part in path.parts), default=0), len(os.fsencode(path))
     require(longest <= LONGEST, parameter, f"a path of names of at most {LONGEST} bytes", f"one of {longest}")
-    whole = len(os.fsencode(path))
     require(whole <= LONGEST_PATH, parameter, f"a path of at most {LONGEST_PATH:,} bytes", f"one of {whole:,}")
     for each in (path, *path.parents):
         dangling = each.is_symlink() and not each.exists()
@@ -65,6 +67,45 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_tensors(path: Path, prefix: str = "") -> dict[str, "Tensor"]:
+    """Tensors of a safetensors file whose names start with `prefix`, without it; checked if it carries a checksum."""
+    from safetensors.torch import load
+
+    try:
+        # Read, not memory-mapped: a mapped file that is cut short later kills the process without a message.
+        data = path.read_bytes()
+        tensors = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        stated = header.get("__metadata__", {}).get("blake2b")
+    # Beside its own error, the format's library lets out whatever an odd header trips over (KeyError, AssertionError).
+    except Exception as error:
+        raise UserError(f"file must be a readable safetensors file, got {str(path)!r}: {error}") from error
+    if stated is not None and stated != tensors_digest(tensors):
+        raise UserError(f"file must be as it was written, got {str(path)!r}, whose checksum differs: it is damaged")
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def tensors_digest(tensors: Mapping[str, "Tensor"]) -> str:
+    """A checksum of names, kinds, shapes and values."""
+    import torch
+
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
+    """Write a safetensors file, whole or not at all, that carries a checksum of its own content."""
+    from safetensors.torch import save_file
+
+    whole = {key: value.contiguous() for key, value in tensors.items()}
+    seal = {"blake2b": tensors_digest(whole)}
+    write_whole(path, lambda temporary: save_file(whole, temporary, seal))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of one."""
     write_text(path, json.dumps(value, indent=1) + "\n")
@@ -87,11 +128,14 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     with disk_errors(path), ending_in_order():
         clear_stale(path.parent, f".{path.name[:50]}.")
         try:
-            mode = _ordinary_mode(temporary)
+            # The permissions that the umask leaves to a new file; safetensors would make its files private.
+            temporary.touch(exist_ok=False)
+            mode = temporary.stat().st_mode & 0o777
+            temporary.unlink()
             write(temporary)
             for part in [*temporary.rglob("*"), temporary] if temporary.is_dir() else [temporary]:
                 if part.is_file():
-                    part.chmod(mode)  # the format's library makes safetensors files private
+                    part.chmod(mode)
                 _flush(part)
             if path.is_dir():
                 shutil.rmtree(path)
@@ -99,16 +143,6 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             _flush(path.parent)
         finally:
             _remove(temporary)
-
-
-def _ordinary_mode(free: Path) -> int:
-    """The permissions that the umask leaves to a new file, asked of one that is made for it."""
-    handle = os.open(free, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-    try:
-        return stat.S_IMODE(os.fstat(handle).st_mode)
-    finally:
-        os.close(handle)
-        free.unlink()
 
 
 def _flush(path: Path) -> None:
@@ -141,18 +175,13 @@ def clear_stale(folder: Path, prefix: str = ".") -> None:
 def lives(process: int) -> bool:
     """Whether there is a process of this number on this machine; where that cannot be told, yes."""
     if os.name == "nt":  # where signal 0 would interrupt the process instead of asking
-        import ctypes
-
-        kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
-        handle = kernel.OpenProcess(0x1000, False, process)
-        return bool(handle and kernel.CloseHandle(handle))
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    # A number too large for a process, or somebody else's process.
-    except (OverflowError, PermissionError):
-        return True
+    except (OverflowError, PermissionError):  # a number too large for a process, or somebody else's process
+        pass
     return True
 
 
@@ -166,7 +195,7 @@ def ending_in_order() -> Iterator[None]:
     def leave(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
-    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    known = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
     main = threading.current_thread() is threading.main_thread()
     plain = [each for each in known if main and signal.getsignal(each) == signal.SIG_DFL]
     for each in plain:
@@ -185,7 +214,10 @@ def lock(path: Path) -> Iterator[None]:
     while True:
         with disk_errors(held):
             handle = os.open(held, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        _wait_for(handle)
+        with contextlib.suppress(ImportError, OSError):  # a system or a file system without locks
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
         # Its last holder may have removed the file between opening and locking: then it holds nothing.
         if held.exists() and os.path.samestat(os.fstat(handle), held.stat()):
             break
@@ -196,19 +228,6 @@ def lock(path: Path) -> Iterator[None]:
         with contextlib.suppress(PermissionError):  # Windows removes no open file; it may stay
             held.unlink(missing_ok=True)
         os.close(handle)
-
-
-def _wait_for(handle: int) -> None:
-    with contextlib.suppress(ImportError):
-        import fcntl
-
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        return
-    with contextlib.suppress(ImportError, OSError):
-        import msvcrt
-
-        msvcrt.locking(handle, msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -222,6 +241,5 @@ def disk_errors(path: Path) -> Iterator[None]:
         number = int(told[1]) if told else getattr(error, "errno", None)
         if number not in REASONS:
             raise
-        raise UserError(
-            f"writing {str(path)!r} failed because {REASONS[number]}; what was there before is intact"
-        ) from error
+        reason = f"failed because {REASONS[number]}; what was there before is intact"
+        raise UserError(f"writing {str(path)!r} {reason}") from error

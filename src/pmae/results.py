@@ -5,9 +5,15 @@ one protocol, pooling and split. Of scores of the same thing the newest stands; 
 """
 
 import dataclasses
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from pmae.errors import require
+from pmae.validation import Rule, coerced
 
 FORMAT = 2
 BASELINES = ("random weights", "raw pixels", "pca features", "from scratch")
@@ -22,16 +28,18 @@ METRICS = {
     "macro_auc": "macro AUC",
     "macro_f1": "macro F1",
 }
+Fraction = Annotated[float, Rule("a share between 0 and 1", lambda share: 0 <= share <= 1)]
+"""Checked where a file is read, as everything here; in memory an `Interval` may also be in percent."""
 
 
 @dataclass(frozen=True)
 class Interval:
     """A metric with its 95% bootstrap interval, averaged over the seeds of the heads; None where it is undefined."""
 
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    std: float | None = None
+    value: Fraction | None = None
+    low: Fraction | None = None
+    high: Fraction | None = None
+    std: Fraction | None = None
     """Standard deviation of the value between the seeds of the heads; None for one seed."""
 
     @property
@@ -61,8 +69,8 @@ class ClassScore:
     """Precision and recall of one class, None where there is nothing to divide by, and its number of images."""
 
     name: str
-    precision: float | None
-    recall: float | None
+    precision: Fraction | None
+    recall: Fraction | None
     support: int
 
 
@@ -71,8 +79,8 @@ class KAccuracy:
     """Accuracy of k-NN at one k: on the split that is scored, and on the part of train on which k is chosen."""
 
     k: int
-    accuracy: float
-    validation: float
+    accuracy: Fraction
+    validation: Fraction
 
 
 @dataclass(frozen=True)
@@ -173,7 +181,7 @@ class EvaluatedData:
     test: int | None = None
     notes: tuple[str, ...] = ()
     duplicates: dict[str, Duplicates] = field(default_factory=dict)
-    majority: dict[str, float] = field(default_factory=dict)
+    majority: dict[str, Fraction] = field(default_factory=dict)
     """By split: accuracy of always answering the commonest training class."""
 
 
@@ -206,12 +214,10 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        common = {"method": self.method, "epoch": self.epoch, "preset": self.preset, "data": self.data.name}
+        shared = {"method": self.method, "epoch": self.epoch, "preset": self.preset, "data": self.data.name}
+        filled = [dataclasses.replace(one, **shared, classes=self.data.classes) for one in self.scores]  # type: ignore[arg-type]
         chances = {split: 100 * share for split, share in self.data.majority.items()}
-        filled = (
-            dataclasses.replace(score, **common, classes=self.data.classes, chance=chances.get(score.split))  # type: ignore[arg-type]
-            for score in self.scores
-        )
+        filled = [dataclasses.replace(one, chance=chances.get(one.split)) for one in filled]
         object.__setattr__(self, "scores", tuple(filled))
 
     def to_json(self) -> dict[str, Any]:
@@ -265,3 +271,49 @@ def pretrained(scores: Sequence[Score]) -> list[Score]:
         key = score.method, score.data
         latest[key] = max(latest.get(key, 0), score.epoch)
     return [score for score in ours if score.epoch == latest[score.method, score.data]]
+
+
+class OldScore(TypedDict):
+    """A score of format 1, as far as it differs."""
+
+    metrics: dict[str, Any]
+    runs: Any
+    per_class: NotRequired[list[dict[str, Any]]]
+
+
+class OldEvaluation(TypedDict):
+    """An evaluation of format 1, which stood under a label: `pmae epoch 100 [strong]`."""
+
+    results: list[OldScore]
+
+
+def read_evaluations(results: Mapping[str, Any], file: Path | str) -> list[Evaluation]:
+    """Every evaluation in the content of a results.json, oldest first; what cannot be shown is refused by its key."""
+    # Python writes NaN and Infinity into JSON: they are no number to show.
+    known = {key: results[key] for key in ("evaluation", "evaluations") if key in results}
+    known = json.loads(json.dumps(known), parse_constant=lambda name: None)
+    older = coerced(known.get("evaluation", {}), dict[str, OldEvaluation], f"{file}: evaluation")
+    translated = [_translated(label, old) for label, old in older.items()]
+    found = coerced(translated, tuple[Evaluation, ...], f"{file}: evaluation")
+    found += coerced(known.get("evaluations", []), tuple[Evaluation, ...], f"{file}: evaluations")
+    for score in (score for evaluation in found for score in evaluation.scores):
+        table, rule = score.confusion, "a row and a column for each of data.classes"
+        fits = table is None or {len(table), *map(len, table)} == {len(score.classes)}
+        require(fits, f"{file}: {score.label}: confusion", rule, table)
+    return list(found)
+
+
+def _translated(label: str, old: OldEvaluation) -> dict[str, Any]:
+    name = re.sub(r"\s*\[.*\]$", "", label)
+    told = re.fullmatch(r"(.*) epoch ([0-9]{1,9})", name, re.DOTALL)
+    method, epoch = (told[1], int(told[2])) if told else (name, 0)
+    scores = [
+        {
+            **score,
+            "metrics": {name: metric or {} for name, metric in score["metrics"].items()},
+            "by_seed": score["runs"],
+            "per_class": [{**row, "name": row.get("class")} for row in score.get("per_class", [])],
+        }
+        for score in old["results"]
+    ]
+    return {**old, "method": method, "epoch": epoch, "scores": scores}

@@ -4,19 +4,71 @@ config.json        resolved settings          metrics.jsonl   one line per loggi
 environment.json   versions, device, commit   results.json    what evaluation found, merged section by section
 fitted.safetensors standardization and space  samples.safetensors  a few pictures and the spectrum
 checkpoints/epoch_0010/  encoder, decoder, optimizer, a space that learns (safetensors); state.json with their checksums
+
+Its files may be old, edited or damaged: they are checked when they are read.
 """
 
-from collections.abc import Callable
+import contextlib
+import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from pmae.config import Config
 from pmae.config_file import from_dict, of_older_versions, to_dict
-from pmae.errors import UserError
-from pmae.files import disk_errors, lock, read_json, write_json
-from pmae.results import Evaluation
-from pmae.results_file import read_evaluations
-from pmae.run_files import read_environment, read_results, read_state, whole_lines
+from pmae.errors import UserError, require
+from pmae.files import disk_errors, lock, read_json, read_object, write_json
+from pmae.results import Evaluation, read_evaluations
+from pmae.validation import Count, NonNegative, Rule, WholeNumber, coerced
+
+DTYPES = {"bool", "float16", "float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))}
+SHAPE = Rule("channels, height and width of an image", lambda shape: len(shape) == 3 and math.prod(shape) <= 2**28)
+
+
+class DataRecord(TypedDict):
+    """The images of a run."""
+
+    name: str
+    shape: Annotated[list[Count], SHAPE]
+    dtype: Annotated[str, Rule(f"one of {', '.join(sorted(DTYPES))}", lambda name: name in DTYPES)]
+    counts: Annotated[dict[str, Count], Rule("counts of the splits, train among them", lambda c: "train" in c)]
+    classes: NotRequired[list[str]]
+    notes: NotRequired[list[str]]
+
+
+class Environment(TypedDict):
+    """environment.json: where a run was made, and of what."""
+
+    data: DataRecord
+    device: NotRequired[str]
+    python: NotRequired[str]
+    system: NotRequired[str]
+    packages: NotRequired[dict[str, str]]
+    commit: NotRequired[str]
+    start: NotRequired[list[str]]
+    """What was done to make given weights fit."""
+    fit_seconds: NotRequired[NonNegative]
+
+
+class CheckpointState(TypedDict):
+    """state.json of a checkpoint."""
+
+    step: WholeNumber
+    epoch: int | float
+    files: NotRequired[dict[str, WholeNumber]]
+    blake2b: NotRequired[dict[str, str]]
+    seal: NotRequired[str]
+
+
+class Results(TypedDict):
+    """results.json: the end of pretraining, and evaluations, which `results` reads."""
+
+    pretrain: NotRequired[dict[str, int | float | None]]
+    held_out: NotRequired[list[str]]
+    evaluations: NotRequired[list[Any]]
+    evaluation: NotRequired[dict[str, Any]]
+    """As older versions wrote them."""
 
 
 class Run:
@@ -34,8 +86,8 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, device, commit and data of the run, as `run_files.Environment` says."""
-        return read_environment(self.path / "environment.json")
+        """Versions, device, commit and data of the run, as `Environment` says; an old one may not say its device."""
+        return {"device": "unknown", **_read(self.path / "environment.json", Environment)}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -45,8 +97,9 @@ class Run:
 
     @property
     def results(self) -> dict[str, Any]:
-        """What has been evaluated so far, as `run_files.Results` says; empty if nothing was."""
-        return read_results(self.path / "results.json")
+        """What has been evaluated so far, as `Results` says; empty if nothing was."""
+        path = self.path / "results.json"
+        return _read(path, Results) if path.exists() else {}
 
     @property
     def evaluations(self) -> list[Evaluation]:
@@ -54,19 +107,17 @@ class Run:
         return read_evaluations(self.results, self.path / "results.json")
 
     def add_results(self, **sections: Any) -> None:
-        """Merge sections into results.json."""
-        self._change_results(lambda known: sections)
+        """Merge sections into results.json, one process at a time."""
+        path = self.path / "results.json"
+        with lock(path):
+            write_json(path, {**self.results, **sections})
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
         """Add one to results.json; what earlier ones recorded stays as it is."""
-        self._change_results(lambda known: {"evaluations": [*known.get("evaluations", []), evaluation.to_json()]})
-
-    def _change_results(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Read, change and write, one process at a time."""
         path = self.path / "results.json"
         with lock(path):
             known = self.results
-            write_json(path, {**known, **change(known)})
+            write_json(path, {**known, "evaluations": [*known.get("evaluations", []), evaluation.to_json()]})
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""
@@ -74,29 +125,20 @@ class Run:
         return [line for _, line in whole_lines(path)] if path.exists() else []
 
     def checkpoints(self) -> list[Path]:
-        """Whole checkpoint folders, oldest first."""
-        folders = (state.parent for state in (self.path / "checkpoints").glob("epoch_*/state.json"))
-        found = {folder: _step(folder) for folder in folders}
-        return [path for step, path in sorted((step, path) for path, step in found.items() if step is not None)]
+        """Whole checkpoint folders, oldest first; one whose state is damaged is passed over."""
+        found = []
+        for state in (self.path / "checkpoints").glob("epoch_*/state.json"):
+            with contextlib.suppress(UserError):
+                found.append((read_state(state.parent)["step"], state.parent))
+        return [folder for _, folder in sorted(found)]
 
     def checkpoint(self, epoch: int | None = None) -> Path:
         """The last checkpoint, or the one of this epoch."""
-        found = self.checkpoints()
-        if epoch is not None:
-            found = [p for p in found if p.name == f"epoch_{epoch:04d}"]
+        found = [path for path in self.checkpoints() if epoch is None or path.name == f"epoch_{epoch:04d}"]
         if not found:
-            raise UserError(
-                f"run {str(self.path)!r} must hold a checkpoint{'' if epoch is None else f' of epoch {epoch}'}"
-            )
+            which = "" if epoch is None else f" of epoch {epoch}"
+            raise UserError(f"run {str(self.path)!r} must hold a checkpoint{which}")
         return found[-1]
-
-
-def _step(checkpoint: Path) -> int | None:
-    """The step that a checkpoint was taken at; None if its state is damaged, so that it is passed over."""
-    try:
-        return int(read_state(checkpoint)["step"])
-    except UserError:
-        return None
 
 
 def require_vacant(path: Path) -> None:
@@ -129,3 +171,30 @@ def discard(run: Run) -> None:
 def read_config(path: Path) -> Config:
     """The settings in a file, of this version or an older one."""
     return from_dict(of_older_versions(read_json(path)))
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The state.json of a checkpoint folder."""
+    return _read(checkpoint / "state.json", CheckpointState)
+
+
+def _read(path: Path, kind: Any) -> dict[str, Any]:
+    found: dict[str, Any] = coerced(read_object(path), kind, str(path))
+    return found
+
+
+def whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a metrics.jsonl, as text and as what they say; a last one without its end is not whole."""
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")[:-1]
+        said = [json.loads(line) for line in lines]
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"file must hold a JSON object a line, got {str(path)!r}: {error}") from error
+    for number, value in enumerate(said, 1):
+        where = f"{path}, line {number}"
+        require(isinstance(value, dict), where, "a JSON object", value)
+        for key, measured in value.items():
+            if type(measured) is not float or key == "step":  # most are, and any will do: a run may diverge
+                coerced(measured, WholeNumber if key == "step" else int | float | None, f"{where}: {key}")
+        require("step" in value, where, "a JSON object with a step", sorted(value))
+    return zip(lines, said, strict=True)

@@ -49,8 +49,6 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def served(trained: Material, addresses: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("gradio", reason="gradio is not installed")
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
-    # Any free port: the usual one may be taken by a page that another worker tests.
-    monkeypatch.setattr(explorer, "PORT", 0)
     page, address = explorer.open_page(trained, browser=False)
     try:
         yield address
@@ -175,21 +173,21 @@ def test_ctrl_c_ends_it_and_leaves_nothing(material: Material, tmp_path: Path, m
 
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     monkeypatch.setattr(explorer, "wait", stop)
-    monkeypatch.setattr(explorer, "PORT", 0)
     explorer.explore(material, None, False, said.append)
     assert said[0].startswith("exploring at http://127.0.0.1:")
     assert not folders[0].exists()
 
 
-def test_a_port_that_is_taken_or_impossible_is_refused() -> None:
+def test_a_port_that_is_taken_or_impossible_is_refused(material: Material) -> None:
+    pytest.importorskip("gradio", reason="gradio is not installed")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port must be one that nobody uses, got {port}"):
-            explorer.free_port(port)
+            explorer.open_page(material, port, browser=False)
     with pytest.raises(UserError, match="port must be between 1 and 65535, got 70000"):
-        explorer.free_port(70_000)
+        explorer.open_page(material, 70_000, browser=False)
 
 
 def test_without_gradio_one_line_names_the_extra(

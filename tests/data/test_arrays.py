@@ -1,4 +1,4 @@
-"""Arrays in memory, in .npy files and in .npz files, whole or on demand; damaged and hostile ones are one sentence."""
+"""Arrays in memory, in .npy files and in .npz files; damaged and hostile ones are one sentence."""
 
 import tracemalloc
 import zipfile
@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data import memory
+from pmae.data import arrays, decode
+from pmae.data.arrays import from_arrays, read_npz
 from pmae.data.images import DTYPES
-from pmae.data.readers import arrays
-from pmae.data.readers.arrays import MemberImages, from_arrays, read_npz
 from pmae.data.sets import load, read_chunks
 from pmae.errors import UserError
 
@@ -168,13 +167,13 @@ def test_npz_without_images_or_with_unlike_splits(tmp_path: Path) -> None:
 
 def test_npz_larger_than_memory_is_refused_with_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "x.npz", images=np.zeros((100, 50, 50), np.uint8))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(decode, "available_bytes", lambda: 100_000)
     with pytest.raises(UserError, match=r"250,\d{3} bytes.*100,000"):
         arrays.read_npz(tmp_path / "x.npz")
 
 
 def test_available_memory_is_a_sane_number() -> None:
-    assert 1 << 20 < memory.available_bytes() < 1 << 50
+    assert 1 << 20 < decode.available_bytes() < 1 << 50
 
 
 SAVERS = [np.savez, np.savez_compressed]
@@ -200,9 +199,7 @@ def test_chunks_are_what_the_whole_file_holds(
 ) -> None:
     images = values(*shape, dtype=dtype)
     save(tmp_path / "in.npz", train_images=images, test_images=images[:4], test_labels=np.array([[9], [5], [9], [5]]))
-    whole, opened = read_npz(tmp_path / "in.npz", layout), read_npz(tmp_path / "in.npz", layout, on_demand=True)
-    assert isinstance(opened.train.images, MemberImages)
-    assert (opened.train.shape, opened.train.images.dtype) == (whole.train.shape, whole.train.images.dtype)
+    whole = read_npz(tmp_path / "in.npz", layout)
     config = DataConfig(str(tmp_path / "in.npz"), layout=layout)
     source = read_chunks(config, size=3)
     parts = list(source.chunks)
@@ -217,30 +214,6 @@ def test_chunks_are_what_the_whole_file_holds(
     assert np.concatenate([part.labels for _, part in parts]).tolist() == [-1] * 11 + [1, 0, 1, 0]
     second = [part.images for _, part in read_chunks(config, 3, "train", part=(1, 2)).chunks]
     np.testing.assert_array_equal(np.concatenate(second), whole.train.images[6:])
-
-
-def test_any_order_of_rows(tmp_path: Path) -> None:
-    images = values(20, 4, 5, 3)
-    np.savez_compressed(tmp_path / "in.npz", images=images)
-    opened, first = read_npz(tmp_path / "in.npz", on_demand=True).train, images.transpose(0, 3, 1, 2)
-    for index in (np.array([15, 2, 2, 19]), np.arange(3), np.array([4])):
-        np.testing.assert_array_equal(opened.take(index).loaded().images, first[index])
-    np.testing.assert_array_equal(opened.images[7], first[7])
-    np.testing.assert_array_equal(np.asarray(opened.images), first)
-
-
-@pytest.mark.parametrize("save", SAVERS, ids=lambda save: save.__name__)
-def test_memory_is_bounded_by_the_chunk(tmp_path: Path, save: Callable[..., None]) -> None:
-    """3,000 images of 12 kB are 37 MB; a chunk of 32 is 0.4 MB: its bytes, both axis orders, the chunk before it, and
-    zlib's buffers are less than 3 MB."""
-    count, row = 3_000, 64 * 64 * 3
-    save(tmp_path / "in.npz", images=np.tile(values(10, 64, 64, 3), (count // 10, 1, 1, 1)))
-    tracemalloc.start()
-    seen = sum(len(part) for _, part in read_chunks(DataConfig(str(tmp_path / "in.npz")), 32).chunks)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert seen == count
-    assert peak < 5 * 32 * row + 2**20 < count * row / 10, f"{peak:,} bytes"
 
 
 def test_tiny_imagenet_streams_file_by_file(tmp_path: Path) -> None:
@@ -309,9 +282,8 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, write: Callable[[Path], o
         list(read_chunks(DataConfig(str(tmp_path / "in.npz")), 8).chunks)
 
 
-def test_an_array_in_fortrans_order_is_read_whole(tmp_path: Path) -> None:
+def test_an_array_in_fortrans_order_is_the_same(tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", images=np.asfortranarray(values(9, 6, 4, 3)))
-    assert isinstance(read_npz(tmp_path / "in.npz", on_demand=True).train.images, np.ndarray)
     parts = [part.images for _, part in read_chunks(DataConfig(str(tmp_path / "in.npz")), 4).chunks]
     np.testing.assert_array_equal(np.concatenate(parts), values(9, 6, 4, 3).transpose(0, 3, 1, 2))
 
@@ -331,7 +303,7 @@ def test_labels_that_unpack_to_more_than_the_images_are_refused_by_their_header(
 
 def test_more_labels_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "in.npz", images=values(5000, 1, 1), labels=np.zeros(5000, np.int64))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 150_000)
+    monkeypatch.setattr(decode, "available_bytes", lambda: 150_000)
     with pytest.raises(UserError, match="sorted to find the classes, would take 160,000 bytes"):
         load(DataConfig(str(tmp_path / "in.npz")))
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data.readers.named import BATCHES, CLASSES, bytes_array, read_batch_pickle
+from pmae.data.named import BATCHES, CLASSES, bytes_array, read_batch_pickle
 from pmae.data.sets import load
 from pmae.errors import UserError
 
@@ -235,10 +235,10 @@ def test_missing_and_broken_batches_are_named(tmp_path: Path) -> None:
         load(DataConfig(str(tmp_path)))
     (tmp_path / "data_batch_4.png").write_bytes(sheet)
     (tmp_path / "train_lables.json").write_text("[1, 2")
-    with pytest.raises(UserError, match=r"train_lables.json is not JSON"):
+    with pytest.raises(UserError, match=r"train_lables.json cannot be read"):
         load(DataConfig(str(tmp_path)))
     (tmp_path / "train_lables.json").unlink()
-    with pytest.raises(UserError, match=r"lacks train_lables.json"):
+    with pytest.raises(UserError, match=r"train_lables.json cannot be read.*No such file"):
         load(DataConfig(str(tmp_path)))
 
 

@@ -14,10 +14,10 @@ from torchvision.transforms.functional import resized_crop
 from pmae import api
 from pmae.cli import main
 from pmae.config import AugmentConfig, Config, DataConfig, EncoderConfig, SpaceConfig, replace
+from pmae.data.arrays import from_arrays
 from pmae.data.augment import crop, draw_boxes
-from pmae.data.images import Splits, with_held_out
-from pmae.data.readers.arrays import from_arrays
-from pmae.data.sets import load
+from pmae.data.images import Splits
+from pmae.data.sets import load, with_held_out
 from pmae.derive import patch_for, resolve
 from pmae.errors import UserError
 from pmae.evaluate.protocols import preset, without_augmentation

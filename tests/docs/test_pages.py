@@ -107,8 +107,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    # Any free port, since another page may be open at the same time.
-    monkeypatch.setattr(explorer, "PORT", 0)
     monkeypatch.setattr(explorer, "open_page", opened)
     monkeypatch.setattr(explorer, "wait", stop)
     return pages

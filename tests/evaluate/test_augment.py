@@ -16,9 +16,7 @@ from pmae.evaluate.augment import (
     LARGEST,
     MIXUP_ALPHA,
     Magnitudes,
-    draw_erasing,
     draw_mix,
-    draw_rand_augment,
     geometric,
     magnitudes_of,
     mix_images,
@@ -27,8 +25,15 @@ from pmae.evaluate.augment import (
     random_erasing,
 )
 
-CPU = torch.device("cpu")
 SHAPES = [(3, 32, 32), (1, 20, 36), (7, 64, 48), (2, 1, 50)]
+
+
+def draw_rand_augment(count: int, seed: int) -> Tensor:
+    return torch.rand(2, len(LARGEST), count, generator=torch.Generator().manual_seed(seed))
+
+
+def draw_erasing(count: int) -> Tensor:
+    return torch.rand(5, count, generator=torch.Generator().manual_seed(0))
 
 
 def amounts(count: int, **given: list[float]) -> Magnitudes:
@@ -56,9 +61,7 @@ def test_nothing_happens_to_an_image_that_draws_nothing(shape: tuple[int, int, i
     none = amounts(4)
     torch.testing.assert_close(geometric(images, none), images.float(), atol=0.02, rtol=0)
     assert torch.equal(photometric(images.float(), none), images.float())
-    assert torch.equal(
-        random_erasing(images.float(), 0.0, draw_erasing(4, torch.Generator().manual_seed(0), CPU)), images.float()
-    )
+    assert torch.equal(random_erasing(images.float(), 0.0, draw_erasing(4)), images.float())
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 42)])
@@ -118,7 +121,7 @@ def test_saturation_keeps_the_mean_over_channels_and_scales_what_tells_them_apar
 def test_bit_depth_does_not_matter() -> None:
     images = (250 * random_images(6, 3, 16, 16)).to(torch.uint8)
     deep = images.to(torch.int32) * 257
-    drawn = magnitudes_of(draw_rand_augment(6, torch.Generator().manual_seed(1), CPU), 1.0)
+    drawn = magnitudes_of(draw_rand_augment(6, 1), 1.0)
     shallow, other = (
         photometric((geometric(x, drawn) - unit * 120) / (unit * 60), drawn)
         for x, unit in ((images, 1.0), (deep, 257.0))
@@ -127,7 +130,7 @@ def test_bit_depth_does_not_matter() -> None:
 
 
 def test_an_image_draws_two_operations_of_uniform_amounts_within_the_strength() -> None:
-    drawn = torch.stack(magnitudes_of(draw_rand_augment(9000, torch.Generator().manual_seed(0), CPU), 0.5))
+    drawn = torch.stack(magnitudes_of(draw_rand_augment(9000, 0), 0.5))
     assert bool(((drawn != 0).sum(0) == CHOSEN).all())
     for amount, most in zip(drawn, LARGEST, strict=True):
         chosen = amount[amount != 0]
@@ -135,14 +138,14 @@ def test_an_image_draws_two_operations_of_uniform_amounts_within_the_strength() 
         assert float(chosen.abs().max()) <= 0.5 * most
         for quantile in (0.25, 0.5, 0.75):
             assert float(chosen.quantile(quantile)) == pytest.approx((quantile - 0.5) * most, abs=0.05 * most)
-    again = torch.stack(magnitudes_of(draw_rand_augment(9000, torch.Generator().manual_seed(0), CPU), 0.5))
+    again = torch.stack(magnitudes_of(draw_rand_augment(9000, 0), 0.5))
     assert torch.equal(drawn, again)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blanks_are_boxes_of_the_stated_size_in_the_stated_share_of_images(shape: tuple[int, int, int]) -> None:
     x = torch.ones(4000, *shape)
-    blanked = random_erasing(x, 0.3, draw_erasing(len(x), torch.Generator().manual_seed(0), CPU)) == 0
+    blanked = random_erasing(x, 0.3, draw_erasing(len(x))) == 0
     assert torch.equal(blanked.all(1), blanked.any(1))
     mask = blanked[:, 0]
     rows, columns = mask.any(2), mask.any(1)
@@ -152,9 +155,7 @@ def test_blanks_are_boxes_of_the_stated_size_in_the_stated_share_of_images(shape
     touched = mask.any((1, 2))
     assert float(touched.float().mean()) == pytest.approx(0.3, abs=0.03)
     assert float(mask[touched].float().mean()) == pytest.approx(sum(ERASED) / 2, rel=0.1)
-    assert torch.equal(
-        random_erasing(x, 0.3, draw_erasing(len(x), torch.Generator().manual_seed(0), CPU)) == 0, blanked
-    )
+    assert torch.equal(random_erasing(x, 0.3, draw_erasing(len(x))) == 0, blanked)
 
 
 CLASSES = 5

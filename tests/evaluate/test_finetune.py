@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,9 +17,9 @@ from pmae.data.batches import Batches, fit_standardize
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.baselines import random_weights
-from pmae.evaluate.finetune import Classifier, Finetuned, _optimizer, finetune, layer_depths
+from pmae.evaluate.features import BOXES, generator, order
+from pmae.evaluate.finetune import Classifier, Finetuned, build_optimizer, finetune, layer_depths
 from pmae.evaluate.protocols import FinetuneProtocol, preset, without_augmentation
-from pmae.evaluate.splits import BOXES, generator, order
 from pmae.models.encoder import Encoder, build_encoder
 
 CPU = torch.device("cpu")
@@ -121,7 +120,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         whole.classifier.state_dict().items(), resumed.classifier.state_dict().values(), strict=True
     ):
         assert torch.equal(a, b), name
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["finetune-00003.safetensors", "finetune.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["finetune.safetensors"]
 
 
 def test_a_finished_folder_is_read_and_a_strange_one_refused(
@@ -136,7 +135,7 @@ def test_a_finished_folder_is_read_and_a_strange_one_refused(
     other = random_weights(lambda: build_encoder(EncoderConfig(patch_size=4, width=16, depth=2, heads=2), (2, 8, 12)))
     with pytest.raises(UserError, match="same settings"):
         run(other, splits, standardize, folder=tmp_path)
-    (tmp_path / "finetune-00003.safetensors").write_bytes(b"cut")
+    (tmp_path / "finetune.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="readable"):
         run(encoder, splits, standardize, folder=tmp_path)
 
@@ -191,14 +190,6 @@ def test_the_average_is_scored_and_training_does_not_depend_on_it(
     rate_of_ten = run(encoder, splits, standardize, dataclasses.replace(config, average=1e-9))
     torch.testing.assert_close(rate_of_ten.classifier.head.weight, last.classifier.head.weight)
     assert not torch.equal(mean.classifier.head.weight, last.classifier.head.weight)
-
-
-def test_nothing_of_stochastic_depth_stays(encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
-    for average in (0.0, 0.9):
-        config = dataclasses.replace(FAST, epochs=1, drop_path=0.4, average=average)
-        made = run(encoder, splits, standardize, config)
-        for net in (encoder, made.classifier):
-            assert not any(isinstance(module, DropPath) for module in net.modules())
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (7, 8, 12), (3, 64, 64), (2, 1, 16)])
@@ -262,7 +253,7 @@ def test_depth_and_rates_of_a_vit(encoder: Encoder) -> None:
     assert depths["encoder.net.blocks.0.attn.qkv.weight"] == 1
     assert depths["encoder.net.blocks.1.mlp.fc1.bias"] == 2
     assert depths["encoder.net.norm.weight"] == depths["head.weight"] == 3
-    groups = _optimizer(
+    groups = build_optimizer(
         classifier, FinetuneProtocol(base_lr=0.1, layer_decay=0.5, weight_decay=0.3), 256, CPU
     ).param_groups
     peak = {id(p): group for group in groups for p in group["params"]}

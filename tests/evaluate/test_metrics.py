@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from pmae.errors import UserError
 from pmae.evaluate.metrics import _ranking, confusion, evaluate_scores, per_class, weighted_metrics
 from pmae.results import METRICS, Interval
 
@@ -109,19 +108,3 @@ def test_constant_scores_have_an_auc_of_one_half() -> None:
 def test_two_samples_of_two_classes() -> None:
     found = evaluate_scores(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 1]), resamples=20)
     assert all(found[name].value == 1.0 for name in METRICS)
-
-
-@pytest.mark.parametrize(
-    ("scores", "labels"),
-    [
-        (np.array([[np.nan, 1.0]]), np.array([0])),
-        (np.ones((2, 2)), np.array([0])),
-        (np.ones((1, 2)), np.array([2])),
-        (np.ones((1, 2)), np.array([-1])),
-        (np.ones((0, 2)), np.empty(0, int)),
-        (np.ones(3), np.zeros(3, int)),
-    ],
-)
-def test_what_has_no_metrics_is_refused(scores: np.ndarray, labels: np.ndarray) -> None:
-    with pytest.raises(UserError, match="must be"):
-        evaluate_scores(scores, labels)

@@ -10,10 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pmae.errors import UserError
-from pmae.evaluate.online import logistic_regression, probe_accuracies
-from pmae.evaluate.probes import Heads, ProbeTask, Source, choose, train_probes, train_together
+from pmae.evaluate.features import batch_of, hold_out, order
+from pmae.evaluate.probes import (
+    Heads,
+    Probes,
+    ProbeTask,
+    Source,
+    choose,
+    logistic_regression,
+    probe_accuracies,
+    train_probes,
+)
 from pmae.evaluate.protocols import PRESETS, ProbeProtocol, only, paper, preset, released, strong
-from pmae.evaluate.splits import batch_of, hold_out, order
 from pmae.train.schedule import rate
 
 CPU = torch.device("cpu")
@@ -39,27 +47,26 @@ def always(x: Tensor) -> Source:
     return lambda epoch: x
 
 
-def task(labels: Tensor, classes: int = 4) -> ProbeTask:
-    return ProbeTask(labels, classes, ("cls", "mean"), hidden=10)
+def task(labels: Tensor, *seeds: int) -> ProbeTask:
+    return ProbeTask(labels, 4, ("cls", "mean"), 10, seeds or (0,))
 
 
-def every(config: ProbeProtocol) -> dict[tuple[str, str], tuple[tuple[float, float], ...]]:
-    return {(kind, pooling): config.grid for kind in config.kinds for pooling in ("cls", "mean")}
+def trained(source: Source, task: ProbeTask, config: ProbeProtocol = FAST) -> Probes:
+    """Heads with every setting there is."""
+    return train_probes(source, task, config, task.grid(config))
 
 
 def test_each_head_of_a_stack_is_what_it_would_be_alone() -> None:
     x, labels = features(200, 0)
     config = dataclasses.replace(FAST, base_lrs=(0.05, 0.5), weight_decays=(0.0, 0.1))
-    together = train_probes(always(x), task(labels), config, every(config), seed=3).scores(x)
+    together = trained(always(x), task(labels, 3), config).scores(x)
     for kind in config.kinds:
         for p, pooling in enumerate(("cls", "mean")):
             for r, setting in enumerate(config.grid):
                 lone = dataclasses.replace(config, kinds=(kind,))
-                alone_task = ProbeTask(labels, 4, (pooling,), 10)
-                alone = train_probes(always(x[p : p + 1]), alone_task, lone, {(kind, pooling): (setting,)}, 3)
-                assert torch.allclose(
-                    alone.scores(x[p : p + 1])[kind, pooling][0], together[kind, pooling][r], atol=1e-4
-                )
+                own, part, head = ProbeTask(labels, 4, (pooling,), 10, (3,)), x[p : p + 1], (kind, 3, pooling)
+                alone = train_probes(always(part), own, lone, {head: (setting,)}).scores(part)
+                assert torch.allclose(alone[head][0], together[head][r], atol=1e-4)
 
 
 def test_seeds_trained_together_equal_those_trained_alone_and_share_the_passes() -> None:
@@ -70,12 +77,11 @@ def test_seeds_trained_together_equal_those_trained_alone_and_share_the_passes()
         passes.append(epoch)
         return x + 0.1 * epoch
 
-    together = train_together(source, task(labels), FAST, {seed: every(FAST) for seed in (0, 1)})
+    together = trained(source, task(labels, 0, 1)).scores(x)
     assert passes == list(range(FAST.epochs))
-    for seed, probes in together.items():
-        alone = train_probes(source, task(labels), FAST, every(FAST), seed)
-        for head, scores in alone.scores(x).items():
-            assert torch.allclose(probes.scores(x)[head], scores, atol=1e-5)
+    for seed in (0, 1):
+        for head, scores in trained(source, task(labels, seed)).scores(x).items():
+            assert torch.allclose(together[head], scores, atol=1e-5)
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
@@ -84,7 +90,8 @@ def test_training_equals_torch_layers_with_torch_sgd(kind: Literal["linear", "ml
     x, labels = features(96, 1)
     config = dataclasses.replace(FAST, kinds=(kind,), base_lrs=(0.2,), weight_decays=(0.01,), clip_norm=clip)
     batch = batch_of(96, 32)
-    stack = Heads(kind, ("cls",), [10, 4] if kind == "linear" else [10, 10, 10, 4], [[(1.0, 0.0)]], seed=5)
+    own = ProbeTask(labels, 4, ("cls",), 10, (5,))
+    stack = Heads(kind, x[:1], own, own.grid(config))
     linears = []
     for layer in stack.layers:
         linear = nn.Linear(layer.shape[2] - 1, layer.shape[3])
@@ -105,11 +112,11 @@ def test_training_equals_torch_layers_with_torch_sgd(kind: Literal["linear", "ml
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-    probes = train_probes(always(x[:1]), ProbeTask(labels, 4, ("cls",), 10), config, {(kind, "cls"): config.grid}, 5)
+    probes = trained(always(x[:1]), own, config)
     with torch.no_grad():
         expected = model(x[0]).softmax(1)
     # torch's momentum folds the rate in at the update, as ours does, so the schedules agree step by step.
-    assert torch.allclose(probes.scores(x[:1])[kind, "cls"][0], expected, atol=1e-4)
+    assert torch.allclose(probes.scores(x[:1])[kind, 5, "cls"][0], expected, atol=1e-4)
 
 
 def test_the_strong_linear_probe_is_within_a_point_of_logistic_regression() -> None:
@@ -119,8 +126,8 @@ def test_the_strong_linear_probe_is_within_a_point_of_logistic_regression() -> N
     assert config is not None
     config = dataclasses.replace(config, kinds=("linear",), epochs=30)
     parts = tuple(torch.from_numpy(part) for part in hold_out(labels.numpy(), 0.1))
-    grid = choose(always(x), x, task(labels), parts, config, 0)  # type: ignore[arg-type]
-    probes = train_probes(always(x), task(labels), config, grid, 0)
+    grid = choose(always(x), x, task(labels), parts, config)  # type: ignore[arg-type]
+    probes = train_probes(always(x), task(labels), config, grid)
     for p, (head, scores) in enumerate(probes.scores(test).items()):
         reference = LogisticRegression(max_iter=1000).fit(x[p].numpy(), labels.numpy()).score(test[p].numpy(), truth)
         assert float((scores[0].argmax(1) == truth).float().mean()) == pytest.approx(reference, abs=0.01), head
@@ -130,8 +137,8 @@ def test_settings_are_chosen_where_they_are_best_and_never_a_diverged_one() -> N
     x, labels = features(300, 2, spread=0.5)
     config = dataclasses.replace(FAST, base_lrs=(1e40, 1e-6, 0.3), weight_decays=(0.0,))
     parts = tuple(torch.from_numpy(part) for part in hold_out(labels.numpy(), 0.2))
-    grid = choose(always(x), x, task(labels), parts, config, 0)  # type: ignore[arg-type]
-    assert set(grid.values()) == {((0.3, 0.0),)}
+    grid = choose(always(x), x, task(labels), parts, config)  # type: ignore[arg-type]
+    assert all(chosen == [(0.3, 0.0)] for chosen in grid.values())
 
 
 def test_an_mlp_learns_what_a_linear_head_cannot() -> None:
@@ -140,9 +147,8 @@ def test_an_mlp_learns_what_a_linear_head_cannot() -> None:
     labels = torch.from_numpy((x[:, 0] * x[:, 1] > 0).astype(np.int64))
     both = torch.from_numpy(x)[None]
     config = ProbeProtocol(epochs=60, warmup_epochs=5, batch_size=60, base_lrs=(0.5,), augment=None)
-    grid = {("linear", "cls"): config.grid, ("mlp", "cls"): config.grid}
-    probes = train_probes(always(both), ProbeTask(labels, 2, ("cls",), 32), config, grid, 0)
-    right = {kind: float((s[0].argmax(1) == labels).float().mean()) for (kind, _), s in probes.scores(both).items()}
+    probes = trained(always(both), ProbeTask(labels, 2, ("cls",), 32), config)
+    right = {kind: float((s[0].argmax(1) == labels).float().mean()) for (kind, *_), s in probes.scores(both).items()}
     assert right["linear"] < 0.7
     assert right["mlp"] > 0.95
 
@@ -151,7 +157,7 @@ def test_permuted_labels_score_at_chance() -> None:
     x, labels = features(800, 3)
     test, truth = features(800, 4)
     shuffled = labels[torch.randperm(800, generator=torch.Generator().manual_seed(0))]
-    probes = train_probes(always(x), task(shuffled), FAST, every(FAST), 0)
+    probes = trained(always(x), task(shuffled))
     for scores in probes.scores(test).values():
         # Four equal classes: the deviation of chance over 800 images is 1.5 points, and classes move together.
         assert float((scores[0].argmax(1) == truth).float().mean()) == pytest.approx(0.25, abs=0.12)
@@ -168,7 +174,7 @@ def test_new_features_are_asked_for_every_epoch() -> None:
         asked.append(epoch)
         return x + 0.01 * epoch
 
-    train_probes(source, task(labels), FAST, every(FAST), 0)
+    trained(source, task(labels))
     assert asked == [0, 1, 2, 3]
 
 
@@ -177,16 +183,14 @@ def test_constant_features_two_images_and_missing_classes_stay_finite(standardiz
     config = dataclasses.replace(FAST, standardize=standardize)
     for count in (2, 30):
         x, labels = torch.full((2, count, 10), 3.0), torch.arange(count) % 2
-        for scores in train_probes(always(x), task(labels), config, every(config), 0).scores(x).values():
+        for scores in trained(always(x), task(labels), config).scores(x).values():
             assert scores.isfinite().all()
             assert torch.allclose(scores.sum(-1), torch.ones(1, count))
 
 
 def test_seeds_give_other_heads_and_the_same_seed_the_same() -> None:
     x, labels = features(100, 6)
-    one, same, other = (
-        train_probes(always(x), task(labels), FAST, every(FAST), seed).scores(x)["mlp", "cls"] for seed in (0, 0, 1)
-    )
+    one, same, other = (trained(always(x), task(labels, seed)).scores(x)["mlp", seed, "cls"] for seed in (0, 0, 1))
     assert torch.equal(one, same)
     assert not torch.allclose(one, other)
 

@@ -5,7 +5,8 @@ import pytest
 
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
-from pmae.evaluate.splits import complete, hold_out
+from pmae.evaluate.features import hold_out
+from pmae.evaluate.suite import complete
 
 Pictures = Callable[..., ImageSet]
 

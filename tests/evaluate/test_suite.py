@@ -15,12 +15,10 @@ from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import RawPixels, fit_pca
-from pmae.evaluate.features import shape_of
-from pmae.evaluate.metrics import Predictions, SeedPredictions, score_of
+from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.evaluate.protocols import FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols, only
 from pmae.models.encoder import Encoder
-from pmae.results import Evaluation, Score
-from pmae.results_file import read_evaluations
+from pmae.results import Evaluation, Score, read_evaluations
 
 CPU = torch.device("cpu")
 Pictures = Callable[..., ImageSet]
@@ -38,7 +36,7 @@ def find(evaluation: Evaluation, protocol: str, pooling: str, split: str) -> Sco
 
 def evaluate(*arguments: Any, **named: Any) -> Evaluation:
     """The suite on something made by PMAE, on a CPU."""
-    return suite.evaluate(*arguments, method="pmae", epoch=3, device=CPU, **named)
+    return suite.evaluate(*arguments, method="pmae", epoch=3, **named)
 
 
 def shuffled(part: ImageSet, seed: int) -> ImageSet:
@@ -55,7 +53,7 @@ def test_everything_at_once_is_plain_json(
     (read,) = read_evaluations({"evaluations": [written]}, "results.json")
     assert dataclasses.replace(read, settings=found.settings) == found
     assert len(found.scores) == (4 + 2 + 1) * 2
-    assert said == ["features", "probes", "neighbours", "fine-tuning", "metrics"]
+    assert said == [f"pmae epoch 3: {stage}" for stage in ("features", "probes", "knn", "finetune")]
     linear = find(found, "linear", "mean", "test")
     assert (linear.label, linear.preset, linear.data) == ("pmae epoch 3", "small", splits.name)
     assert [one.seed for one in linear.by_seed] == [0, 1]
@@ -74,9 +72,9 @@ def test_everything_at_once_is_plain_json(
     )
     assert len(find(found, "finetune", "cls", "test").losses) == 2
     assert found.data.majority["test"] == pytest.approx(1 / 3)
-    assert set(found.seconds) == {"features", "probes", "knn", "finetune", "metrics"}
+    assert set(found.seconds) == {"features", "probes", "knn", "finetune"}
     assert 1 <= found.features["cls"].effective_rank <= 16
-    assert (tmp_path / "seed-1" / "finetune.json").exists()
+    assert (tmp_path / "pmae-epoch-3-small-pictures" / "seed-1" / "finetune.safetensors").exists()
 
 
 def test_the_same_seed_gives_the_same_results_and_the_test_part_no_influence(
@@ -195,22 +193,24 @@ def test_seeds_must_differ(encoder: Encoder, splits: Splits, standardize: Standa
 def test_a_diverged_seed_is_named_and_has_no_metrics() -> None:
     good, bad = np.eye(2)[[0, 1, 1]], np.full((3, 2), np.nan)
     runs = [SeedPredictions(0, bad, {}), SeedPredictions(1, good, {})]
-    made = score_of(Predictions("mlp", "cls", "test", "x", runs), np.array([0, 1, 0]), ("a", "b"), 20)
+    named = {"protocol": "mlp", "pooling": "cls", "split": "test"}
+    made = score_of(runs, np.array([0, 1, 0]), ("a", "b"), 20, **named)
     assert made.by_seed[0].metrics is None
     assert made.metrics["accuracy"].value == pytest.approx(2 / 3)
     assert "diverged for 1 of 2 seeds" in made.notes[0]
-    lost = score_of(Predictions("mlp", "cls", "test", "x", runs[:1]), np.array([0, 1, 0]), ("a", "b"), 20)
+    lost = score_of(runs[:1], np.array([0, 1, 0]), ("a", "b"), 20, **named)
     assert lost.metrics["accuracy"].value is None
     assert lost.confusion is None
 
 
 def test_a_head_that_died_to_a_constant_is_named() -> None:
     dead = SeedPredictions(0, np.tile([0.7, 0.3], (3, 1)), {})
-    made = score_of(Predictions("mlp", "cls", "test", "x", [dead]), np.array([0, 1, 0]), ("a", "b"), 20)
+    named = {"protocol": "mlp", "pooling": "cls", "split": "test"}
+    made = score_of([dead], np.array([0, 1, 0]), ("a", "b"), 20, **named)
     assert "its training died" in made.notes[0]
     assert made.metrics["macro_auc"].value == 0.5
 
 
 def test_features_that_are_not_finite_are_refused_before_any_head_is_trained() -> None:
     with pytest.raises(UserError, match=r"features must be finite for each of 4 training images, got .*for 1"):
-        shape_of(torch.tensor([[0.0, 1.0], [1.0, float("nan")], [2.0, 3.0], [1.0, 1.0]]))
+        suite.shape_of(torch.tensor([[0.0, 1.0], [1.0, float("nan")], [2.0, 3.0], [1.0, 1.0]]))

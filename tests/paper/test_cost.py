@@ -8,7 +8,7 @@ from pmae.flops import flops_per_image
 from pmae.paper.cost import cost_of
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import DATASETS, ITEMS, RunChoices
-from pmae.sweep.scored import Scoring
+from pmae.sweep.find import Scoring
 
 
 def test_what_the_main_table_costs() -> None:

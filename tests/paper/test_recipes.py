@@ -12,7 +12,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import MAE, build_method
 from pmae.paper.recipes import RECIPES, recipe
-from pmae.report.published import accuracy
+from pmae.report.compare import published_accuracy
 from pmae.runs import Run
 from pmae.train.loop import pretrain
 
@@ -48,7 +48,7 @@ def test_what_a_recipe_expects_is_what_was_measured_and_what_the_paper_says(name
     said = RECIPES[name].__doc__ or ""
     row, words = {"pmae": "pmae_oracle_components", "mae": "mae_std"}[method], ("linear", "MLP", "k-NN", "fine-tuned")
     protocols = ("linear", "mlp", "knn", "finetune")
-    paper = ", ".join(f"{accuracy(protocol, row, 'cifar10'):.1f}" for protocol in protocols)
+    paper = ", ".join(f"{published_accuracy(protocol, row, 'cifar10'):.1f}" for protocol in protocols)
     assert f"published {paper})" in said
     results = Run(Path(__file__).parents[2] / "results" / "runs" / f"cifar10-{run}-800").results["evaluation"]
     entries = results[f"{method} epoch 800 [paper]"]["results"]
@@ -58,7 +58,7 @@ def test_what_a_recipe_expects_is_what_was_measured_and_what_the_paper_says(name
 
 def test_what_kmae_expects_is_what_the_paper_says() -> None:
     for protocol, word in (("linear", "linear"), ("mlp", "MLP")):
-        assert f"{word} {accuracy(protocol, 'kmae_oracle', 'cifar10')}" in (RECIPES["kmae"].__doc__ or "")
+        assert f"{word} {published_accuracy(protocol, 'kmae_oracle', 'cifar10')}" in (RECIPES["kmae"].__doc__ or "")
 
 
 def test_our_mae_is_the_twin_of_ours() -> None:

@@ -16,8 +16,7 @@ from pmae.paper.runner import reproduce
 from pmae.paper.tables import DATASETS, ITEMS, Item, Row, RunChoices, spec_of, specs_of
 from pmae.results import scores_of
 from pmae.runs import Run
-from pmae.sweep.find import finished
-from pmae.sweep.scored import Scoring
+from pmae.sweep.find import Scoring, finished
 
 Store = Callable[..., Run]
 KINDS = (("oracle", "0.3"), ("random", "random"))

@@ -11,7 +11,7 @@ from pmae.errors import UserError
 from pmae.paper.cost import cost_of
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Row, RunChoices, spec_of, specs_of
-from pmae.report.published import accuracy
+from pmae.report.compare import published_accuracy
 
 LABELS = """
 tab:results app_tab:training app_tab:evaluation_lin app_tab:evaluation_fine app_tab:results tab:results_kernel
@@ -44,14 +44,14 @@ def test_every_table_and_figure_of_the_paper_is_in_the_list(capsys: pytest.Captu
     ],
 )
 def test_a_row_finds_its_published_number(protocol: str, row: Row, data: str, value: float) -> None:
-    assert accuracy(protocol, row.key, data) == value
+    assert published_accuracy(protocol, row.key, data) == value
 
 
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.kind == "table"])
 def test_every_cell_of_a_table_has_a_published_number(name: str) -> None:
     item = ITEMS[name]
     for row, data in item.cells(RunChoices()):
-        assert all(accuracy(protocol, row.key, data) is not None for protocol in item.protocols)
+        assert all(published_accuracy(protocol, row.key, data) is not None for protocol in item.protocols)
 
 
 def settings_that_differ(config: Config, base: Config) -> set[str]:

@@ -75,7 +75,7 @@ def write_samples(run: Run, shape: tuple[int, int, int], dtype: str, space: str)
     }
     if space == "pca":
         variance = 1.0 / np.arange(1, size + 1) ** 2
-        tensors |= {"variance": variance, "top": x, "middle": 0.1 * x, "bottom": 0.01 * x}
+        tensors |= {"hidden": hidden, "variance": variance, "top": x, "middle": 0.1 * x, "bottom": 0.01 * x}
         fitted |= {"space.components": basis, "space.variance": variance}
     for name, found in (("samples", tensors), ("fitted", fitted)):
         save_file({key: value.astype(np.float32) for key, value in found.items()}, run.path / f"{name}.safetensors")

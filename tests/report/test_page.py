@@ -54,6 +54,8 @@ def test_one_page_and_its_files(make_run: MakeRun, suite: Suite, tmp_path: Path)
     assert page.tags.count("svg") == page.tags.count("figure")
     for words in ("train.seed", "space.name", "95.5", "73.4", "published: PMAE, oracle ratio", "600", "CPU", "2.11.0"):
         assert words in page.text, words
+    assert '<td class="number">70.0 <small>(68.0–72.0)</small></td>' in page.source
+    assert 'aria-label="Accuracy on test"' in page.source
     files = {path.name for path in (tmp_path / "deep" / "report_files").iterdir()}
     assert {
         "accuracy-test.csv",

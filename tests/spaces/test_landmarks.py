@@ -18,7 +18,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import PrincipalMAE, build_method
 from pmae.spaces import Space, build_space
-from pmae.spaces.landmarks import choose_landmarks
+from pmae.spaces.kernel_pca import choose_landmarks
 from pmae.train.monitor import visualize
 
 NAMES = ["diffusion", "kernel_pca"]

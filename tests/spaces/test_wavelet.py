@@ -47,7 +47,7 @@ def test_fewer_levels_leave_a_larger_average() -> None:
 def test_subbands_are_the_blocks_of_pywavelets() -> None:
     found = pywt.wavedec2(np.zeros((24, 40)), "haar", mode="periodization", level=3)
     _, places = pywt.coeffs_to_array(found)
-    band = subbands(24, 40, 3)
+    band = subbands([(24, 40), (12, 20), (6, 10)])
     blocks = [places[0], *(places[level][kind] for level in (1, 2, 3) for kind in ("ad", "da", "dd"))]
     numbers = [np.unique(band[block]) for block in blocks]
     assert all(len(number) == 1 for number in numbers)

@@ -15,11 +15,11 @@ from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.data.images import Splits
 from pmae.errors import UserError
-from pmae.report.sweeps import Trial, best_of, sweep_table, verdict
 from pmae.runs import Run
 from pmae.sweep import execute
 from pmae.sweep.execute import Asha, Stage, rungs_of
 from pmae.sweep.find import RunSpec
+from pmae.sweep.grid import Trial, best_of, sweep_table, verdict
 
 from .test_grid import sweep
 
@@ -143,8 +143,8 @@ def test_an_unknown_search_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_stopped_trial_is_not_the_best_even_if_it_was_ahead() -> None:
-    ahead = Trial({"a.b": "1"}, 90.0, None, None, None, None, None, ("x",), stopped=3)
-    ended = Trial({"a.b": "2"}, 80.0, None, None, None, None, None, ("y",))
+    ahead = Trial({"a.b": "1"}, 90.0, stopped=3)
+    ended = Trial({"a.b": "2"}, 80.0)
     assert best_of([ahead, ended]) == [ended]
     assert verdict([ahead, ended]) == "The best by validation is a.b=2 (80.0%). 1 of 2 were stopped early."
     table = sweep_table([ahead, ended])

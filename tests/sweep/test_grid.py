@@ -13,10 +13,9 @@ from pmae.cli import main
 from pmae.config_file import with_settings
 from pmae.errors import UserError
 from pmae.paper.recipes import recipe
-from pmae.report.sweeps import Trial, sweep_plot, trial_of, verdict
 from pmae.runs import Run
 from pmae.sweep.find import validation
-from pmae.sweep.grid import grid_specs, parse_grid
+from pmae.sweep.grid import Trial, grid_specs, parse_grid, sweep_plot, trial_of, verdict
 
 SMALL = [
     *("--set", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "decoder.width=16", "decoder.depth=1"),
@@ -116,13 +115,13 @@ def test_seeds_of_a_combination_are_averaged(store: Callable[..., Run], tmp_path
     runs = [store(tmp_path, spec, {}, value) for spec, value in zip(specs, scores, strict=True)]
     trial = trial_of({"data.source": "bloodmnist"}, runs)
     assert trial.validation == pytest.approx(65)
-    assert trial.spread == pytest.approx(100 * np.std(scores, ddof=1))
+    assert trial.std == pytest.approx(100 * np.std(scores, ddof=1))
     assert trial.speed == 5000
 
 
 def test_the_plot_orders_numbers_and_keeps_names_apart() -> None:
     def trial(name: str, value: float) -> Trial:
-        return Trial({"space.name": name, "decoder.depth": "1"}, value, None, None, None, None, None, ())
+        return Trial({"space.name": name, "decoder.depth": "1"}, value)
 
     trials = [trial("pca", 60.0), trial("wavelet", 70.0), trial("cosine", 50.0)]
     drawing = sweep_plot(trials)
@@ -134,7 +133,7 @@ def test_the_plot_orders_numbers_and_keeps_names_apart() -> None:
 
 
 def test_settings_that_tie_are_all_named() -> None:
-    trials = [Trial({"a.b": str(v)}, v, None, None, None, None, None, ()) for v in (80.0, 75.0, 80.0)]
+    trials = [Trial({"a.b": str(v)}, v) for v in (80.0, 75.0, 80.0)]
     trials[2] = dataclasses.replace(trials[2], settings={"a.b": "other"})
     assert verdict(trials) == "Tied for the best by validation: a.b=80.0 and a.b=other (80.0%)."
     (axes,) = sweep_plot(trials).figure.axes

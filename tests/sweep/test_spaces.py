@@ -253,8 +253,7 @@ def test_scores_stand_in_the_order_of_the_best_probe() -> None:
         ["pixels", "0.75", "0.75", "0.5", 52.0, 46.0, 1000, "0.1", None],
         ["cosine", "0.1", "0.1", "0.5", None, None, 1000, "0.1", None],
     ]
-    labels = {name: space_label(name) for name in ("pca", "wavelet", "pixels", "cosine")}
-    linear, knn = scores_figure(rows, labels).figure.axes
+    linear, knn = scores_figure(rows).figure.axes
     for panel in (linear, knn):
         assert [text.get_text() for text in panel.get_yticklabels()] == ["wavelet", "pixels (MAE)", "pca"]
     dots = [tuple(found.get_offsets().tolist()[0]) for found in linear.collections]

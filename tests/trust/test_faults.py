@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from pmae import files
 from pmae.config import Config, DataConfig, replace
+from pmae.data.arrays import read_npy
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
-from pmae.data.readers.arrays import read_npy
 from pmae.data.sets import load
 from pmae.derive import resolve
 from pmae.errors import UserError

@@ -25,13 +25,12 @@ from tests.data.test_decode import write_dicom
 
 from pmae.config import Config, DataConfig
 from pmae.config_file import from_dict, to_dict
-from pmae.data.readers.arrays import read_npy, read_npz
-from pmae.data.readers.named import BATCHES, bytes_array, read_batch_pickle, read_cifar10
+from pmae.data.arrays import read_npy, read_npz
+from pmae.data.named import BATCHES, bytes_array, read_batch_pickle, read_cifar10
 from pmae.data.sets import load
 from pmae.errors import UserError
-from pmae.files import read_json
+from pmae.files import read_json, read_tensors
 from pmae.runs import Run
-from pmae.tensor_files import read_tensors
 from pmae.train.checkpoint import damage, load_into, load_standardize
 
 settings.register_profile("fast", max_examples=200)

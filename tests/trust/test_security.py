@@ -22,7 +22,7 @@ from PIL import Image
 import pmae
 from pmae.config import DataConfig
 from pmae.data import fetch
-from pmae.data.readers.named import BatchUnpickler, Inert
+from pmae.data.named import BatchUnpickler, Inert
 from pmae.data.sets import load
 from pmae.errors import UserError
 from pmae.report.page import write_report
@@ -58,7 +58,7 @@ def test_no_file_of_the_package_can_run_what_it_reads() -> None:
     found = {str(file): unsafe_uses(ast.parse(file.read_text())) for file in files}
     assert len(files) > 100
     # The reader of CIFAR-10's batches imports no name that a pickle asks for: find_class makes an inert one.
-    known = {str(SOURCE / "data" / "readers" / "named.py"): ["import pickle"]}
+    known = {str(SOURCE / "data" / "named.py"): ["import pickle"]}
     assert {file: uses for file, uses in found.items() if uses} == known
     assert isinstance(BatchUnpickler(io.BytesIO(b"")).find_class("numpy", "ndarray"), Inert)
 

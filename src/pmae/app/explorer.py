@@ -3,7 +3,6 @@
 import functools
 import os
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Callable
@@ -15,31 +14,18 @@ import numpy as np
 
 from pmae.app import panels
 from pmae.app.material import LARGEST_FILE, Material, read_upload
-from pmae.config import DataConfig
-from pmae.data.sets import load
 from pmae.errors import UserError, missing_extra, require
 from pmae.report.samples import PARTS
-from pmae.runs import Run
 
-LOOPBACK, PORT = "127.0.0.1", 7860
+LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost", "::1", "[::1]")
 """Names under which a browser on this machine asks; any other is a foreign page's (DNS rebinding), and refused."""
 FONTS = ["system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif"]
 MONO = ["ui-monospace", "Menlo", "Consolas", "monospace"]
+QUIET = {"show_progress": "hidden"}
 
 
-def gather(run: Run | None, data: DataConfig, say: Callable[[str], None] = lambda message: None) -> Material:
-    """The images and, with a run, its model; the space that the page opens with is fitted here."""
-    material = Material(load(data), run)
-    if run is None:
-        say(f"fitting {material.own_space} on {len(material.sample):,} images of {material.name}")
-    material.space(material.own_space)
-    return material
-
-
-def explore(
-    material: Material, port: int | None, browser: bool, say: Callable[[str], None] = lambda message: None
-) -> None:
+def explore(material: Material, port: int | None, browser: bool, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C; uploads and pictures live in a folder that goes with the server."""
     with tempfile.TemporaryDirectory(prefix="pmae-explore-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
@@ -50,34 +36,38 @@ def explore(
         page.close(verbose=False)
 
 
-def open_page(material: Material, port: int | None = None, browser: bool = True) -> tuple[Any, str]:
-    """Start the server in the background; returns what has a `close`, and the address."""
-    gr, page = gradio(), build(material)
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-    _, address, _ = page.launch(
-        server_name=LOOPBACK,
-        server_port=free_port(port),
-        share=False,
-        inbrowser=browser,
-        prevent_thread_lock=True,
-        quiet=True,
-        ssr_mode=False,
-        max_file_size=LARGEST_FILE,
-        footer_links=[],
-        # Fonts that the machine has: any other would be asked for over the network.
-        theme=gr.themes.Base(primary_hue="sky", neutral_hue="slate", font=FONTS, font_mono=MONO, radius_size="sm"),
-        css=(Path(__file__).parent / "page.css").read_text(encoding="utf-8"),
-        app_kwargs={"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]},
-    )
-    return page, address
-
-
 def wait() -> None:
     """Until Ctrl-C, or the signal that ends a process kindly."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Event().wait()
+
+
+def open_page(material: Material, port: int | None = None, browser: bool = True) -> tuple[Any, str]:
+    """Start the server in the background; returns what has a `close`, and the address."""
+    require(port is None or 1 <= port <= 65535, "port", "between 1 and 65535", port)
+    gr, page = gradio(), build(material)
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    try:
+        _, address, _ = page.launch(
+            server_name=LOOPBACK,
+            server_port=port,
+            share=False,
+            inbrowser=browser,
+            prevent_thread_lock=True,
+            quiet=True,
+            ssr_mode=False,
+            max_file_size=LARGEST_FILE,
+            footer_links=[],
+            # Fonts that the machine has: any other would be asked for over the network.
+            theme=gr.themes.Base(primary_hue="sky", neutral_hue="slate", font=FONTS, font_mono=MONO, radius_size="sm"),
+            css=(Path(__file__).parent / "page.css").read_text(encoding="utf-8"),
+            app_kwargs={"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]},
+        )
+    except OSError as error:
+        raise UserError(f"port must be one that nobody uses, got {port}") from error
+    return page, address
 
 
 def gradio() -> Any:
@@ -93,69 +83,50 @@ def gradio() -> Any:
     return gradio
 
 
-def free_port(wanted: int | None) -> int:
-    """The port asked for if nobody has it; without one the usual, or any that is free."""
-    require(wanted is None or 1 <= wanted <= 65535, "port", "between 1 and 65535", wanted)
-    for port in (PORT, 0) if wanted is None else (wanted,):
-        with socket.socket() as probe, suppress(OSError):
-            # A server that ended a moment ago does not count.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((LOOPBACK, port))
-            return int(probe.getsockname()[1])
-    raise UserError(f"port must be one that nobody uses, got {wanted}")
-
-
 def build(material: Material) -> Any:
     """The page, not yet served: an image and a space on the left, three tabs on the right."""
-    gr = gradio()
+    gr, (channels, height, width) = gradio(), material.shape
+    about = f"{material.name}: {len(material.train):,} training images of {channels}x{height}x{width}; "
+    about += "with a trained run" if material.model else "no run given: masks without predictions"
     with gr.Blocks(title="pmae explorer", analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(_heading(material), elem_id="heading")
+        gr.HTML(f"<h1>pmae explorer</h1>{panels.words(about)}", elem_id="heading")
         with gr.Row(elem_id="whole"):
             with gr.Column(scale=2, min_width=280, elem_id="choice"):
                 chosen, space = _choice(material)
                 opened = gr.State("Masks")
             with gr.Column(scale=7, min_width=320), gr.Tabs():
                 with gr.Tab("Masks") as tab:
-                    inputs, shown = _masks_tab(material)
-                    _keep_shown(tab, opened, panels.masks, material, [chosen, space, *inputs], shown, page.load)
+                    inputs, shown = [chosen, space, *_mask_controls(material)], gr.HTML(elem_id="masks")
+                    _keep_shown(tab, opened, panels.masks, material, inputs, shown, page.load)
                 with gr.Tab("Spectrum") as tab:
-                    inputs, shown = _spectrum_tab()
-                    _keep_shown(tab, opened, panels.walk, material, [chosen, space, *inputs], shown)
+                    inputs, shown = [chosen, space, *_band_controls()], gr.HTML(elem_id="walk")
+                    _keep_shown(tab, opened, panels.walk, material, inputs, shown)
                 with gr.Tab("Neighbours") as tab:
                     shown = gr.HTML(panels.words("Comparing with the training images …"), elem_id="neighbours")
                     _keep_shown(tab, opened, panels.neighbours, material, [chosen], shown)
     return page
 
 
-def _heading(material: Material) -> str:
-    channels, height, width = material.shape
-    size = f"{height}x{width}, {channels} channel{'s' * (channels > 1)}"
-    with_run = "no run given: masks without predictions" if material.model is None else "with a trained run"
-    about = panels.words(f"{material.name}: {len(material.train):,} training images of {size}; {with_run}")
-    return f"<h1>pmae explorer</h1>{about}"
-
-
 def _choice(material: Material) -> tuple[Any, Any]:
     """Choose the space, and upload or pick an image; what is wrong with a file stands under the button."""
-    gr = gradio()
-    pictures = (255 * material.view.pictures(np.asarray(material.picked.images, np.float64))).round().astype(np.uint8)
-    chosen = gr.State(material.picked.images[0])
+    gr, images = gradio(), material.picked.images
+    pictures = (255 * material.view.pictures(np.asarray(images, np.float64))).round().astype(np.uint8)
+    chosen = gr.State(images[0])
     offered = [(words, name) for name, words in material.offered().items()]
     space = gr.Dropdown(offered, value=material.own_space, label="Space", elem_id="space")
     upload = gr.UploadButton("Upload an image", size="sm", elem_id="upload")
     message = gr.HTML(elem_id="message")
     look = {"columns": 6, "height": "auto", "format": "png", "buttons": [], "object_fit": "cover"}
-    gallery = gr.Gallery(
-        list(pictures), show_label=False, allow_preview=False, interactive=False, elem_id="gallery", **look
-    )
+    look |= {"show_label": False, "allow_preview": False, "interactive": False}
+    gallery = gr.Gallery(list(pictures), elem_id="gallery", **look)
 
     def pick(event: Any) -> tuple[np.ndarray, str]:
-        return material.picked.images[event.index], ""
+        return images[event.index], ""
 
     # Gradio goes by the annotation, and its name is known only here.
     pick.__annotations__["event"] = gr.SelectData
-    gallery.select(pick, None, [chosen, message], show_progress="hidden")
-    upload.upload(functools.partial(take, material), [upload, chosen], [chosen, message], show_progress="hidden")
+    gallery.select(pick, None, [chosen, message], **QUIET)
+    upload.upload(functools.partial(take, material), [upload, chosen], [chosen, message], **QUIET)
     return chosen, space
 
 
@@ -169,30 +140,29 @@ def take(material: Material, path: str, before: np.ndarray) -> tuple[np.ndarray,
     return image, panels.words(f"{Path(path).name}, resized to {image.shape[1]}x{image.shape[2]}")
 
 
-def _masks_tab(material: Material) -> tuple[list[Any], Any]:
-    """What is hidden of the image: its controls, and the place for the pictures."""
+def _mask_controls(material: Material) -> tuple[Any, Any]:
+    """The share to hide, and a seed."""
     gr, begin = gradio(), material.masked_share
     with gr.Row():
         # From 0, though nothing is hidden there: whoever types 0.35 begins with a 0.
         share = gr.Slider(0, 1, begin, step=0.01, label="Masked share", elem_id="share", min_width=200, scale=4)
         seed = gr.Number(0, label="Seed", precision=0, elem_id="seed", min_width=80, scale=1)
         again = gr.Button("Another mask", size="sm", elem_id="again", min_width=100, scale=1)
-    shown = gr.HTML(elem_id="masks")
-    again.click(lambda value: int(value or 0) + 1, seed, seed, show_progress="hidden")
-    return [share, seed], shown
+    again.click(lambda value: int(value or 0) + 1, seed, seed, **QUIET)
+    return share, seed
 
 
-def _spectrum_tab() -> tuple[list[Any], Any]:
-    """A band of the spectrum: its controls, and the place for the pictures."""
+def _band_controls() -> tuple[Any, Any]:
+    """The two ends of a band of the spectrum."""
     gr = gradio()
     with gr.Row():
         low = gr.Slider(0, 1, 0.0, step=0.01, label="From this share of the variance", elem_id="low", min_width=220)
         high = gr.Slider(0, 1, 0.8, step=0.01, label="to this one", elem_id="high", min_width=220)
     with gr.Row(elem_id="parts"):
-        for part, (first, last) in PARTS.items():
+        for part, ends in PARTS.items():
             button = gr.Button(part.capitalize(), size="sm", min_width=80)
-            button.click(functools.partial(tuple, (first, last)), None, [low, high], show_progress="hidden")
-    return [low, high], gr.HTML(elem_id="walk")
+            button.click(functools.partial(tuple, ends), None, [low, high], **QUIET)
+    return low, high
 
 
 def _keep_shown(
@@ -214,6 +184,6 @@ def _keep_shown(
         return draw(*values) if current == title else gr.skip()
 
     how = {"trigger_mode": "always_last", "show_progress": "minimal"}
-    tab.select(lambda: title, None, opened, show_progress="hidden")
+    tab.select(lambda: title, None, opened, **QUIET)
     gr.on([tab.select, *first], draw, inputs, shown, **how)
     gr.on([one.change for one in inputs], draw_if_open, [opened, *inputs], shown, **how)

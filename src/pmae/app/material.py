@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +12,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pmae import masking
-from pmae.config import DataConfig, SpaceConfig
+from pmae.config import KERNEL_SPACES, DataConfig, SpaceConfig
 from pmae.data.batches import Batches, Standardized, fit_standardize
+from pmae.data.decode import FORMATS, decode
 from pmae.data.images import Splits, as_tensor
-from pmae.data.readers.decode import FORMATS, decode
 from pmae.derive import patch_for
 from pmae.errors import UserError, require
 from pmae.evaluate.features import extract
-from pmae.evaluate.online import nearest
-from pmae.report.pictures import view_of
+from pmae.evaluate.probes import nearest
+from pmae.report.samples import view_of
 from pmae.runs import Run
-from pmae.spaces import Space, build_space
+from pmae.spaces import Pixels, Space, build_space
 from pmae.train.checkpoint import TrainedModel, load_trained
 
 CPU = torch.device("cpu")
@@ -44,7 +45,6 @@ BANK = 4096
 """Neighbours are looked for among at most so many training images."""
 EXACT, LEADING, LANDMARKS = 4096, 64, 256
 """All principal components up to so many pixels, else a few leading ones; and a kernel that is quick to fit."""
-
 LARGEST_FILE, LARGEST_PICTURE = 20 * 2**20, 50_000_000
 """Bytes and pixels of an upload: a larger picture is refused by its header, before it is unpacked."""
 
@@ -53,31 +53,21 @@ class Material:
     """Images (C, H, W) in the data's own units go in; standardized batches of one, and positions, come out."""
 
     def __init__(self, splits: Splits, run: Run | None = None) -> None:
-        self.name, self.train, self.shown = splits.name, splits.train, splits.test or splits.train
+        self.name, self.train = splits.name, splits.train
         self.shape, self.dtype = self.train.shape, self.train.images.dtype
-        trained = None if run is None else load_trained(run)
-        _require_fitting(trained, self.shape, self.dtype.name)
-        self.model = None if trained is None else trained.model
+        trained = None if run is None else _load_fitting(run, self.shape, self.dtype.name)
+        self.model = trained.model if trained else None
+        self.own_space = trained.config.space.name if trained else "pca"
+        self.masked_share = masking.nominal_ratio(trained.config.masking) if trained else 0.2
         most = max(2, min(FITTED, NUMBERS // self.train.images[0].size))
         self.sample = Batches(self.train.images[spread(len(self.train), most)], CPU)
-        self.standardize = fit_standardize(self.sample, "channel") if trained is None else trained.standardize
-        self.picked = self.shown.take(spread(len(self.shown), PICKED)).loaded()
+        self.standardize = trained.standardize if trained else fit_standardize(self.sample, "channel")
+        shown = splits.test or splits.train
+        self.picked = shown.take(spread(len(shown), PICKED)).loaded()
         self.view = view_of(np.asarray(self.picked.images, np.float64), self.dtype.name)
-        self._spaces: dict[str, Space] = {}
+        self._spaces = {self.own_space: self._grouped(trained.model.space)} if trained else {}
         self._bank: Tensor | None = None
         self._lock = threading.Lock()
-        if self.model is not None:
-            self._spaces[self.own_space] = self._grouped(self.model.space)
-
-    @property
-    def own_space(self) -> str:
-        """The space of the run, or the one to begin with."""
-        return "pca" if self.model is None else self.model.config.space.name
-
-    @property
-    def masked_share(self) -> float:
-        """The share that the run hides, or the paper's."""
-        return 0.2 if self.model is None else masking.nominal_ratio(self.model.config.masking)
 
     def offered(self) -> dict[str, str]:
         """The spaces that these images can have, by name, with words for them; the run's own comes first."""
@@ -110,24 +100,21 @@ class Material:
         query = self.model.encoder.features(self.standardized(image))["mean"]
         found = nearest(self._bank, query, min(count + 1, len(self._bank)))[0]
         other = [i for i in found.tolist() if not np.array_equal(self.train.images[places[i]], image)][:count]
-        similarity = torch.cosine_similarity(self._bank[other], query)
-        return places[other], similarity.numpy()
+        return places[other], torch.cosine_similarity(self._bank[other], query).numpy()
 
     def _built(self, name: str) -> Space:
         """An unfitted space of settings that keep the fit short."""
-        size = self.train.images[0].size
-        settings: dict[str, int] = {}
-        if name == "pca" and size > EXACT:
-            settings["components"] = LEADING
-        if name in ("kernel_pca", "diffusion"):
-            settings["landmarks"] = min(LANDMARKS, len(self.sample))
-        return self._grouped(build_space(SpaceConfig(name, **settings), self.shape))  # type: ignore[arg-type]
+        config = SpaceConfig(name)
+        if name == "pca" and self.train.images[0].size > EXACT:
+            config = replace(config, components=LEADING)
+        if name in KERNEL_SPACES:
+            config = replace(config, landmarks=min(LANDMARKS, len(self.sample)))
+        return self._grouped(build_space(config, self.shape))
 
     def _grouped(self, space: Space) -> Space:
         """In pixel space whole patches are hidden as one: those of the run, or those that would be derived."""
-        if space.config.name == "pixels":
-            patch = patch_for(*self.shape[1:]) if self.model is None else self.model.patch
-            groups = patch_of_pixel(self.shape, patch)
+        if isinstance(space, Pixels):
+            groups = patch_of_pixel(self.shape, self.model.patch if self.model else patch_for(*self.shape[1:]))
             space.set_mask_groups(groups, int(groups.max()) + 1)
         return space
 
@@ -138,13 +125,13 @@ class Material:
             return False
 
 
-def _require_fitting(trained: TrainedModel | None, shape: tuple[int, int, int], dtype: str) -> None:
-    if trained is not None:
-        known = trained.environment["data"]["dtype"]
-        require(
-            shape == trained.shape, "data", f"images of the shape that the run was trained on, {trained.shape}", shape
-        )
-        require(dtype == known, "data", f"images of the dtype that the run was trained on, {known}", dtype)
+def _load_fitting(run: Run, shape: tuple[int, int, int], dtype: str) -> TrainedModel:
+    """The run, if it was trained on such images."""
+    trained, rule = load_trained(run), "that the run was trained on"
+    known = trained.environment["data"]["dtype"]
+    require(shape == trained.shape, "data", f"images of the shape {rule}, {trained.shape}", shape)
+    require(dtype == known, "data", f"images of the dtype {rule}, {known}", dtype)
+    return trained
 
 
 def spread(total: int, most: int) -> np.ndarray:
@@ -161,62 +148,38 @@ def patch_of_pixel(shape: tuple[int, int, int], patch: int) -> Tensor:
 
 def read_upload(path: Path, shape: tuple[int, int, int], dtype: np.dtype, low: float, high: float) -> np.ndarray:
     """(C, H, W) of a file of any size and depth, resized, in the data's dtype; black and white become low and high."""
-    channels = shape[0]
+    channels, size = shape[0], path.stat().st_size
     if channels not in (1, 3):
         raise UserError(f"upload must have the data's {channels} channels, which no picture file has: pick one of them")
-    size = path.stat().st_size
     require(size <= LARGEST_FILE, "upload", f"a file of at most {LARGEST_FILE:,} bytes", f"{size:,} bytes")
-    _refuse_large(path)
-    pixels = _decoded(path, channels)
+    pixels = _decoded(path, DataConfig(channels=1 if channels == 1 else 3))
     resized = F.interpolate(as_tensor(pixels)[None].float(), shape[1:], mode="bicubic", antialias=True)[0].numpy()
     # Deep files keep their units where the data has the same; bytes have none, and the data's may end at 16.
     if pixels.dtype != dtype or dtype == np.uint8:
-        black, white = _range(pixels)
-        resized = low + (high - low) * (resized - black) / (white - black)
-    return _as_dtype(resized, dtype)
+        whole = pixels.dtype.kind != "f"
+        black, white = (0, np.iinfo(pixels.dtype).max) if whole else (float(pixels.min()), float(pixels.max()))
+        resized = low + (high - low) * (resized - black) / ((white - black) or 1)
+    if dtype.kind != "f":
+        limits = np.iinfo(dtype)
+        resized = np.clip(np.rint(resized), limits.min, limits.max)
+    return resized.astype(dtype)
 
 
-def _refuse_large(path: Path) -> None:
+def _decoded(path: Path, config: DataConfig) -> np.ndarray:
+    """The pixels of a file, if its header says that it has not too many."""
     try:
         with warnings.catch_warnings():
-            # Pillow warns of large pictures; here they are refused.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as image:
-                width, height = image.size
+                if image.width * image.height > LARGEST_PICTURE:
+                    raise Image.DecompressionBombError
+        return decode(path, config)
     except UnidentifiedImageError as error:
         raise UserError(f"upload must be an image ({', '.join(FORMATS)}), got {path.name!r}") from error
-    except Image.DecompressionBombError:
-        width, height = LARGEST_PICTURE, LARGEST_PICTURE
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    rule = f"a picture of at most {LARGEST_PICTURE:,} pixels"
-    require(width * height <= LARGEST_PICTURE, "upload", rule, path.name)
-
-
-def _decoded(path: Path, channels: int) -> np.ndarray:
-    try:
-        return decode(path, DataConfig(channels=1 if channels == 1 else 3))
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        rule = f"upload must be a picture of at most {LARGEST_PICTURE:,} pixels"
+        raise UserError(f"{rule}, got {path.name!r}") from error
     # Pillow's decoders raise whatever a broken file trips over.
     except Exception as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    told = " ".join(str(error).replace(str(path), path.name).split())
-    return UserError(f"upload must be an image that can be read, got {path.name!r}: {told}")
-
-
-def _range(pixels: np.ndarray) -> tuple[float, float]:
-    """Black and white of a file: the range of whole numbers, or that of the picture itself."""
-    if pixels.dtype.kind != "f":
-        return 0.0, float(np.iinfo(pixels.dtype).max)
-    low, high = float(pixels.min()), float(pixels.max())
-    return low, high if high > low else low + 1
-
-
-def _as_dtype(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if dtype.kind == "f":
-        return values.astype(dtype)
-    limits = np.iinfo(dtype)
-    made: np.ndarray = np.clip(np.rint(values), limits.min, limits.max).astype(dtype)
-    return made
+        told = " ".join(str(error).replace(str(path), path.name).split())
+        raise UserError(f"upload must be an image that can be read, got {path.name!r}: {told}") from error

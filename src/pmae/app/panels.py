@@ -1,24 +1,28 @@
-"""What each tab of the explorer shows, as HTML, for an image (C, H, W) in the data's units."""
+"""What each tab of the explorer shows, as HTML, for an image (C, H, W) in the data's units.
+
+A space hides `units`: coefficients, or groups of them. Within, images are (1, C, H, W) and standardized.
+"""
 
 import base64
 import html
 import io
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from pmae.app import hiding
+from pmae import masking
 from pmae.app.material import BANK, Material
 from pmae.errors import UserError
-from pmae.method import MAE
-from pmae.report.samples import PARTS
+from pmae.masking import Draw
+from pmae.method import MAE, MaskedAutoencoder
 from pmae.report.style import NEUTRAL, PALETTE, WIDTH, as_inline_svg, minus, styled, variance_bar
 from pmae.spaces import Pixels, Space
+from pmae.train.monitor import visualize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,15 +31,75 @@ if TYPE_CHECKING:
 BASIS, NEIGHBOURS = 16, 12
 LEAST = 0.01
 """Of the image is hidden, and stays visible, whatever share is asked for."""
-MID_GREY = "Mid-grey is 0, black and white are ∓{:.2g} standard deviations of a pixel."
 BAR = "In the bar each is as wide as its share of the variance, the largest first."
-MEETING = (
-    "Top, middle and bottom meet at 80% and 95% of the variance.",
-    "Parts without the largest are differences from the mean image, each on a scale of its own.",
+MEAN = "A band without the largest is a difference from the mean image, on a scale of its own."
+DIFFERENCE = (
+    "The hidden part is a difference: mid-grey is 0, black and white are ∓{:.2g} standard deviations of a pixel."
 )
+BORROWED = " To be seen, predicted patches borrow the mean and contrast of the true ones; R² is without that loan."
+NO_RUN = "Neighbours are found by a trained encoder, and none was given. Start with a run folder: pmae explore runs/a"
 DRAWING = threading.Lock()
 """Panels are made in threads, and matplotlib's settings belong to all of them."""
-BORROWED = "To be seen, predicted patches borrow the mean and contrast of the true ones; R² is without that loan."
+
+
+class Parts(NamedTuple):
+    """Some units (units,) as booleans, the image that they add, and the one that the others make."""
+
+    units: Tensor
+    inside: Tensor
+    outside: Tensor
+
+
+@torch.no_grad()
+def take_apart(space: Space, x: Tensor, units: Tensor) -> Parts:
+    """An image as the sum of two: what some units (units,) add, and the rest."""
+    z = space.project(x)
+    whole, outside = space.reconstruct(z), space.reconstruct(z.masked_fill(space.expand_mask(units[None]), 0.0))
+    # What such a space cannot express stays with the visible part, as in training.
+    return Parts(units, whole - outside, outside + x - whole if space.keeps_rest else outside)
+
+
+def draw_for(space: Space, share: float, seed: int) -> Draw:
+    """The randomness of one mask, in the form that the method takes."""
+    noise = torch.rand(1, space.mask_group_count, generator=torch.Generator().manual_seed(seed))
+    return Draw(noise, torch.tensor(share), masking.visible_patches(space.mask_group_count, share))
+
+
+def hide(space: Space, x: Tensor, draw: Draw, model: MaskedAutoencoder | None = None) -> Parts:
+    """Hide a share of the patches in pixel space, and of the variance in any other, as the model would."""
+    if isinstance(space, Pixels):
+        units = masking.hide_patches(draw.noise, draw.visible).hidden
+    else:
+        prefix = model.config.masking.prefix if model else "closest"
+        units = masking.hide_components(draw.noise, space.mask_group_share, draw.ratio, prefix)
+    return take_apart(space, x, units[0])
+
+
+@torch.no_grad()
+def predict(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> tuple[Tensor, float]:
+    """The model's picture of the hidden part, and the share of its energy that is right, as training counts it."""
+    outcome = model(x, draw)
+    return visualize(model, x, draw).prediction, float(1 - outcome.error / outcome.energy.clamp(min=1e-12))
+
+
+def band(space: Space, x: Tensor, low: float, high: float) -> Parts:
+    """The units that begin between two shares of the cumulated variance, largest first; up to 1 means all the rest."""
+    before = space.share_before
+    return take_apart(space, x, (before >= low) & ((before < high) | (high >= 1)))
+
+
+@torch.no_grad()
+def basis_images(space: Space, units: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ranks in the spectrum (0 is the largest) of some of these units, evenly from first to last, and their images.
+
+    Every coefficient of a unit is at one standard deviation; the images are differences from the mean image.
+    """
+    order = space.mask_group_share.argsort(descending=True, stable=True)
+    ranks = units[order].nonzero()[:, 0]
+    ranks = ranks[torch.linspace(0, len(ranks) - 1, min(count, len(ranks))).round().long()]
+    chosen = order[ranks][:, None] == torch.arange(space.mask_group_count)
+    z = space.expand_mask(chosen) * space.variance.sqrt()
+    return ranks, space.reconstruct(z) - space.reconstruct(torch.zeros_like(z[:1]))
 
 
 def masks(material: Material, image: np.ndarray, name: str, share: float | None, seed: int | None) -> str:
@@ -44,26 +108,37 @@ def masks(material: Material, image: np.ndarray, name: str, share: float | None,
         wrong = ("masked share", "number", share) if share is None else ("seed", "whole number", seed)
         raise UserError("{} must be a {} from 0, got {}".format(*wrong))
     space, x, model = material.space(name), material.standardized(image), material.model
-    draw = hiding.draw_for(space, min(max(share, LEAST), 1 - LEAST), seed)
-    masked = hiding.hide(space, x, draw, model.config.masking.prefix if model else "closest")
-    prediction, told = None, ""
+    draw = draw_for(space, min(max(share, LEAST), 1 - LEAST), seed)
+    found, prediction, told = hide(space, x, draw, model), None, ""
     if model is not None and name == material.own_space:
-        prediction, r2 = hiding.predict(model, x, draw)
+        prediction, r2 = predict(model, x, draw)
         told = f"R² {r2:.2f}: the share of the hidden part that the run predicts; 0 is predicting the mean."
-        told += f" {BORROWED}" * (isinstance(model, MAE) and model.config.objective.normalize_patches)
+        told += BORROWED * (isinstance(model, MAE) and model.config.objective.normalize_patches)
     elif model is not None:
         told = f"The run predicts in the space that it was trained in: {material.offered()[material.own_space]}."
-    pictures, scale = _parts(material, space, x, masked, prediction)
-    count, achieved = int(masked.units.sum()), float(space.mask_group_share[masked.units].sum())
-    things = things_of(space)
-    hidden = f"{count:,} of {space.mask_group_count:,} {things} are hidden, with {achieved:.1%} of the variance"
-    hidden += "." if isinstance(space, Pixels) else f" ({share:.0%} asked for)."
-    figure = spectrum(space.mask_group_share.numpy(), masked.units.numpy(), things, "hidden")
-    label = f"share of variance of each of the {things}, the hidden ones marked"
-    differences = f"The hidden part is a difference. {MID_GREY.format(scale)}" * (not isinstance(space, Pixels))
-    notes = [note for note in (hidden, BAR, differences, material.view.note) if note]
+    scale, achieved = material.view.scale(found.inside.numpy()), float(space.mask_group_share[found.units].sum())
+    hidden = f"{_count(space, found)} are hidden ({share:.0%} asked for), with {achieved:.1%} of the variance."
+    grey = DIFFERENCE.format(scale) * (not isinstance(space, Pixels))
+    shown = _mask_pictures(material, space, x, found, prediction, scale)
     score = words(minus(told), kind="score") if told else ""
-    return row(pictures) + score + chart(figure, "masks", label, *notes)
+    return pictures(shown.items()) + score + chart(space, found.units, "hidden", hidden, BAR, grey, material.view.note)
+
+
+def _mask_pictures(
+    material: Material, space: Space, x: Tensor, found: Parts, prediction: Tensor | None, scale: float
+) -> dict[str, np.ndarray]:
+    """The pictures of a mask by their captions."""
+    shown = {"image": _picture(material, x), "visible": _picture(material, found.outside)}
+    shown["hidden"] = _difference(material, found.inside, scale)
+    if prediction is not None:
+        shown["predicted"] = _difference(material, prediction, scale)
+        shown["visible + predicted"] = _picture(material, found.outside + prediction)
+    if isinstance(space, Pixels):
+        # Patches are no differences: they have their own colours, and grey is where there are none.
+        gaps = space.expand_mask(found.units[None]).unflatten(1, space.shape)[0, 0, :, :, None].numpy()
+        own = {"visible": ("image", ~gaps), "hidden": ("image", gaps), "predicted": ("visible + predicted", gaps)}
+        shown |= {name: np.where(at, shown[source], 0.5) for name, (source, at) in own.items() if name in shown}
+    return shown
 
 
 def walk(material: Material, image: np.ndarray, name: str, low: float, high: float) -> str:
@@ -71,80 +146,56 @@ def walk(material: Material, image: np.ndarray, name: str, low: float, high: flo
     if low >= high:
         raise UserError(f"from must be below to ({high:.1%} of the variance), got {low:.1%}")
     space, x = material.space(name), material.standardized(image)
-    found, things = hiding.band(space, x, low, high), things_of(space)
+    found = band(space, x, low, high)
     if not found.units.any():
-        return words(f"None of the {things} begins between {low:.1%} and {high:.1%} of the variance.")
-    pictures = {"image": _picture(material, x), "the band alone": _alone(material, space, found, low)}
-    pictures["without it"] = _picture(material, found.others)
-    for part, (first, last) in PARTS.items():
-        pictures[part] = _alone(material, space, hiding.band(space, x, first, last), first)
-    figure = spectrum(space.mask_group_share.numpy(), found.units.numpy(), things, "in the band")
-    label = f"share of variance of each of the {things}, those in the band marked"
-    said = f"{int(found.units.sum()):,} of {space.mask_group_count:,} {things} lie in the band."
-    drawn = chart(figure, "walk", label, said, BAR, *MEETING)
-    return row(pictures) + drawn + _basis(material, space, found.units)
-
-
-def _basis(material: Material, space: Space, units: Tensor) -> str:
-    """Some of the units in a band, from its largest to its smallest."""
-    ranks, images = hiding.basis_images(space, units, BASIS)
+        return words(f"None of the {things_of(space)} begins between {low:.1%} and {high:.1%} of the variance.")
+    shown = {"image": _picture(material, x), "the band alone": _alone(material, space, found, low)}
+    shown["without it"] = _picture(material, found.outside)
+    drawn = chart(space, found.units, "in the band", f"{_count(space, found)} lie in the band.", BAR, MEAN)
+    ranks, basis = basis_images(space, found.units, BASIS)
     shares = 100 * space.mask_group_share.sort(descending=True).values[ranks]
     captions = [f"{rank + 1:,}: {share:.2g}%" for rank, share in zip(ranks.tolist(), shares.tolist(), strict=True)]
-    pictures = [_difference(material, one[None], material.view.scale(one[None].numpy())) for one in images]
+    each = [_difference(material, one[None], material.view.scale(one[None].numpy())) for one in basis]
     heading = f"Some of these {things_of(space)} as images, each with its rank and its share of the variance"
-    return words(heading, kind="score") + grid(pictures, captions)
+    grid = pictures(zip(captions, each, strict=True), "small")
+    return pictures(shown.items()) + drawn + words(heading, kind="score") + grid
 
 
 def neighbours(material: Material, image: np.ndarray) -> str:
     """The training images whose features point most nearly the same way, with their classes or names."""
     if material.model is None:
-        return words(
-            "Neighbours are found by a trained encoder, and none was given.",
-            "Start the explorer with a run folder: pmae explore runs/a",
-        )
+        return words(NO_RUN)
     places, similarity = material.neighbours(image, NEIGHBOURS)
     train, total = material.train, len(material.train)
-    pictures = material.view.pictures(train.images[places].astype(np.float64))
-    captions = [
-        f"{like:.2f} {_called(material, place)}" for like, place in zip(similarity, places.tolist(), strict=True)
-    ]
+    captions = [f"{like:.2f} {_called(material, at)}" for like, at in zip(similarity, places.tolist(), strict=True)]
+    found = material.view.pictures(train.images[places].astype(np.float64))
     among = f"all {total:,}" if total <= BANK else f"{BANK:,} of the {total:,}"
     said = f"The {len(places)} nearest among {among} training images, by the cosine of their mean-pooled features."
-    query = row({"image": _picture(material, material.standardized(image))}, "single")
-    return query + words(said, "The image itself is left out.") + grid(list(pictures), captions)
+    query = pictures([("image", _picture(material, material.standardized(image)))], "single")
+    return query + words(said, "The image itself is left out.") + pictures(zip(captions, found, strict=True), "small")
+
+
+def _called(material: Material, place: int) -> str:
+    train = material.train
+    if train.labels is not None and train.classes:
+        return train.classes[int(train.labels[place])]
+    return train.names[place] if train.names else f"number {place + 1:,}"
 
 
 def things_of(space: Space) -> str:
     """What a space hides one of, in the plural."""
-    if isinstance(space, Pixels):
-        return "patches"
-    if space.mask_groups is not None and space.config.grouped:
-        return "bands"
-    return "components" if "pca" in space.config.name or space.config.name in ("ica", "learned") else "coefficients"
+    return "patches" if isinstance(space, Pixels) else "bands" if space.config.grouped else "components"
 
 
-def _parts(
-    material: Material, space: Space, x: Tensor, masked: hiding.Masked, prediction: Tensor | None
-) -> tuple[dict[str, np.ndarray], float]:
-    """The pictures of a mask by their names, and the scale of those that are differences."""
-    scale, image = material.view.scale(masked.hidden.numpy()), _picture(material, x)
-    restored = None if prediction is None else _picture(material, masked.visible + prediction)
-    pictures = {"image": image, "visible": _picture(material, masked.visible)}
-    if isinstance(space, Pixels):
-        gaps = space.expand_mask(masked.units[None]).unflatten(1, space.shape)[0, 0, :, :, None].numpy()
-        pictures |= {"visible": np.where(gaps, 0.5, image), "hidden": np.where(gaps, image, 0.5)}
-        pictures |= {} if restored is None else {"predicted": np.where(gaps, restored, 0.5)}
-    else:
-        pictures["hidden"] = _difference(material, masked.hidden, scale)
-        pictures |= {} if prediction is None else {"predicted": _difference(material, prediction, scale)}
-    return pictures | ({} if restored is None else {"visible + predicted": restored}), scale
+def _count(space: Space, found: Parts) -> str:
+    return f"{int(found.units.sum()):,} of {space.mask_group_count:,} {things_of(space)}"
 
 
-def _alone(material: Material, space: Space, found: hiding.Band, low: float) -> np.ndarray:
+def _alone(material: Material, space: Space, found: Parts, low: float) -> np.ndarray:
     """A band by itself: with the largest units it is an image about the mean image, without them a difference."""
     if low == 0:
-        return _picture(material, found.alone + space.reconstruct(torch.zeros(1, len(space.variance))))
-    return _difference(material, found.alone, material.view.scale(found.alone.numpy()))
+        return _picture(material, found.inside + space.reconstruct(torch.zeros(1, len(space.variance))))
+    return _difference(material, found.inside, material.view.scale(found.inside.numpy()))
 
 
 def _picture(material: Material, x: Tensor) -> np.ndarray:
@@ -157,45 +208,36 @@ def _difference(material: Material, x: Tensor, scale: float) -> np.ndarray:
     return shown
 
 
-def _called(material: Material, place: int) -> str:
-    train = material.train
-    if train.labels is not None and train.classes:
-        return train.classes[int(train.labels[place])]
-    return train.names[place] if train.names else f"number {place + 1:,}"
-
-
-def row(pictures: Mapping[str, np.ndarray], size: str = "large") -> str:
-    """Pictures (H, W, 3) from 0 to 1 beside each other, with their names below."""
-    made = [_figure(picture, name) for name, picture in pictures.items()]
+def pictures(named: Iterable[tuple[str, np.ndarray]], size: str = "large") -> str:
+    """Pictures (H, W, 3) from 0 to 1 beside each other, each with a caption that need not be unique."""
+    made = []
+    for caption, picture in named:
+        buffer, text = io.BytesIO(), html.escape(caption, quote=True)
+        Image.fromarray((255 * picture).round().astype(np.uint8)).save(buffer, "PNG")
+        source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+        made.append(f'<figure><img alt="{text}" src="{source}"><figcaption>{text}</figcaption></figure>')
     return f'<div class="pictures {size}">{"".join(made)}</div>'
-
-
-def grid(pictures: Sequence[np.ndarray], captions: Sequence[str]) -> str:
-    """Many small pictures, each with a caption that need not be unique."""
-    made = [_figure(picture, caption) for picture, caption in zip(pictures, captions, strict=True)]
-    return f'<div class="pictures small">{"".join(made)}</div>'
 
 
 def words(*sentences: str, kind: str = "note") -> str:
     """A paragraph; what it says is text, never markup."""
-    return f'<p class="{kind}">{html.escape(" ".join(sentence for sentence in sentences if sentence))}</p>'
+    return f'<p class="{kind}">{html.escape(" ".join(sentences))}</p>'
 
 
-def chart(figure: "Figure", name: str, label: str, *sentences: str) -> str:
-    """A figure in the page's own colours, with sentences beside it, or below it where the page is narrow."""
+def chart(space: Space, units: Tensor, meaning: str, *sentences: str) -> str:
+    """The spectrum with some units marked, in the page's own colours, and sentences beside it."""
+    things = things_of(space)
+    label = f"share of variance of each of the {things}, those {meaning} marked"
     with DRAWING:
-        svg = as_inline_svg(figure, name, label)
-    return f'<div class="beside"><div class="chart">{svg}</div><div>{"".join(map(words, sentences))}</div></div>'
-
-
-def spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) -> "Figure":
-    """The share of variance of each unit, largest first, and all of them as one bar; those marked in colour."""
-    with DRAWING:
-        return _spectrum(share, marked, things, meaning)
+        figure = spectrum(space.mask_group_share.numpy(), units.numpy(), things, meaning)
+        svg = as_inline_svg(figure, meaning.replace(" ", "-"), label)
+    notes = "".join(words(sentence) for sentence in sentences if sentence)
+    return f'<div class="beside"><div class="chart">{svg}</div><div>{notes}</div></div>'
 
 
 @styled
-def _spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) -> "Figure":
+def spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) -> "Figure":
+    """The share of variance of each unit, largest first, and all of them as one bar; those marked in colour."""
     from matplotlib.figure import Figure
 
     order = np.argsort(-share, kind="stable")
@@ -223,15 +265,3 @@ def _draw_dots(axes: "Axes", share: np.ndarray, marked: np.ndarray, meaning: str
         axes.scatter([], [], s=20, color=ink, label=label, linewidths=0)
     axes.set(xscale="log", yscale="log", xlim=(0.9, 1.1 * len(share)))
     axes.legend(loc="lower left", handletextpad=0.1)
-
-
-def _figure(picture: np.ndarray, caption: str) -> str:
-    text = html.escape(caption, quote=True)
-    return f'<figure><img alt="{text}" src="{_address(picture)}"><figcaption>{text}</figcaption></figure>'
-
-
-def _address(picture: np.ndarray) -> str:
-    """The picture itself, as an address that asks nobody for it."""
-    buffer = io.BytesIO()
-    Image.fromarray((255 * picture).round().astype(np.uint8)).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -62,23 +62,17 @@ def boxes_of(noise: Tensor, height: int, width: int, config: AugmentConfig) -> B
 
 
 def _shapes(area: Tensor, noise: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Widths and heights (B,) of boxes of random aspect, the first of each image's attempts that fits."""
+    """Widths and heights (B,) of boxes of random aspect: the first of the attempts that fits, else the largest."""
     narrow, wide = map(math.log, ASPECT)  # on the host: a tensor made there would wait for the device at every step
     aspect = (narrow + (wide - narrow) * noise).exp()
-    return _first_that_fits((area * aspect).sqrt().round(), (area / aspect).sqrt().round(), height, width)
-
-
-def _first_that_fits(w: Tensor, h: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """The first attempt inside the image; where none is, the largest box of an allowed aspect."""
+    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-    first = fits.to(torch.int32).argmax(1, keepdim=True)
-    aspect = min(max(width / height, ASPECT[0]), ASPECT[1])
-    fallback_w = min(width, round(height * aspect))
-    fallback_h = min(height, round(width / aspect))
-    none = ~fits.any(1)
+    first, none = fits.to(torch.int32).argmax(1, keepdim=True), ~fits.any(1)
+    nearest = min(max(width / height, ASPECT[0]), ASPECT[1])
+    largest_w, largest_h = min(width, round(height * nearest)), min(height, round(width / nearest))
     return (
-        torch.where(none, float(fallback_w), w.gather(1, first).squeeze(1)),
-        torch.where(none, float(fallback_h), h.gather(1, first).squeeze(1)),
+        torch.where(none, float(largest_w), w.gather(1, first).squeeze(1)),
+        torch.where(none, float(largest_h), h.gather(1, first).squeeze(1)),
     )
 
 
@@ -100,7 +94,8 @@ def _weights(start: Tensor, length: Tensor, size: int, interpolation: str) -> Te
     stretch = step.clamp(min=1.0)
     distance = ((pixel[None, None, :] + 0.5 - centre) / stretch).abs()
     inside = (pixel >= start) & (pixel < start + length)
-    weight = torch.where(inside, (_cubic if interpolation == "bicubic" else _triangle)(distance), 0.0)
+    weight = _cubic(distance) if interpolation == "bicubic" else (1 - distance).clamp(min=0.0)
+    weight = torch.where(inside, weight, 0.0)
     return weight / weight.sum(2, keepdim=True)
 
 
@@ -109,10 +104,6 @@ def _cubic(d: Tensor) -> Tensor:
     near = (1.5 * d - 2.5) * d * d + 1
     far = ((-0.5 * d + 2.5) * d - 4) * d + 2
     return torch.where(d < 1, near, torch.where(d < 2, far, 0.0))
-
-
-def _triangle(d: Tensor) -> Tensor:
-    return (1 - d).clamp(min=0.0)
 
 
 class Standardize(nn.Module):

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from pmae.data.augment import Standardize
-from pmae.data.images import CHUNK, OnDemand, as_tensor, require_uncut
+from pmae.data.images import OnDemand, as_tensor, require_uncut
 from pmae.errors import UserError
 
 NUMBERS = 2**24
 """How many numbers a batch of a pass may have: 64 MiB in float32."""
 AHEAD = 2
 """How many batches are read before they are asked for."""
+CHUNK = 256
+"""How many images pass through the host at a time on their way to the device."""
 SMALLEST_STD = 1e-30
 """Below it, float32 has too few digits left for a variation."""
 Part = tuple[int, int]
@@ -36,9 +38,7 @@ class Batches:
         keep_on: Literal["auto", "device", "host"] = "auto",
     ) -> None:
         self.device, self._array = device, images
-        # A file mapped into memory stays on the disk for the CPU, and goes to another device whole.
-        mapped = device.type == "cpu" and isinstance(images, np.memmap)
-        self.resident = not mapped and _belongs_on_device(images, device, keep_on)
+        self.resident = _belongs_on_device(images, device, keep_on)
         self._images = _whole(images, device) if self.resident else None
         # Where positions are wanted: on the device only if that is where the images are.
         self._at = device if self.resident else torch.device("cpu")
@@ -113,10 +113,10 @@ def read_ahead(read: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterat
 
 
 def _belongs_on_device(images: np.ndarray | OnDemand, device: torch.device, keep_on: str) -> bool:
-    if isinstance(images, OnDemand):
+    if isinstance(images, np.ndarray) and device.type == "cpu":
+        return not isinstance(images, np.memmap)  # a mapped file stays on the disk; to another device it goes whole
+    if isinstance(images, OnDemand) or keep_on != "auto":
         return keep_on == "device"
-    if device.type == "cpu" or keep_on != "auto":
-        return device.type == "cpu" or keep_on == "device"
     free, _ = torch.cuda.mem_get_info(device)
     return images.nbytes <= free // 2
 
@@ -143,16 +143,18 @@ def fit_standardize(
 
     Sums are kept for every pixel, so that images that are all alike are told from images that vary.
     """
-    count, total, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    shift: Tensor | None = None
+    count, shift = 0, None
     for batch in batches.passes(part=part):
         x = batch.to(torch.float64)
-        # Sums about the first batch's mean, so that 16-bit data with a large offset loses no digits.
-        shift = _mean_of_first(x.mean(0), add_up) if shift is None else shift
+        if shift is None:
+            # Sums about the first batch's mean, so that 16-bit data with a large offset loses no digits; it is the mean
+            # over processes, the same in all, so that their sums add up.
+            shift = add_up(x.mean(0)) / add_up(torch.ones_like(x[0]))
+            total, squares = torch.zeros_like(shift), torch.zeros_like(shift)
         x = x - shift
         count += len(x)
-        total = total.to(x.device) + x.sum(0)
-        squares = squares.to(x.device) + x.square().sum(0)
+        total += x.sum(0)
+        squares += x.square().sum(0)
     if shift is None:
         raise UserError("data must be at least one image, got none")
     images = add_up(shift.new_tensor(count))
@@ -181,8 +183,3 @@ def _require_variation(mean: Tensor, variance: Tensor) -> None:
             "data must be images that vary, got images that are all alike: the standard deviation of a pixel over the "
             f"training images is at most {float(std.max()):.2g}, at a mean of {float(mean.abs().max()):.3g}"
         )
-
-
-def _mean_of_first(mean: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
-    """The mean over processes of the means of their first batches: the same in all, so that sums about it add up."""
-    return add_up(mean) / add_up(torch.ones_like(mean))

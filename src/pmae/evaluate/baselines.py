@@ -1,7 +1,4 @@
-"""What an encoder must beat, seen through the same door: random weights, raw pixels, principal components.
-
-Supervised training from scratch is `finetune` on an encoder with random weights.
-"""
+"""What an encoder must beat, seen through the same door: random weights, raw pixels, principal components."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -10,14 +7,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
+from pmae.data.images import Splits
 from pmae.errors import require
-from pmae.evaluate.splits import NOISE, mixed
+from pmae.evaluate.features import NOISE, Representation, mixed
+from pmae.evaluate.protocols import Protocols, only
+from pmae.models import build_encoder
 from pmae.spaces.pca import EXACT, exact_components, leading_components
 
 Module = TypeVar("Module", bound=nn.Module)
 PIXELS = 16_384
+
+
+def baselines(
+    config: Config, splits: Splits, standardize: Standardize, protocols: Protocols
+) -> Iterator[tuple[str, Representation, Protocols]]:
+    """Name, representation and protocols of each; from scratch is fine-tuning of random weights."""
+    shape, device = splits.train.shape, standardize.mean.device
+    untrained = random_weights(lambda: build_encoder(config.encoder, shape), config.train.seed).to(device)
+    frozen = only(protocols, [kind for kind in protocols.kinds if kind != "finetune"])
+    if protocols.finetune:
+        yield "from scratch", untrained, only(protocols, ["finetune"])
+    if frozen.kinds:
+        pca = fit_pca(Batches(splits.train.images, device), standardize, shape, untrained.width)
+        yield "random weights", untrained, frozen
+        yield "raw pixels", RawPixels(shape, untrained.width), frozen
+        yield "pca features", pca.to(device), frozen
 
 
 def random_weights(build: Callable[[], Module], seed: int = 0) -> Module:
@@ -32,11 +49,12 @@ class RawPixels(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], width: int) -> None:
         super().__init__()
-        self.width = width
-        self.size = shrunk_size(shape)
+        channels, height, across = shape
+        self.width, self.size = width, (height, across)
         self.notes: tuple[str, ...] = ()
-        if self.size != shape[1:]:
-            height, across = self.size
+        scale = (PIXELS / (channels * height * across)) ** 0.5
+        if scale < 1:
+            height, across = self.size = max(1, int(height * scale)), max(1, int(across * scale))
             self.notes = (f"raw pixels are averaged down to {height}x{across} to have at most {PIXELS} values",)
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
@@ -53,9 +71,7 @@ class PcaFeatures(nn.Module):
 
     def __init__(self, pixels: RawPixels, mean: Tensor, basis: Tensor) -> None:
         super().__init__()
-        self.pixels = pixels
-        self.width = pixels.width
-        self.notes = pixels.notes
+        self.pixels, self.width, self.notes = pixels, pixels.width, pixels.notes
         self.register_buffer("mean", mean)
         self.register_buffer("basis", basis)
 
@@ -83,12 +99,3 @@ class _PixelBatches:
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self.pixels.features(self.standardize(batch))["pixels"].double() for batch in self.batches.passes(512))
-
-
-def shrunk_size(shape: tuple[int, int, int]) -> tuple[int, int]:
-    """Height and width at which an image has at most 16,384 values; its own where it already has."""
-    channels, height, width = shape
-    if channels * height * width <= PIXELS:
-        return height, width
-    scale = (PIXELS / (channels * height * width)) ** 0.5
-    return max(1, int(height * scale)), max(1, int(width * scale))

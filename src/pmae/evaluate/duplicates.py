@@ -8,7 +8,6 @@ middle of a dermatoscopic image) look alike. On CIFAR-10, DermaMNIST and BloodMN
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,22 +29,15 @@ CHUNK, LISTED = 256, 20
 """Images that are looked at together, and duplicates that are named."""
 
 
-@dataclass(frozen=True)
-class Look:
-    """What an image is recognized by: a digest of its bytes, and a thumbnail (N, K) of unit norm if it has one."""
-
-    digests: list[bytes]
-    thumbnails: Tensor | None
-
-
 def duplicates(train: ImageSet, held_out: Mapping[str, ImageSet], device: torch.device) -> dict[str, Duplicates]:
     """For each held-out split, how many of its images `train` holds too, exactly and nearly, with the first by name."""
-    known = look(train, device)
-    return {split: _found(train, known, images, look(images, device)) for split, images in held_out.items()}
+    digests, thumbnails = _look(train, device)
+    known = {digest: position for position, digest in reversed(list(enumerate(digests)))}
+    return {split: _found(train, known, thumbnails, images, device) for split, images in held_out.items()}
 
 
-def look(images: ImageSet, device: torch.device) -> Look:
-    """Digests and thumbnails of all images, in one pass."""
+def _look(images: ImageSet, device: torch.device) -> tuple[list[bytes], Tensor | None]:
+    """Digests of the bytes of all images, and their thumbnails if they have some, in one pass."""
     digests: list[bytes] = []
     thumbnails: list[Tensor] = []
     fits = min(images.shape[1:]) >= SMALLEST and not images.vectors
@@ -54,7 +46,7 @@ def look(images: ImageSet, device: torch.device) -> Look:
         digests += [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in part]
         if fits:
             thumbnails.append(thumbnail(torch.from_numpy(part.astype(np.float32)).to(device)))
-    return Look(digests, torch.cat(thumbnails) if thumbnails else None)
+    return digests, torch.cat(thumbnails) if thumbnails else None
 
 
 def thumbnail(x: Tensor) -> Tensor:
@@ -66,33 +58,29 @@ def thumbnail(x: Tensor) -> Tensor:
     return functional.normalize(x - x.mean(1, keepdim=True), dim=1)
 
 
-def _found(train: ImageSet, known: Look, held_out: ImageSet, seen: Look) -> Duplicates:
-    first: dict[bytes, int] = {}
-    for position, digest in enumerate(known.digests):
-        first.setdefault(digest, position)
-    exact = [(first[digest], position) for position, digest in enumerate(seen.digests) if digest in first]
-    named = _named(train, held_out, exact)
-    if known.thumbnails is None or seen.thumbnails is None:
-        return Duplicates(len(exact), named)
+def _found(
+    train: ImageSet, known: dict[bytes, int], thumbnails: Tensor | None, held_out: ImageSet, device: torch.device
+) -> Duplicates:
+    digests, seen = _look(held_out, device)
+    exact = {position: known[digest] for position, digest in enumerate(digests) if digest in known}
+    pairs = _named(train, held_out, exact)
+    if thumbnails is None or seen is None:
+        return Duplicates(len(exact), pairs)
     every = -(-len(train) * len(held_out) // COMPARED)
-    # What is equal byte for byte has been counted.
-    same = {position for _, position in exact}
-    near = [(a, b) for a, b in nearest(known.thumbnails, seen.thumbnails[::every], every) if b not in same]
-    return Duplicates(len(exact), named, len(near), -(-len(held_out) // every), _named(train, held_out, near))
+    compared = range(0, len(held_out), every)
+    near: dict[int, int] = {}
+    for start in range(0, len(compared), CHUNK):
+        positions = compared[start : start + CHUNK]
+        likeness, nearest = (seen[list(positions)] @ thumbnails.T).max(1)
+        rows = zip(positions, likeness.tolist(), nearest.tolist(), strict=True)
+        # What is equal byte for byte has been counted.
+        near |= {position: other for position, like, other in rows if like >= ALIKE and position not in exact}
+    return Duplicates(len(exact), pairs, len(near), len(compared), _named(train, held_out, near))
 
 
-def nearest(known: Tensor, seen: Tensor, every: int = 1) -> list[tuple[int, int]]:
-    """(position in `known`, `every` x position in `seen`) of all thumbnails that have one nearly alike, the nearest."""
-    pairs: list[tuple[int, int]] = []
-    for start in range(0, len(seen), CHUNK):
-        likeness, position = (seen[start : start + CHUNK] @ known.T).max(1)
-        alike = (likeness >= ALIKE).nonzero().flatten()
-        pairs += [(int(position[i]), every * (start + int(i))) for i in alike]
-    return pairs
-
-
-def _named(train: ImageSet, held_out: ImageSet, pairs: list[tuple[int, int]]) -> tuple[DuplicatePair, ...]:
-    return tuple(DuplicatePair(_name(train, a), _name(held_out, b)) for a, b in pairs[:LISTED])
+def _named(train: ImageSet, held_out: ImageSet, pairs: Mapping[int, int]) -> tuple[DuplicatePair, ...]:
+    """The first pairs by name; `pairs` has the position in train of each in the held-out part."""
+    return tuple(DuplicatePair(_name(train, a), _name(held_out, b)) for b, a in list(pairs.items())[:LISTED])
 
 
 def _name(images: ImageSet, position: int) -> str:

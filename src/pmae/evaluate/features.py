@@ -1,10 +1,8 @@
-"""Features of all images in one pass (no gradient, no masking, bfloat16 on CUDA), and the data they are scored on."""
+"""Features of all images in one pass (no gradient, no masking, bfloat16 on CUDA); which images, in what order."""
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,17 +11,16 @@ from torch import Tensor, nn
 from pmae.config import AugmentConfig
 from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
-from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
-from pmae.evaluate.duplicates import duplicates
-from pmae.evaluate.splits import BOXES, generator, hold_out
 from pmae.fast import accelerate
-from pmae.results import EvaluatedData, FeatureShape
+from pmae.train.distributed import ONE_PROCESS, World
 
 CHUNK = {"cuda": 4096, "cpu": 256}
 """Images that are encoded at once, at most."""
 VALUES = 2**26
 """Pixels that are encoded at once, at most."""
+ORDER, BOXES, HEADS, NOISE, MAGNITUDES, ERASING, MIXES = range(7)
+"""Purposes of random numbers. Seeding: a generator is a function of a key such as (seed, purpose, epoch, step)."""
 
 
 class Representation(Protocol):
@@ -40,34 +37,6 @@ class Representation(Protocol):
 
     def train(self, mode: bool = True) -> Any:
         """Switch between training and evaluation."""
-
-
-class Processes(Protocol):
-    """The processes that evaluate together; `train.distributed.World` is one, `OneProcess` another."""
-
-    rank: int
-    size: int
-    main: bool
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over all of them."""
-
-    def all_agree(self) -> AbstractContextManager[None]:
-        """What one refuses inside is refused by all."""
-
-
-class OneProcess:
-    """The only process: it is its own sum and waits for nobody."""
-
-    rank, size, main = 0, 1, True
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
-        return tensor
-
-    def all_agree(self) -> AbstractContextManager[None]:
-        """Nothing to agree on."""
-        return nullcontext()
 
 
 @contextmanager
@@ -94,13 +63,11 @@ class Extractor:
         standardize: Standardize,
         device: torch.device,
         compile: bool | None = None,
-        processes: Processes | None = None,
+        world: World = ONE_PROCESS,
     ) -> None:
-        self.represent, self.processes = represent, processes or OneProcess()
         if isinstance(represent, nn.Module):
             accelerate(represent)
-        self.standardize = standardize
-        self.device = device
+        self.represent, self.standardize, self.device, self.world = represent, standardize, device, world
         self.compiled = device.type == "cuda" if compile is None else compile
         self.interpolation: Any = "bicubic"
         self._forward: Any = torch.compile(self._plain, dynamic=False) if self.compiled else self._plain
@@ -113,7 +80,7 @@ class Extractor:
         self.interpolation = augment.interpolation if augment else self.interpolation
         with evaluating(self.represent):
             chunks = list(_chunks(batches, self.compiled))
-            mine = chunks[self.processes.rank :: self.processes.size]
+            mine = chunks[self.world.rank :: self.world.size]
             # A process without a chunk computes the first one, to know what all of them add up.
             for start, stop, index in mine or chunks[:1]:
                 images = batches.take(index)
@@ -124,7 +91,7 @@ class Extractor:
                     if mine:
                         found[name][start:stop] = value[: stop - start]
         # A sum with zeros is exact: all processes have the numbers that one would have.
-        return {name: self.processes.all_reduce(value) for name, value in found.items()}
+        return {name: self.world.all_reduce(value) for name, value in found.items()}
 
     def _boxes(self, images: Tensor, augment: AugmentConfig, key: tuple[int, ...]) -> Boxes:
         count, _, height, width = images.shape
@@ -153,133 +120,49 @@ def _chunks(batches: Batches, static: bool) -> Iterator[tuple[int, int, Tensor]]
         yield start, stop, torch.arange(start, start + size if static else stop, device=device) % count
 
 
-def stacked(features: Mapping[str, Tensor], poolings: tuple[str, ...]) -> Tensor:
-    """(P, N, width): the named poolings one above the other."""
-    return torch.stack([features[name] for name in poolings])
-
-
 def effective_rank(features: Tensor) -> float:
     """exp(entropy of the singular values' shares): how many dimensions the features really use (RankMe)."""
     z = features.double()
     gram = z.T @ z if len(z) > z.shape[1] else z @ z.T
     # On the host: the CUDA solver gives up on the nearly singular products that untrained features have.
     values = torch.linalg.eigvalsh(gram.cpu()).clamp(min=0).sqrt()
-    if float(values.sum()) == 0:
-        return 0.0
-    share = values / values.sum()
-    return float(torch.special.entr(share).sum().exp())
+    total = float(values.sum())
+    return float(torch.special.entr(values / total).sum().exp()) if total else 0.0
 
 
-WIDEST = 4096
-"""Features wider than this have no effective rank: it takes a decomposition of their products."""
+def mixed(*key: int) -> int:
+    """One 63-bit seed out of several non-negative numbers, so that neighbouring keys share nothing."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-@dataclass
-class EvaluationData:
-    """What all protocols of an evaluation share: the images on the device, their labels and features, and the clock."""
-
-    represent: Any
-    standardize: Standardize
-    extractor: Extractor
-    parts: dict[str, Batches]
-    labels: dict[str, np.ndarray]
-    classes: tuple[str, ...]
-    share: float
-    features: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def held_out(self) -> list[str]:
-        """Names of the parts that are scored."""
-        return [name for name in self.parts if name != "train"]
-
-    def target(self, part: str = "train") -> Tensor:
-        """Labels of a part on the device."""
-        return torch.from_numpy(self.labels[part]).to(self.extractor.device)
-
-    def validation(self) -> tuple[Tensor, Tensor]:
-        """Training positions to fit on, and those to choose settings on: the same for all protocols and seeds."""
-        kept, held = hold_out(self.labels["train"], self.share)
-        device = self.extractor.device
-        return torch.from_numpy(kept).to(device), torch.from_numpy(held).to(device)
-
-    def seen(self, scores: Tensor) -> np.ndarray:
-        """Scores (N, C) on the host, 0 for classes that train does not hold: an untrained output is no answer."""
-        found: np.ndarray = scores.cpu().numpy()
-        found[:, np.setdiff1d(np.arange(len(self.classes)), self.labels["train"])] = 0
-        return found
-
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Add the wall time inside to the clock."""
-        start = time.perf_counter()
-        yield
-        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+def generator(device: torch.device, *key: int) -> torch.Generator:
+    """A generator for this key; seeding one waits for nothing on the device."""
+    return torch.Generator(device).manual_seed(mixed(*key))
 
 
-def set_up(
-    represent: Representation,
-    splits: Splits,
-    standardize: Standardize,
-    share: float,
-    device: torch.device,
-    compile: bool | None,
-    keep_on: Literal["auto", "device", "host"],
-    processes: Processes | None = None,
-) -> EvaluationData:
-    """Put the parts of the data on the device and number their classes."""
-    sets = {name: found for name in ("train", "val", "test") if (found := getattr(splits, name)) is not None}
-    labels = {name: _labels(found, name) for name, found in sets.items()}
-    count = max(len(splits.train.classes), 1 + max(int(numbers.max()) for numbers in labels.values()))
-    names = splits.train.classes if len(splits.train.classes) == count else tuple(map(str, range(count)))
-    data = EvaluationData(
-        represent,
-        standardize,
-        Extractor(represent, standardize, device, compile, processes),
-        {name: Batches(found.images, device, keep_on) for name, found in sets.items()},
-        labels,
-        names,
-        share,
-    )
-    present = np.unique(labels["train"])
-    if len(present) == 1:
-        data.notes.append("the training part has a single class: every answer is that class")
-    for name in data.held_out:
-        missing = np.setdiff1d(labels[name], present)
-        data.notes += [f"class {names[c]!r} is in {name} but not in train, and cannot be learned" for c in missing]
-    return data
+def batch_of(count: int, batch_size: int) -> int:
+    """The batch really used: a small set still gets about ten steps an epoch, of at least 16 images if it has them."""
+    return min(batch_size, count, max(16, count // 10))
 
 
-def _labels(part: ImageSet, name: str) -> np.ndarray:
-    labels = part.labels
-    if labels is None or not len(labels):
-        raise UserError(f"the {name} split must have labelled images, got none")
-    whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) and labels.min() >= 0
-    require(
-        bool(whole), f"labels of {name}", "whole class numbers from 0 on, of shape (N,)", (labels.dtype, labels.shape)
-    )
-    return labels.astype(np.int64)
+def order(count: int, batch: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    """(steps, batch) positions of the images of one epoch, shuffled; what does not fill a batch is left out."""
+    steps = count // batch
+    shuffled = torch.randperm(count, generator=generator(device, seed, ORDER, epoch), device=device)
+    return shuffled[: steps * batch].view(steps, batch)
 
 
-def shape_of(features: Tensor) -> FeatureShape:
-    """Width and effective rank of features."""
-    count, width = features.shape
-    bad = int((~features.isfinite()).any(1).sum())
-    require(bad == 0, "features", f"finite for each of {count:,} training images", f"NaN or infinity for {bad:,}")
-    return FeatureShape(width, effective_rank(features) if width <= WIDEST else None)
+def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted positions kept and held out: the same share of every class, at least one image of it on each side.
 
-
-def describe(splits: Splits, data: EvaluationData) -> EvaluatedData:
-    """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""
-    commonest = np.bincount(data.labels["train"]).argmax()
-    sizes = {name: len(data.parts[name]) if name in data.parts else None for name in ("train", "val", "test")}
-    held_out = {name: getattr(splits, name) for name in data.held_out}
-    return EvaluatedData(
-        splits.name,
-        tuple(data.classes),
-        **sizes,
-        notes=tuple(splits.notes),
-        duplicates=duplicates(splits.train, held_out, data.extractor.device),
-        majority={name: float((data.labels[name] == commonest).mean()) for name in data.held_out},
-    )
+    A class of a single image stays with the kept ones.
+    """
+    require(0 < share < 1, "share", "between 0 and 1, both excluded", share)
+    rng, held = np.random.default_rng(seed), [np.empty(0, np.int64)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        held.append(members[: min(max(round(share * len(members)), 1), len(members) - 1)])
+    out = np.sort(np.concatenate(held))
+    if not len(out):
+        raise UserError(f"labels must have a class of at least two images to hold some out, got {len(labels)} images")
+    return np.setdiff1d(np.arange(len(labels)), out), out

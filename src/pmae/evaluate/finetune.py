@@ -1,4 +1,8 @@
-"""Encoder and linear head trained together on labels: fine-tuning, or from scratch with untrained weights."""
+"""Encoder and linear head trained together on labels: fine-tuning, or from scratch with untrained weights.
+
+`finetune` is the loop; its steps run eagerly or, for a ViT on a GPU, compiled and captured in a CUDA graph. Everything
+random about the images comes in as `Noise`, and the loss stays on the device, so no step waits for it.
+"""
 
 import copy
 import hashlib
@@ -11,23 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.errors import UserError, unknown_name
-from pmae.evaluate.augment import draw_noise
-from pmae.evaluate.features import Extractor, evaluating
-from pmae.evaluate.finetune_step import EMA, CapturedFinetuneStep, FinetuneStep, can_be_captured, stochastic_depth
+from pmae.evaluate.augment import Noise, augmented, draw_noise, mixed_loss
+from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
 from pmae.evaluate.protocols import FinetuneProtocol
-from pmae.evaluate.splits import HEADS, NOISE, batch_of, generator, mixed, order
-from pmae.fast import accelerate
-from pmae.files import read_object, write_json
-from pmae.tensor_files import read_tensors, write_tensors
+from pmae.fast import accelerate, can_capture
+from pmae.fast.graph import CapturedStep, compiled
+from pmae.files import read_tensors, tensors_digest, write_tensors
 from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
+DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")
+"""What timm calls the places at the end of a residual branch."""
 PAUSE = 20.0
 """Seconds between two savings at least: an epoch on a GPU may take no longer than writing its state."""
 
@@ -56,15 +61,14 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class Finetuned:
-    """A trained classifier, averaged where that was asked for, and the mean training loss in each epoch."""
+    """A trained classifier, its weights averaged where that was asked for, and the mean training loss of each epoch."""
 
     classifier: Classifier
     losses: tuple[float, ...]
 
     def scores(self, batches: Batches, standardize: Standardize) -> Tensor:
         """Class probabilities (N, C) of all images."""
-        found = Extractor(self.classifier, standardize, batches.device, compile=False)(batches)
-        return found["logits"].softmax(-1)
+        return extract(self.classifier, batches, standardize, compile=False)["logits"].softmax(-1)
 
 
 def finetune(
@@ -76,40 +80,35 @@ def finetune(
     config: FinetuneProtocol,
     seed: int = 0,
     folder: Path | None = None,
-    compile: bool | None = None,
-    on_epoch: Callable[[int, float], None] | None = None,
+    on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> Finetuned:
-    """Train a copy of the encoder and a new head; with a folder, go on from the last epoch saved there.
+    """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there.
 
     `labels` and `standardize` are on the device of `batches`. `on_epoch` is called with each epoch and its mean loss.
     """
     device = batches.device
     own = copy.deepcopy(encoder).to(device)
+    set_drop_path(own, config.drop_path)
     classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
-    optimizer = _optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
+    optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
     ema = EMA(classifier, config.average) if config.average else None
-    identity = {"settings": to_dict(config), "seed": seed, "classes": classes, "start": _digest(encoder, labels)}
-    averaged = ema.model if ema else None
-    losses = restore(folder, identity, classifier, optimizer, averaged) if folder else []
-    devices, saved = [device] if device.type == "cuda" else [], time.monotonic()
-    with torch.random.fork_rng(devices), stochastic_depth(own, config.drop_path):
-        take_step = _finetune_step(classifier, optimizer, standardize, config, compile)
+    state = State(folder, {"settings": to_dict(config), "seed": seed, "classes": classes}, encoder, labels)
+    losses = state.restore(classifier, optimizer, ema)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        take_step = _build_step(classifier, optimizer, standardize, config)
         for epoch in range(len(losses), config.epochs):
             losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
-            if folder and (epoch + 1 == config.epochs or time.monotonic() - saved >= PAUSE):
-                save(folder, identity, classifier, optimizer, losses, averaged)
-                saved = time.monotonic()
-            if on_epoch:
-                on_epoch(epoch, losses[-1])
+            state.save(classifier, optimizer, ema, losses, last=epoch + 1 == config.epochs)
+            on_epoch(epoch, losses[-1])
     return Finetuned(ema.model if ema else classifier, tuple(losses))
 
 
 def _epoch(
-    take_step: FinetuneStep, batches: Batches, labels: Tensor, ema: EMA[Classifier] | None, seed: int, epoch: int
+    take_step: "FinetuneStep", batches: Batches, labels: Tensor, ema: "EMA | None", seed: int, epoch: int
 ) -> float:
     """One pass over the training images; its mean loss."""
-    config, device, count = take_step.config, batches.device, len(batches)
-    positions = order(count, batch_of(count, config.batch_size), seed, epoch, device)
+    config, count = take_step.config, len(batches)
+    positions = order(count, batch_of(count, config.batch_size), seed, epoch, batches.device)
     # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
     torch.manual_seed(mixed(seed, NOISE, epoch))
     take_step.model.train()
@@ -123,44 +122,96 @@ def _epoch(
     return float(take_step.total / len(positions))
 
 
-def _finetune_step(
-    classifier: Classifier,
-    optimizer: torch.optim.Optimizer,
-    standardize: Standardize,
-    config: FinetuneProtocol,
-    compile: bool | None,
-) -> FinetuneStep:
-    """The fastest step there is here; the eager one if `compile` is False."""
-    device = standardize.mean.device
-    accelerate(classifier)
-    if compile is not False and can_be_captured(classifier, device):
-        return CapturedFinetuneStep(classifier, optimizer, standardize, config)
-    compiled = device.type == "cuda" if compile is None else compile
-    model = torch.compile(classifier, mode="reduce-overhead") if compiled else classifier
-    return FinetuneStep(model, optimizer, standardize, config)
-
-
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:
     """The wanted pooling, or the mean where the encoder has no [CLS]."""
     first = batches.take(torch.zeros(1, dtype=torch.long, device=batches.device))
     with evaluating(encoder):
         offered = encoder.features(standardize(first))
-    if wanted in offered:
-        return wanted
-    if wanted == "cls" and "mean" in offered:
-        return "mean"
-    raise unknown_name("finetune.pooling", wanted, offered)
+    found = "mean" if wanted == "cls" and "cls" not in offered else wanted
+    if found not in offered:
+        raise unknown_name("finetune.pooling", wanted, offered)
+    return found
 
 
-def _digest(encoder: nn.Module, labels: Tensor) -> str:
-    """What training starts from, in short: resuming from other weights or labels would be silently wrong."""
-    state = hashlib.blake2b(digest_size=16)
-    for tensor in (*encoder.state_dict().values(), labels):
-        state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()
+class FinetuneStep:
+    """Eager forward, backward, clip and update; `total` adds up the loss."""
+
+    def __init__(
+        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
+    ) -> None:
+        self.model, self.optimizer, self.standardize, self.config = model, optimizer, standardize, config
+        self.total = torch.zeros((), device=standardize.mean.device)
+        self._leaves = [p for p in model.parameters() if p.requires_grad]
+
+    def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:
+        """Take one step at this fraction of every group's peak rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.measure(images, labels, noise)
+        loss.backward()
+        self._update(loss, self.optimizer.step)
+
+    def measure(self, images: Tensor, labels: Tensor, noise: Noise) -> Tensor:
+        """The loss on one batch of augmented images."""
+        x = augmented(images, noise, self.standardize, self.config)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            logits = self.model(x).float()
+        if noise.mix is None:
+            return nn.functional.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+        return mixed_loss(logits, labels, noise.mix, self.config.label_smoothing)
+
+    def _update(self, loss: Tensor, take: Any) -> None:
+        if self.config.clip_norm:
+            nn.utils.clip_grad_norm_(self._leaves, self.config.clip_norm)
+        take()
+        self.total += loss.detach()
 
 
-def _optimizer(classifier: Classifier, config: FinetuneProtocol, batch: int, device: torch.device) -> torch.optim.AdamW:
+class CapturedFinetuneStep(FinetuneStep):
+    """The same step with bf16 copies of the weights, compiled, captured in a CUDA graph and replayed."""
+
+    def __init__(
+        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
+    ) -> None:
+        super().__init__(model, optimizer, standardize, config)
+        groups, device = optimizer.param_groups, standardize.mean.device
+        self._peaks = torch.tensor([group["peak"] for group in groups], device=device)
+        self._rates = torch.zeros_like(self._peaks)
+        for group, own in zip(groups, self._rates.unbind(0), strict=True):
+            group["lr"] = own
+        self._captured = CapturedStep(model, optimizer, compiled(self._measure), self._update, bf16=True)
+        self._leaves = self._captured.leaves(self._leaves)
+
+    def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:
+        torch.mul(self._peaks, rate, out=self._rates)
+        self._captured(images, labels, noise)
+
+    def _measure(self, images: Tensor, labels: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        loss = self.measure(images, labels, noise)
+        return loss, loss.detach()
+
+
+def _build_step(
+    classifier: Classifier, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
+) -> FinetuneStep:
+    """The fastest step there is here."""
+    device = standardize.mean.device
+    accelerate(classifier)
+    if can_be_captured(classifier, device):
+        return CapturedFinetuneStep(classifier, optimizer, standardize, config)
+    model = torch.compile(classifier, mode="reduce-overhead") if device.type == "cuda" else classifier
+    return FinetuneStep(model, optimizer, standardize, config)
+
+
+def can_be_captured(model: Classifier, device: torch.device) -> bool:
+    """Whether this model's step can be captured: a ViT on a GPU, with the kernels for it."""
+    return can_capture(device) and getattr(model.encoder, "is_vit", False)
+
+
+def build_optimizer(
+    classifier: Classifier, config: FinetuneProtocol, batch: int, device: torch.device
+) -> torch.optim.AdamW:
     """AdamW with one group per (depth, decayed or not), each with its own peak rate."""
     peak = config.base_lr * batch / 256
     named = [(name, p) for name, p in classifier.named_parameters() if p.requires_grad]
@@ -185,74 +236,82 @@ def layer_depths(names: list[str]) -> dict[str, int]:
     }
 
 
-# Checkpoints of fine-tuning: tensors in safetensors; the JSON file names them and is replaced last.
+class EMA:
+    """The exponential moving average of a classifier's weights, as a classifier of its own."""
 
-STATE = "finetune.json"
+    def __init__(self, model: Any, decay: float) -> None:
+        self.model, self.decay = copy.deepcopy(model), decay
+        # These tensors share memory with the two models, which are only ever changed in place.
+        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+        self._counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._mine = [mine for mine, _ in pairs if mine.is_floating_point()]
+        self._theirs = [theirs for mine, theirs in pairs if mine.is_floating_point()]
 
-
-def save(
-    folder: Path,
-    identity: dict[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    losses: list[float],
-    average: nn.Module | None = None,
-) -> None:
-    """Write the state after `len(losses)` epochs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = f"finetune-{len(losses):05d}.safetensors"
-    write_tensors(folder / tensors, _tensors(model, optimizer, average))
-    write_json(folder / STATE, {"tensors": tensors, "losses": losses, "identity": identity})
-    for old in folder.glob("finetune-*.safetensors"):
-        if old.name != tensors:
-            old.unlink()
+    def update(self, step: int) -> None:
+        """Follow the model after step `step`, the first being 0; early on faster, so that the start is forgotten."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(self._mine, self._theirs, 1 - decay)
+        for mine, theirs in self._counters:
+            mine.copy_(theirs)
 
 
-def restore(
-    folder: Path,
-    identity: dict[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: nn.Module | None = None,
-) -> list[float]:
-    """Load what the folder holds into all three and return the losses so far; none if it holds nothing."""
-    if not (folder / STATE).exists():
-        return []
-    state = read_object(folder / STATE)
-    name, losses = state.get("tensors"), state.get("losses")
-    numbers = isinstance(losses, list) and all(isinstance(loss, int | float) for loss in losses)
-    if not isinstance(name, str) or Path(name).name != name or not numbers:
-        raise UserError(f"folder must hold a readable fine-tuning state, got {str(folder)!r}")
-    if state.get("identity") != json.loads(json.dumps(identity)):
-        raise UserError(f"folder must hold fine-tuning with the same settings, data and seed, got another in {folder}")
-    tensors = read_tensors(folder / name)
-    try:
+def set_drop_path(encoder: nn.Module, rate: float) -> None:
+    """Stochastic depth (Huang et al. 2016) while training: branches are dropped, up to `rate` at the last block.
+
+    A rate of 0 changes nothing, nor does any rate where timm gives the network no such places.
+    """
+    places = {block: [name for name, _ in block.named_children() if name in DROP_PATHS] for block in encoder.modules()}
+    blocks = [block for block, names in places.items() if rate and names]
+    for position, block in enumerate(blocks):
+        for name in places[block]:
+            setattr(block, name, DropPath(rate * position / max(1, len(blocks) - 1)))
+
+
+class State:
+    """Weights, moments and losses of a fine-tuning in one file, to be resumed with the same settings and data."""
+
+    def __init__(self, folder: Path | None, settings: dict[str, Any], encoder: nn.Module, labels: Tensor) -> None:
+        self.path, self.saved = folder / "finetune.safetensors" if folder else None, time.monotonic()
+        start = tensors_digest({**encoder.state_dict(), "labels": labels}) if folder else ""
+        identity = hashlib.blake2b(json.dumps([settings, start]).encode(), digest_size=16).digest()
+        self.identity = torch.frombuffer(bytearray(identity), dtype=torch.uint8)
+
+    def save(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None, losses: list[float], last: bool
+    ) -> None:
+        """Write the state after `len(losses)` epochs, if it is the last or some time has passed."""
+        if self.path is None or (time.monotonic() - self.saved < PAUSE and not last):
+            return
+        tensors = {"identity": self.identity, "losses": torch.tensor(losses, dtype=torch.float64)}
+        for name, module in {"model": model, "average": ema.model if ema else None}.items():
+            tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()} if module else {}
+        for name, parameter in model.named_parameters():
+            tensors |= {f"{key} of {name}": value for key, value in optimizer.state.get(parameter, {}).items()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(self.path, tensors)
+        self.saved = time.monotonic()
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> list[float]:
+        """Load what the file holds into all three and return the losses so far; none if there is no file."""
+        if self.path is None or not self.path.exists():
+            return []
+        tensors = read_tensors(self.path)
+        if "identity" not in tensors or not torch.equal(tensors["identity"], self.identity):
+            raise UserError(
+                f"folder must hold fine-tuning with the same settings, data and seed, got another in {self.path.parent}"
+            )
         model.load_state_dict(_below("model.", tensors))
-        if average:
-            average.load_state_dict(_below("average.", tensors))
-        _restore_moments(model, optimizer, tensors)
-    except (RuntimeError, KeyError) as error:
-        raise UserError(f"folder must hold the tensors of this fine-tuning, got others in {str(folder)!r}") from error
-    return list(losses or ())
+        if ema:
+            ema.model.load_state_dict(_below("average.", tensors))
+        fused = bool(optimizer.defaults.get("fused"))
+        for name, parameter in model.named_parameters():
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if (value := tensors.get(f"{key} of {name}")) is not None:
+                    # Step counters stay where AdamW put them; moments live beside their parameter.
+                    optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim or fused else value
+        losses: list[float] = tensors["losses"].tolist()
+        return losses
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-
-
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None) -> dict[str, Tensor]:
-    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    if average:
-        found |= {f"average.{name}": tensor for name, tensor in average.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        found |= {f"optimizer.{key}.{name}": value for key, value in optimizer.state.get(parameter, {}).items()}
-    return found
-
-
-def _restore_moments(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    parameters, fused = dict(model.named_parameters()), bool(optimizer.defaults.get("fused"))
-    for key, tensor in _below("optimizer.", tensors).items():
-        slot, name = key.split(".", 1)
-        parameter = parameters[name]
-        # Step counters stay where AdamW put them; moments live beside their parameter.
-        optimizer.state[parameter][slot] = tensor.to(parameter.device) if tensor.ndim or fused else tensor

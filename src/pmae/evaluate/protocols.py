@@ -3,57 +3,56 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from pmae.config import AugmentConfig
+from pmae.config import AugmentConfig, Betas
 from pmae.errors import require, unknown_name
 from pmae.results import PROTOCOLS
+from pmae.validation import Count, NonNegative, Positive, Rule, Settings, Share
+
+Rates = Annotated[tuple[float, ...], Rule("numbers above 0", lambda rates: bool(rates) and min(rates) > 0)]
+Decays = Annotated[tuple[float, ...], Rule("numbers of at least 0", lambda decays: bool(decays) and min(decays) >= 0)]
+Neighbours = Annotated[tuple[int, ...], Rule("numbers of at least 1", lambda ks: bool(ks) and min(ks) >= 1)]
+Kinds = Annotated[tuple[Literal["linear", "mlp"], ...], Rule("at least one of linear, mlp", bool)]
+UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
+BelowOne = Annotated[float, Rule("in [0, 1)", lambda x: 0 <= x < 1)]
+LayerDecay = Annotated[float, Rule("in (0, 1]", lambda x: 0 < x <= 1)]
 
 
-def _training(room: str, epochs: int, batch_size: int, warmup_epochs: float) -> None:
-    require(epochs >= 1, f"{room}.epochs", "at least 1", epochs)
-    require(batch_size >= 1, f"{room}.batch_size", "at least 1", batch_size)
-    require(0 <= warmup_epochs <= epochs, f"{room}.warmup_epochs", f"between 0 and epochs ({epochs})", warmup_epochs)
+def _require_warmup(settings: "ProbeProtocol | FinetuneProtocol", room: str) -> None:
+    epochs, warmup = settings.epochs, settings.warmup_epochs
+    require(warmup <= epochs, f"{room}.warmup_epochs", f"between 0 and epochs ({epochs})", warmup)
 
 
 @dataclass(frozen=True)
-class ProbeProtocol:
+class ProbeProtocol(Settings):
     """Heads trained on a frozen encoder by SGD with momentum, linear warm-up and cosine."""
 
-    kinds: tuple[Literal["linear", "mlp"], ...] = ("linear", "mlp")
+    kinds: Kinds = ("linear", "mlp")
     """linear, and mlp: two hidden layers as wide as the encoder, with ReLU."""
     poolings: tuple[str, ...] = ("cls", "mean")
     """Which representations to probe; those the encoder does not have are left out."""
-    epochs: int = 100
+    epochs: Count = 100
     """Passes over the training images."""
-    batch_size: int = 512
+    batch_size: Count = 512
     """Images in a step; a set of fewer than ten such batches takes a tenth of its size, at least 16."""
-    base_lrs: tuple[float, ...] = (0.1,)
+    base_lrs: Rates = (0.1,)
     """The peak rate is base_lr x batch_size / 256, also where a small set takes smaller batches. Several are a grid."""
-    weight_decays: tuple[float, ...] = (0.0,)
+    weight_decays: Decays = (0.0,)
     """L2 penalties on the weight matrices. Several are a grid."""
-    momentum: float = 0.9
+    momentum: BelowOne = 0.9
     """Momentum of SGD."""
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     """Largest norm of each head's gradient; without it a ReLU head at a high rate can die for good."""
-    warmup_epochs: float = 10
+    warmup_epochs: NonNegative = 10
     """Length of the warm-up."""
     augment: AugmentConfig | None = field(default_factory=AugmentConfig)
     """Crop and flip while the heads train; without it, features are computed once."""
     standardize: bool = False
-    """Bring each feature to mean 0 and deviation 1 on the training set first."""
+    """Bring each feature to mean 0 and standard deviation 1 on the training set first."""
 
-    def __post_init__(self) -> None:
-        _training("probe", self.epochs, self.batch_size, self.warmup_epochs)
-        require(bool(self.kinds), "probe.kinds", "at least one of linear, mlp", self.kinds)
-        for kind in self.kinds:
-            if kind not in ("linear", "mlp"):
-                raise unknown_name("probe.kinds", kind, ("linear", "mlp"))
-        require(bool(self.base_lrs) and min(self.base_lrs) > 0, "probe.base_lrs", "numbers above 0", self.base_lrs)
-        decays = self.weight_decays
-        require(bool(decays) and min(decays) >= 0, "probe.weight_decays", "numbers of at least 0", decays)
-        require(0 <= self.momentum < 1, "probe.momentum", "in [0, 1)", self.momentum)
-        require(self.clip_norm is None or self.clip_norm > 0, "probe.clip_norm", "above 0", self.clip_norm)
+    def check(self) -> None:
+        _require_warmup(self, "probe")
 
     @property
     def grid(self) -> tuple[tuple[float, float], ...]:
@@ -62,77 +61,60 @@ class ProbeProtocol:
 
 
 @dataclass(frozen=True)
-class KnnProtocol:
-    """Majority vote of the k nearest training images."""
+class KnnProtocol(Settings):
+    """Majority vote of the k nearest training images by cosine similarity."""
 
-    ks: tuple[int, ...] = tuple(range(2, 21))
+    ks: Neighbours = tuple(range(2, 21))
     """Every k to report; the one that counts is chosen on a part split off the training set."""
-    metric: Literal["cosine", "euclidean"] = "cosine"
-    """How far two representations are apart."""
-
-    def __post_init__(self) -> None:
-        require(bool(self.ks) and min(self.ks) >= 1, "knn.ks", "numbers of at least 1", self.ks)
-        if self.metric not in ("cosine", "euclidean"):
-            raise unknown_name("knn.metric", self.metric, ("cosine", "euclidean"))
 
 
 @dataclass(frozen=True)
-class FinetuneProtocol:
+class FinetuneProtocol(Settings):
     """Encoder and a linear head trained together by AdamW, with linear warm-up and cosine."""
 
-    epochs: int = 100
+    epochs: Count = 100
     """Passes over the training images."""
-    batch_size: int = 512
+    batch_size: Count = 512
     """Images in a step; a set of fewer than ten such batches takes a tenth of its size, at least 16."""
-    base_lr: float = 1e-3
+    base_lr: Positive = 1e-3
     """The peak rate is base_lr x the batch really used / 256."""
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: Betas = (0.9, 0.99)
     """Decay rates of AdamW's two moments."""
-    weight_decay: float = 0.5
+    weight_decay: NonNegative = 0.5
     """Decoupled weight decay, on matrices only."""
-    warmup_epochs: float = 5
+    warmup_epochs: NonNegative = 5
     """Length of the warm-up."""
-    layer_decay: float | None = None
+    layer_decay: LayerDecay | None = None
     """Each block of a ViT learns at this fraction of the rate of the next; one rate for all if not given."""
     pooling: str = "cls"
     """What the head sees; an encoder without it gives its mean."""
     augment: AugmentConfig | None = field(default_factory=AugmentConfig)
     """Crop and flip while training."""
-    distort: float = 0.0
+    distort: UpToOne = 0.0
     """Strength of RandAugment, from 0 to 1: two random operations an image, such as rotation, shift or contrast."""
-    blank: float = 0.0
+    blank: UpToOne = 0.0
     """Random erasing: share of images that lose a box."""
-    mixup: float = 0.0
+    mixup: UpToOne = 0.0
     """mixup: share of batches whose images are blended in pairs, and their labels with them."""
-    cutmix: float = 0.0
+    cutmix: UpToOne = 0.0
     """CutMix: share of batches whose images get a box of another pasted in, and its label to that extent."""
-    label_smoothing: float = 0.0
+    label_smoothing: BelowOne = 0.0
     """Share of each label that is spread over all classes."""
-    drop_path: float = 0.0
+    drop_path: BelowOne = 0.0
     """Stochastic depth: how often the last block's branches are dropped, earlier ones less; where timm has a place."""
-    average: float = 0.0
+    average: BelowOne = 0.0
     """Decay of the EMA of the weights at every step, which is then what is scored; 0 scores the last weights."""
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     """Largest norm of the gradient."""
 
-    def __post_init__(self) -> None:
-        _training("finetune", self.epochs, self.batch_size, self.warmup_epochs)
-        require(self.base_lr > 0, "finetune.base_lr", "above 0", self.base_lr)
-        require(all(0 <= b < 1 for b in self.betas), "finetune.betas", "two numbers in [0, 1)", self.betas)
-        require(self.weight_decay >= 0, "finetune.weight_decay", "at least 0", self.weight_decay)
-        decay = self.layer_decay
-        require(decay is None or 0 < decay <= 1, "finetune.layer_decay", "in (0, 1]", decay)
-        for name in ("distort", "blank", "mixup", "cutmix"):
-            require(0 <= getattr(self, name) <= 1, f"finetune.{name}", "in [0, 1]", getattr(self, name))
-        for name in ("label_smoothing", "drop_path", "average"):
-            require(0 <= getattr(self, name) < 1, f"finetune.{name}", "in [0, 1)", getattr(self, name))
+    def check(self) -> None:
+        _require_warmup(self, "finetune")
         both = self.mixup + self.cutmix
         require(both <= 1, "finetune.cutmix", f"at most what mixup ({self.mixup:g}) leaves of 1", self.cutmix)
-        require(self.clip_norm is None or self.clip_norm > 0, "finetune.clip_norm", "above 0", self.clip_norm)
 
 
 @dataclass(frozen=True)
-class Protocols:
+class Protocols(Settings):
     """What to measure, and how; a protocol that is None is left out."""
 
     name: str = "paper"
@@ -140,15 +122,10 @@ class Protocols:
     probe: ProbeProtocol | None = field(default_factory=ProbeProtocol)
     knn: KnnProtocol | None = field(default_factory=KnnProtocol)
     finetune: FinetuneProtocol | None = field(default_factory=FinetuneProtocol)
-    validation_share: float = 0.1
+    validation_share: Share = 0.1
     """Share of the training set on which k, rate and decay are chosen."""
-    resamples: int = 1000
+    resamples: Count = 1000
     """Bootstrap resamples of the held-out images behind each interval."""
-
-    def __post_init__(self) -> None:
-        share = self.validation_share
-        require(0 < share < 1, "protocols.validation_share", "between 0 and 1, both excluded", share)
-        require(self.resamples >= 1, "protocols.resamples", "at least 1", self.resamples)
 
     @property
     def kinds(self) -> tuple[str, ...]:

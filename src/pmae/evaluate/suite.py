@@ -1,27 +1,38 @@
-"""Every protocol on one representation: probes, k-NN and fine-tuning, as one `Evaluation`."""
+"""Every protocol on one representation, as one `Evaluation`: features once, then probes, k-NN and fine-tuning."""
 
 import math
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
-from pmae.data.images import Splits
-from pmae.errors import require
-from pmae.evaluate.features import EvaluationData, Processes, Representation, describe, set_up, shape_of, stacked
+from pmae.data.batches import Batches
+from pmae.data.images import ImageSet, Splits
+from pmae.errors import UserError, require
+from pmae.evaluate.duplicates import duplicates
+from pmae.evaluate.features import Extractor, Representation, effective_rank, hold_out
 from pmae.evaluate.finetune import finetune
-from pmae.evaluate.metrics import Predictions, SeedPredictions, score_of
-from pmae.evaluate.online import nearest, votes
-from pmae.evaluate.probes import ProbeTask, choose, train_together
+from pmae.evaluate.metrics import SeedPredictions, score_of
+from pmae.evaluate.probes import ProbeTask, accuracy, choose, nearest, train_probes, votes
 from pmae.evaluate.protocols import FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
-from pmae.evaluate.splits import complete
-from pmae.results import Evaluation, KAccuracy
+from pmae.results import EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score, scores_of
+from pmae.runs import Run
+from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
+SETTING = ("base_lr", "weight_decay")
+WIDEST = 4096
+"""Features wider than this have no effective rank: it takes a decomposition of their products."""
 
 
 def evaluate(
@@ -29,149 +40,243 @@ def evaluate(
     splits: Splits,
     standardize: Standardize,
     protocols: Protocols,
-    *,
     method: str,
     epoch: int = 0,
-    device: torch.device,
     seeds: Sequence[int] = (0,),
     folder: Path | None = None,
-    compile: bool | None = None,
-    keep_on: Literal["auto", "device", "host"] = "auto",
     say: Callable[[str], None] = lambda message: None,
-    processes: Processes | None = None,
+    world: World = ONE_PROCESS,
 ) -> Evaluation:
     """Score what `method` made in `epoch` epochs by the protocols; `folder` makes fine-tuning resumable.
 
-    `represent` and `standardize` are on `device`; `say` hears what is being done. Several processes that call this
-    alike compute features together (`processes`); heads are trained in each, alike.
+    `represent` and `standardize` are on one device; `say` hears what is being done. Several processes that call this
+    alike compute features together; heads are trained in each, alike.
     """
     require(len(set(seeds)) == len(seeds) > 0, "seeds", "at least one number, no two alike", tuple(seeds))
-    splits = complete(splits)
-    data = set_up(represent, splits, standardize, protocols.validation_share, device, compile, keep_on, processes)
-    say("features")
-    with data.timed("features"):
+    if world.size > 1 and protocols.finetune:
+        raise UserError(
+            f"protocols must be linear, mlp or knn in several processes ({world.size}), got 'finetune': it trains the "
+            "encoder, which one process does; run it without torchrun"
+        )
+    splits, label = complete(splits), f"{method} epoch {epoch}" if epoch else method
+    data = EvaluationData(represent, splits, standardize, protocols, world)
+    scores: list[Score] = []
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        if world.main:
+            say(f"{label}: {name}")
+        start = time.perf_counter()
+        yield
+        seconds[name] = round(time.perf_counter() - start, 3)
+
+    with stage("features"):
         data.features = {name: data.extractor(images) for name, images in data.parts.items()}
-    shapes = {name: shape_of(value) for name, value in data.features["train"].items()}
-    made: list[Predictions] = []
+        shapes = {name: shape_of(value) for name, value in data.features["train"].items()}
     if protocols.probe:
-        say("probes")
-        made += _probes(data, protocols.probe, seeds)
+        with stage("probes"):
+            scores += _probes(data, protocols.probe, tuple(seeds))
     if protocols.knn:
-        say("neighbours")
-        made += _knn(data, protocols.knn)
+        with stage("knn"):
+            scores += _knn(data, protocols.knn)
     if protocols.finetune:
-        say("fine-tuning")
-        made += _finetune(data, protocols.finetune, seeds, folder, compile)
-    say("metrics")
-    with data.timed("metrics"):
-        scores = [score_of(one, data.labels[one.split], data.classes, protocols.resamples) for one in made]
+        # One folder a preset and data set: each is a fine-tuning of its own, to be resumed by itself.
+        own = re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")
+        with stage("finetune"):
+            scores += _finetune(data, protocols.finetune, seeds, folder / own if folder else None)
     return Evaluation(
         method,
         protocols.name,
-        describe(splits, data),
+        data.description(splits),
         tuple(scores),
         epoch,
         settings=to_dict(protocols),
         seeds=tuple(seeds),
         features=shapes,
-        seconds={what: round(spent, 3) for what, spent in data.seconds.items()},
+        seconds=seconds,
         notes=(*getattr(represent, "notes", ()), *data.notes),
     )
 
 
-def _probes(data: EvaluationData, config: ProbeProtocol, seeds: Sequence[int]) -> list[Predictions]:
+def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
+    """Labelled training and test parts: one without a labelled test split gets a stratified one, and a note."""
+    labels = splits.train.labels
+    if labels is None:
+        raise UserError(f"data {splits.name!r} must have labels to be evaluated, got none")
+    notes, val, test = list(splits.notes), splits.val, splits.test
+    if val is not None and val.labels is None:
+        notes.append("the val split has no labels and is left out")
+        val = None
+    if test is not None and test.labels is not None:
+        return replace(splits, val=val, notes=tuple(notes))
+    kept, held = hold_out(labels, share, seed)
+    what = "no test split" if test is None else "no labels in its test split"
+    notes.append(
+        f"the set has {what}: {len(held)} images ({share:.0%}, stratified, seed {seed}) of its training split are held "
+        "out as test; no probe trains on them, but pretraining may have seen them without their labels"
+    )
+    return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
+
+
+class EvaluationData:
+    """What all protocols of an evaluation share: the images on the device, their labels and features."""
+
+    def __init__(
+        self, represent: Any, splits: Splits, standardize: Standardize, protocols: Protocols, world: World
+    ) -> None:
+        self.represent, self.standardize, self.protocols = represent, standardize, protocols
+        self.device = standardize.mean.device
+        self.extractor = Extractor(represent, standardize, self.device, world=world)
+        every = {name: getattr(splits, name) for name in ("train", "val", "test")}
+        self.sets: dict[str, ImageSet] = {name: part for name, part in every.items() if part is not None}
+        self.held_out = [name for name in self.sets if name != "train"]
+        self.labels = {name: _labels(part, name) for name, part in self.sets.items()}
+        self.parts = {name: Batches(part.images, self.device) for name, part in self.sets.items()}
+        self.features: dict[str, dict[str, Tensor]] = {}
+        count = max(len(splits.train.classes), 1 + max(int(numbers.max()) for numbers in self.labels.values()))
+        named = len(splits.train.classes) == count
+        self.classes = splits.train.classes if named else tuple(map(str, range(count)))
+        self.notes = self._missing_classes()
+
+    def _missing_classes(self) -> list[str]:
+        present = np.unique(self.labels["train"])
+        notes = ["the training part has a single class: every answer is that class"] if len(present) == 1 else []
+        for name in self.held_out:
+            missing = [self.classes[c] for c in np.setdiff1d(self.labels[name], present)]
+            notes += [f"class {c!r} is in {name} but not in train, and cannot be learned" for c in missing]
+        return notes
+
+    def target(self, part: str = "train") -> Tensor:
+        """Labels of a part on the device."""
+        return torch.from_numpy(self.labels[part]).to(self.device)
+
+    def validation(self) -> tuple[Tensor, Tensor, str]:
+        """Training positions to fit on, to choose settings on, and what is said of it; for all protocols alike."""
+        share = self.protocols.validation_share
+        kept, held = (torch.from_numpy(part).to(self.device) for part in hold_out(self.labels["train"], share))
+        part = f"{len(held)} images ({share:.0%}, stratified) split off the training part"
+        return kept, held, f"{part}; then refitted on all of it"
+
+    def score(self, split: str, predictions: Sequence[tuple[int, Tensor, dict[str, Any]]], **named: Any) -> Score:
+        """The score of class scores (N, C) by seed, with the settings that were chosen for it."""
+        unseen = np.setdiff1d(np.arange(len(self.classes)), self.labels["train"])
+        by_seed = [SeedPredictions(seed, scores.cpu().numpy(), chosen) for seed, scores, chosen in predictions]
+        for one in by_seed:
+            one.scores[:, unseen] = 0  # an untrained output is no answer
+        return score_of(by_seed, self.labels[split], self.classes, self.protocols.resamples, split=split, **named)
+
+    def description(self, splits: Splits) -> EvaluatedData:
+        """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""
+        commonest = np.bincount(self.labels["train"]).argmax()
+        return EvaluatedData(
+            splits.name,
+            tuple(self.classes),
+            **{name: len(part) for name, part in self.sets.items()},
+            notes=tuple(splits.notes),
+            duplicates=duplicates(splits.train, {name: self.sets[name] for name in self.held_out}, self.device),
+            majority={name: float((self.labels[name] == commonest).mean()) for name in self.held_out},
+        )
+
+
+def _labels(part: ImageSet, name: str) -> np.ndarray:
+    labels = part.labels
+    if labels is None or not len(labels):
+        raise UserError(f"the {name} split must have labelled images, got none")
+    whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) and labels.min() >= 0
+    rule = "whole class numbers from 0 on, of shape (N,)"
+    require(bool(whole), f"labels of {name}", rule, (labels.dtype, labels.shape))
+    return labels.astype(np.int64)
+
+
+def shape_of(features: Tensor) -> FeatureShape:
+    """Width and effective rank of features."""
+    count, width = features.shape
+    bad = int((~features.isfinite()).any(1).sum())
+    require(bad == 0, "features", f"finite for each of {count:,} training images", f"NaN or infinity for {bad:,}")
+    return FeatureShape(width, effective_rank(features) if width <= WIDEST else None)
+
+
+def _probes(data: EvaluationData, config: ProbeProtocol, seeds: tuple[int, ...]) -> list[Score]:
     """Linear and MLP heads for every seed, each with the settings that were best on the validation part."""
-    with data.timed("probes"):
-        poolings = _poolings(data, config.poolings)
-        task = ProbeTask(data.target(), len(data.classes), poolings, data.represent.width)
-        plain = {name: stacked(found, poolings) for name, found in data.features.items()}
-        found: dict[tuple[str, str, str], list[SeedPredictions]] = {}
+    offered = tuple(data.features["train"])
+    # A baseline has none of the wanted poolings: what it has is probed.
+    poolings = tuple(name for name in config.poolings if name in offered) or offered
+    task = ProbeTask(data.target(), len(data.classes), poolings, data.represent.width, seeds)
+    plain = {part: torch.stack([found[name] for name in poolings]) for part, found in data.features.items()}
 
-        def source(epoch: int) -> Tensor:
-            if config.augment is None:
-                return plain["train"]
-            return stacked(data.extractor(data.parts["train"], config.augment, (seeds[0], epoch)), poolings)
+    def source(epoch: int) -> Tensor:
+        if config.augment is None:
+            return plain["train"]
+        found = data.extractor(data.parts["train"], config.augment, (seeds[0], epoch))
+        return torch.stack([found[name] for name in poolings])
 
-        parts = data.validation() if len(config.grid) > 1 else (task.labels, task.labels)
-        grids = {seed: choose(source, plain["train"], task, parts, config, seed) for seed in seeds}
-        for seed, probes in train_together(source, task, config, grids).items():
-            for split in data.held_out:
-                for (kind, pooling), scores in probes.scores(plain[split]).items():
-                    lr, decay = grids[seed][kind, pooling][0]
-                    one = SeedPredictions(seed, data.seen(scores[0]), {"base_lr": lr, "weight_decay": decay})
-                    found.setdefault((kind, pooling, split), []).append(one)
-    chosen_on = _chosen_on(data) if len(config.grid) > 1 else FIXED
-    return [Predictions(*key, chosen_on, by_seed) for key, by_seed in found.items()]
+    grid, chosen_on = task.grid(config), FIXED
+    if len(config.grid) > 1:
+        fit, held, chosen_on = data.validation()
+        grid = choose(source, plain["train"], task, (fit, held), config)
+    probes = train_probes(source, task, config, grid)
+    scores = []
+    for split in data.held_out:
+        found = probes.scores(plain[split])
+        for kind, pooling in product(config.kinds, poolings):
+            chosen = {seed: dict(zip(SETTING, grid[kind, seed, pooling][0], strict=True)) for seed in seeds}
+            by_seed = [(seed, found[kind, seed, pooling][0], chosen[seed]) for seed in seeds]
+            scores.append(data.score(split, by_seed, protocol=kind, pooling=pooling, chosen_on=chosen_on))
+    return scores
 
 
-def _knn(data: EvaluationData, config: KnnProtocol) -> list[Predictions]:
+def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
     """Majority vote with the k that was best on the validation part, and the accuracy of every k."""
-    found = []
-    with data.timed("knn"):
-        labels, (fit, held) = data.target(), data.validation()
-        ks = tuple(k for k in config.ks if k <= len(fit))
-        require(bool(ks), "knn.ks", f"at most the images left to search ({len(fit)})", config.ks)
-        if len(ks) < len(config.ks):
-            data.notes.append(f"k-NN: k above {len(fit)}, the number of training images to search, is left out")
-        for pooling, train in data.features["train"].items():
-            search = nearest(train[fit], train[held], max(ks), config.metric)
-            validation = _accuracies(votes(labels[fit][search], len(data.classes), ks), labels[held])
-            best = max(ks, key=lambda k: (validation[k], -k))
-            for split in data.held_out:
-                search = nearest(train, data.features[split][pooling], max(ks), config.metric)
-                shares = votes(labels[search], len(data.classes), ks)
-                accuracy = _accuracies(shares, data.target(split))
-                by_k = tuple(KAccuracy(k, accuracy[k], validation[k]) for k in ks)
-                one = SeedPredictions(0, data.seen(shares[best]), {"k": best, "metric": config.metric})
-                found.append(Predictions("knn", pooling, split, _chosen_on(data), [one], {"by_k": by_k}))
-    return found
+    labels, (fit, held, chosen_on) = data.target(), data.validation()
+    ks = tuple(k for k in config.ks if k <= len(fit))
+    require(bool(ks), "knn.ks", f"at most the images left to search ({len(fit)})", config.ks)
+    if len(ks) < len(config.ks):
+        data.notes.append(f"k-NN: k above {len(fit)}, the number of training images to search, is left out")
+
+    def search(bank: Tensor, bank_labels: Tensor, queries: Tensor) -> dict[int, Tensor]:
+        return votes(bank_labels[nearest(bank, queries, max(ks))], len(data.classes), ks)
+
+    scores = []
+    for pooling, train in data.features["train"].items():
+        shares = search(train[fit], labels[fit], train[held])
+        validation = {k: accuracy(shares[k], labels[held]) for k in ks}
+        best = max(ks, key=lambda k: (validation[k], -k))
+        for split in data.held_out:
+            shares, truth = search(train, labels, data.features[split][pooling]), data.target(split)
+            by_k = tuple(KAccuracy(k, accuracy(shares[k], truth), validation[k]) for k in ks)
+            named = {"protocol": "knn", "pooling": pooling, "chosen_on": chosen_on, "by_k": by_k}
+            scores.append(data.score(split, [(0, shares[best], {"k": best})], **named))
+    return scores
 
 
-def _finetune(
-    data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[int], folder: Path | None, compile: bool | None
-) -> list[Predictions]:
+def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[int], folder: Path | None) -> list[Score]:
     """The encoder trained on with a linear head, for every seed."""
     represent = data.represent
     if not isinstance(represent, nn.Module) or not any(p.requires_grad for p in represent.parameters()):
         data.notes.append("fine-tuning is left out: the representation has nothing to train")
         return []
-    found: dict[str, list[SeedPredictions]] = {split: [] for split in data.held_out}
-    losses, pooling = [], config.pooling
-    with data.timed("finetune"):
-        for seed in seeds:
-            place = folder / f"seed-{seed}" if folder else None
-            made = finetune(
-                represent,
-                data.parts["train"],
-                data.target(),
-                len(data.classes),
-                data.standardize,
-                config,
-                seed,
-                place,
-                compile,
-            )
-            # JSON has no number for the loss of training that diverged.
-            losses.append(tuple(loss if math.isfinite(loss) else None for loss in made.losses))
-            pooling = made.classifier.pooling
-            for split in data.held_out:
-                scores = data.seen(made.scores(data.parts[split], data.standardize))
-                chosen = {"base_lr": config.base_lr, "weight_decay": config.weight_decay}
-                found[split].append(SeedPredictions(seed, scores, chosen))
-    more = {"losses": tuple(losses)}
-    return [Predictions("finetune", pooling, split, FIXED, by_seed, more) for split, by_seed in found.items()]
+    chosen = {name: getattr(config, name) for name in SETTING}
+    found: dict[str, list[tuple[int, Tensor, dict[str, Any]]]] = {split: [] for split in data.held_out}
+    named: dict[str, Any] = {"protocol": "finetune", "chosen_on": FIXED, "losses": ()}
+    for seed in seeds:
+        place = folder / f"seed-{seed}" if folder else None
+        images, labels, classes = data.parts["train"], data.target(), len(data.classes)
+        made = finetune(represent, images, labels, classes, data.standardize, config, seed, place)
+        # JSON has no number for the loss of training that diverged.
+        named["losses"] += (tuple(loss if math.isfinite(loss) else None for loss in made.losses),)
+        named["pooling"] = made.classifier.pooling
+        for split, by_seed in found.items():
+            by_seed.append((seed, made.scores(data.parts[split], data.standardize), chosen))
+    return [data.score(split, by_seed, **named) for split, by_seed in found.items()]
 
 
-def _poolings(data: EvaluationData, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The wanted representations that there are; all that there are where none of the wanted is (a baseline)."""
-    offered = tuple(data.features["train"])
-    return tuple(name for name in wanted if name in offered) or offered
-
-
-def _accuracies(shares: dict[int, Tensor], labels: Tensor) -> dict[int, float]:
-    return {k: float((share.argmax(1) == labels).float().mean()) for k, share in shares.items()}
-
-
-def _chosen_on(data: EvaluationData) -> str:
-    _, held = data.validation()
-    return f"{len(held)} images ({data.share:.0%}, stratified) split off the training part; then refitted on all of it"
+def score_table(run: Run) -> str:
+    """Accuracies of everything evaluated in a run, as aligned lines."""
+    lines = [f"  {'representation':<28} {'protocol':<9} {'pooling':<8} {'split':<6} {'accuracy':>8}   95% interval"]
+    for score in scores_of(run.evaluations):
+        parts = (score.accuracy.value, score.accuracy.low, score.accuracy.high)
+        value, low, high = (math.nan if part is None else part for part in parts)
+        where = f"  {score.label:<28} {score.protocol:<9} {score.pooling:<8} {score.split:<6}"
+        lines.append(f"{where} {value:8.1f}   {low:.1f} to {high:.1f}")
+    return "\n".join(lines)

@@ -1,8 +1,7 @@
 """A run's encoder in the formats of other libraries, each re-loaded by its library and compared before it counts."""
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pmae.errors import UserError, unknown_name
-from pmae.export import to_graph, to_huggingface, to_timm
+from pmae.export import to_graph, to_weights
 from pmae.export.card import write_card
 from pmae.export.source import Source, load_source
 from pmae.files import write_json, write_whole
@@ -31,8 +30,10 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "timm": Format(to_timm.write, to_timm.features, to_timm.USAGE, "timm"),
-    "huggingface": Format(to_huggingface.write, to_huggingface.features, to_huggingface.USAGE, "transformers"),
+    "timm": Format(to_weights.write_timm, to_weights.timm_features, to_weights.TIMM_USAGE, "timm"),
+    "huggingface": Format(
+        to_weights.write_huggingface, to_weights.huggingface_features, to_weights.HUGGINGFACE_USAGE, "transformers"
+    ),
     "onnx": Format(to_graph.write_onnx, to_graph.onnx_features, to_graph.ONNX_USAGE, "onnxruntime"),
     "torch": Format(to_graph.write_torch, to_graph.torch_features, to_graph.TORCH_USAGE, "torch"),
 }
@@ -50,9 +51,17 @@ def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None 
     def write(folder: Path) -> None:
         nonlocal difference
         folder.mkdir()
-        with _other_library(kind, source):
+        try:
             FORMATS[kind].write(source, folder)
-            difference = compare(source, kind, folder)
+            difference = _compare(source, kind, folder)
+        except (UserError, OSError):
+            raise
+        # Each library knows not every network and raises what it likes, onnxruntime even exceptions of its own kind.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            name, others = source.config.encoder.name, ", ".join(other for other in FORMATS if other != kind)
+            told = f"format {kind!r} does not work for encoder.name {name!r}: {reason}; other formats: {others}"
+            raise UserError(told) from error
         write_json(folder / "preprocessing.json", source.preprocessing())
         # A name that Python or Markdown would read otherwise is left for the reader to fill in.
         name = out.name if re.fullmatch(r"[\w .=+-]+", out.name) else "FOLDER"
@@ -63,7 +72,7 @@ def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None 
     return difference
 
 
-def compare(source: Source, kind: str, folder: Path) -> float:
+def _compare(source: Source, kind: str, folder: Path) -> float:
     """The largest difference between the encoder's features and those that the format's library computes."""
     images = source.images()
     ours, theirs = source.features(images), FORMATS[kind].features(source, folder, images)
@@ -75,20 +84,3 @@ def compare(source: Source, kind: str, folder: Path) -> float:
     if not largest <= allowed:
         raise UserError(f"format {kind!r} must give features within {allowed:.1g} of the encoder's, got {largest:.1g}")
     return largest
-
-
-@contextmanager
-def _other_library(kind: str, source: Source) -> Iterator[None]:
-    """Say in one sentence that another library cannot take this network: each has some that it does not know."""
-    try:
-        yield
-    except (UserError, OSError):
-        raise
-    # Each library raises what it likes, onnxruntime exceptions of its own that derive from nothing else.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        name, others = source.config.encoder.name, ", ".join(other for other in FORMATS if other != kind)
-        raise UserError(
-            f"format {kind!r} does not work for encoder.name {name!r}: {reason or type(error).__name__}; "
-            f"other formats: {others}"
-        ) from error

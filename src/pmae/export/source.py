@@ -1,14 +1,11 @@
 """What is exported: a run's encoder at one checkpoint, the statistics of its images, and images to compare on."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from pmae.config import Config
@@ -16,9 +13,7 @@ from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError, missing_extra
 from pmae.models import Encoder
-from pmae.run_files import read_state
-from pmae.runs import Run
-from pmae.tensor_files import read_tensors
+from pmae.runs import Run, read_state
 from pmae.train.checkpoint import load_encoder
 
 COMPARED = 8
@@ -75,13 +70,9 @@ class Source:
         }
 
     def images(self) -> np.ndarray:
-        """A few images in the data's type: those that the run kept, or noise with their statistics."""
-        kept = self.run.path / "samples.safetensors"
-        if kept.is_file():
-            pixels = read_tensors(kept)["original"].numpy()[:COMPARED]
-        else:
-            noise = torch.randn(COMPARED, *self.shape, generator=torch.Generator().manual_seed(0))
-            pixels = self.standardize.invert(noise).numpy()
+        """A few images of noise with the type and the statistics of the data."""
+        noise = torch.randn(COMPARED, *self.shape, generator=torch.Generator().manual_seed(0))
+        pixels = self.standardize.invert(noise).numpy()
         if self.dtype.kind == "f":
             return pixels.astype(self.dtype)
         limits = np.iinfo(self.dtype)
@@ -98,12 +89,6 @@ def load_source(run: Run, epoch: int | None) -> Source:
     config, encoder, standardize = load_encoder(run, epoch)
     state = read_state(run.checkpoint(epoch))
     return Source(run, state["epoch"], config, encoder, standardize, np.dtype(run.environment["data"]["dtype"]))
-
-
-def write_weights(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """model.safetensors as timm and transformers read it, as readable to others as the umask says."""
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    (folder / "model.safetensors").write_bytes(save(whole, metadata={"format": "pt"}))
 
 
 def needed(kind: str, *names: str) -> Any:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import timm
@@ -49,14 +50,11 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE)."""
-        if keep is not None or self.is_vit:
-            return self._forward_vit(x, keep)
-        return split_tokens(self.net, self.net.forward_features(x))  # type: ignore[operator]
-
-    def _forward_vit(self, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         net: Any = self.net
         if not self.is_vit:
-            raise UserError(f"masking patches (MAE) must have a ViT encoder from timm, got {type(net).__name__}")
+            if keep is not None:
+                raise UserError(f"masking patches (MAE) must have a ViT encoder from timm, got {type(net).__name__}")
+            return split_tokens(net, net.forward_features(x))
         prefix = net.num_prefix_tokens
         tokens = net._pos_embed(self.embed_patches(net.patch_embed, x))
         if keep is not None:
@@ -92,19 +90,15 @@ def build_encoder(config: EncoderConfig, shape: tuple[int, int, int]) -> Encoder
         return Encoder(_vit_tiny(config, shape), shape)
     if not timm.is_model(config.name):
         raise unknown_name("encoder.name", config.name, ["vit_tiny", *timm.list_models()])
-    encoder = Encoder(_from_timm(config, shape), shape)
-    _try_once(encoder, config.name)
-    return encoder
-
-
-def _try_once(encoder: Encoder, name: str) -> None:
-    """Some networks shrink small images to nothing, and only running them tells."""
+    name, options = timm_recipe(config, shape)
     try:
+        encoder = Encoder(timm.create_model(name, num_classes=0, pretrained=False, **options), shape)
+        # Some networks shrink small images to nothing, and only running them tells.
         with torch.no_grad():
-            encoder.eval()(torch.zeros(1, *encoder.shape))
-    except RuntimeError as error:
-        raise UserError(f"encoder.name {name!r} cannot take images of shape {encoder.shape}: {error}") from error
-    encoder.train()
+            encoder.eval()(torch.zeros(1, *shape))
+    except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"encoder.name {name!r} cannot take images of shape {shape}: {error}") from error
+    return encoder.train()
 
 
 def is_vit_name(name: str) -> bool:
@@ -146,14 +140,6 @@ def _vit_tiny(config: EncoderConfig, shape: tuple[int, int, int]) -> VisionTrans
     return net
 
 
-def _from_timm(config: EncoderConfig, shape: tuple[int, int, int]) -> nn.Module:
-    name, options = timm_recipe(config, shape)
-    try:
-        return timm.create_model(name, num_classes=0, pretrained=False, **options)
-    except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UserError(f"encoder.name {config.name!r} cannot be built for images of shape {shape}: {error}") from error
-
-
 def _patch(config: EncoderConfig, shape: tuple[int, int, int]) -> int | tuple[int, int]:
     """The patch's side, or rows and columns where it is no square, checked against the image."""
     _, height, width = shape
@@ -163,35 +149,30 @@ def _patch(config: EncoderConfig, shape: tuple[int, int, int]) -> int | tuple[in
     rows, columns = patch_sides(patch, height)
     fits = rows <= height and columns <= width
     require(fits, "encoder.patch_size", f"at most the image's side ({height}x{width})", patch)
-    divides = height % rows == 0 and width % columns == 0
-    require(divides, "encoder.patch_size", f"a divisor of {_sides(height, width)}", patch)
+    sides = f"the image's sides ({height}x{width})"
+    if height == 1:
+        sides = f"the signal's length ({width}: {', '.join(str(p) for p in range(1, width) if width % p == 0)})"
+    require(height % rows == 0 and width % columns == 0, "encoder.patch_size", f"a divisor of {sides}", patch)
     return patch if rows == columns else (rows, columns)
 
 
-def _sides(height: int, width: int) -> str:
-    """What a patch must divide, in words; of a signal, with what would do."""
-    if height > 1:
-        return f"the image's sides ({height}x{width})"
-    return f"the signal's length ({width}: {', '.join(str(p) for p in range(1, width) if width % p == 0)})"
+def _initialize(draw: Callable[[Tensor], object]) -> Callable[[nn.Module], None]:
+    """Drawn matrices and zero biases; a patch embedding counts as a matrix."""
+
+    def initialize(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            draw(module.weight.view(len(module.weight), -1))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    return initialize
 
 
-def xavier(module: nn.Module) -> None:
-    """Xavier-uniform matrices and zero biases, as MAE starts; a patch embedding counts as a matrix."""
-    if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1))
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
-def normal(module: nn.Module) -> None:
-    """Matrices of N(0, 0.02) and zero biases, as the paper's released code starts."""
-    if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
-INITIALIZERS = {"xavier": xavier, "normal": normal}
+INITIALIZERS = {
+    "xavier": _initialize(nn.init.xavier_uniform_),
+    "normal": _initialize(partial(nn.init.normal_, std=0.02)),
+}
+"""As MAE starts, and as the paper's released code does."""
 
 
 # Images cut into patches and put together again.

@@ -15,10 +15,9 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from pmae.errors import UserError, require
-from pmae.files import read_object
+from pmae.files import read_object, read_tensors
 from pmae.models.encoder import Encoder, build_encoder
 from pmae.runs import Run
-from pmae.tensor_files import read_tensors
 
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
 """What a saved network may hold beside the encoder: classifiers, Hugging Face's pooler, MAE's decoder."""
@@ -51,26 +50,21 @@ def load_weights(path: str, encoder: Encoder) -> Pretrained:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
     file, origin = _locate(Path(path).expanduser())
     notes = [f"from {file.name} of {file.parent}"]
-    found = read_tensors(file)
+    tensors = read_tensors(file)
     try:
-        tensors = _adapted(found, origin, encoder, notes)
+        tensors = _own_names(tensors, encoder, notes)
+        if encoder.is_vit:
+            _check_heads(origin, encoder, notes)
+            tensors = _fit_vit(tensors, origin, encoder, notes)
+        tensors = _fit_channels(tensors, encoder, notes)
     except UserError:
         raise
     # Tensors of odd shapes and kinds trip torch and timm in many ways.
     except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise UserError(f"encoder.weights {path!r} must be weights of such a network, but {error}") from error
-    _require_fit(path, tensors, encoder)
     expected = encoder.net.state_dict()
+    _require_fit(path, tensors, expected)
     return Pretrained({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
-
-
-def _adapted(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
-    """Named as timm does, for the encoder's patches, positions and channels."""
-    tensors = _own_names(tensors, encoder, notes)
-    if encoder.is_vit:
-        _check_heads(origin, encoder, notes)
-        tensors = _fit_vit(tensors, origin, encoder, notes)
-    return _fit_channels(tensors, encoder, notes)
 
 
 def _locate(path: Path) -> tuple[Path, Origin]:
@@ -138,7 +132,8 @@ def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -
     if extra:
         notes.append(f"left out {', '.join(sorted({name.split('.')[0] for name in extra}))}")
     kept = {name: tensor for name, tensor in tensors.items() if name not in extra}
-    return from_huggingface(kept) if is_huggingface(kept) else kept
+    huggingface = any(name.startswith("embeddings.") for name in kept)
+    return from_huggingface(kept) if huggingface else kept
 
 
 def _check_heads(origin: Origin, encoder: Encoder, notes: list[str]) -> None:
@@ -164,12 +159,8 @@ def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes
     prefix = net.pos_embed.shape[1] - grid[0] * grid[1]
     count = positions.shape[1] - prefix
     old = origin.grid or _square(count, grid)
-    require(
-        old[0] * old[1] == count,
-        "encoder.weights",
-        f"a grid of {_size(old)}, as recorded beside it",
-        f"{count} positions",
-    )
+    rule = f"a grid of {_size(old)}, as recorded beside it"
+    require(old[0] * old[1] == count, "encoder.weights", rule, f"{count} positions")
     if old != grid:
         notes.append(f"positions resampled from a grid of {_size(old)} to {_size(grid)}")
         resampled = resample_abs_pos_embed(positions, list(grid), list(old), num_prefix_tokens=prefix)
@@ -204,8 +195,7 @@ def _fit_channels(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]
     return {**tensors, name: weight[:, torch.arange(new) % old] * (old / new)}
 
 
-def _require_fit(path: str, tensors: dict[str, Tensor], encoder: Encoder) -> None:
-    expected = encoder.net.state_dict()
+def _require_fit(path: str, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or unexpected:
         words = f"missing {_listed(missing)}; unexpected {_listed(unexpected)}"
@@ -224,21 +214,22 @@ def _size(pair: Any) -> str:
     return f"{pair[0]}x{pair[1]}"
 
 
-# The names of a plain ViT's weights in timm and in Hugging Face's files.
-OUTSIDE = {
+HF_LAYER = "encoder.layer.{}."
+HF_NAMES = {
     "cls_token": "embeddings.cls_token",
     "pos_embed": "embeddings.position_embeddings",
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
+    "blocks.{}.norm1": HF_LAYER + "layernorm_before",
+    "blocks.{}.norm2": HF_LAYER + "layernorm_after",
+    "blocks.{}.attn.query": HF_LAYER + "attention.attention.query",
+    "blocks.{}.attn.key": HF_LAYER + "attention.attention.key",
+    "blocks.{}.attn.value": HF_LAYER + "attention.attention.value",
+    "blocks.{}.attn.proj": HF_LAYER + "attention.output.dense",
+    "blocks.{}.mlp.fc1": HF_LAYER + "intermediate.dense",
+    "blocks.{}.mlp.fc2": HF_LAYER + "output.dense",
 }
-INSIDE = {
-    "norm1": "layernorm_before",
-    "norm2": "layernorm_after",
-    "attn.proj": "attention.output.dense",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-}
-"""Names inside a block; timm's `attn.qkv` is apart, because Hugging Face keeps three matrices.
+"""A plain ViT's modules in timm and in Hugging Face's files, which keep three matrices for timm's `attn.qkv`.
 
 Recent transformers name the modules in memory otherwise, but write and read files in these names."""
 QKV = ("query", "key", "value")
@@ -246,45 +237,29 @@ QKV = ("query", "key", "value")
 
 def to_huggingface(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """A timm ViT's tensors in Hugging Face's names, and the timm names that have no counterpart there."""
-    made: dict[str, Tensor] = {}
-    unknown = []
+    split: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        block = re.fullmatch(r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)", name)
-        renamed = _renamed(name, "blocks", "encoder.layer", OUTSIDE, INSIDE)
-        if block:
-            parts = zip(QKV, tensor.chunk(3), strict=True)
-            made |= {f"encoder.layer.{block[1]}.attention.attention.{part}.{block[2]}": t for part, t in parts}
-        elif renamed:
-            made[renamed] = tensor
-        else:
-            unknown.append(name)
-    return made, unknown
+        parts = zip(QKV, tensor.chunk(3), strict=True) if ".attn.qkv." in name else [("qkv", tensor)]
+        split |= {name.replace("qkv", part): piece for part, piece in parts}
+    renamed = {name: _renamed(name, HF_NAMES) for name in split}
+    made = {theirs: split[ours] for ours, theirs in renamed.items() if theirs}
+    return made, [ours for ours, theirs in renamed.items() if not theirs]
 
 
 def from_huggingface(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Hugging Face's ViT tensors in timm's names; what has no counterpart keeps its name."""
-    outside, inside = ({theirs: ours for ours, theirs in names.items()} for names in (OUTSIDE, INSIDE))
-    made: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        part = re.fullmatch(r"encoder\.layer\.(\d+)\.attention\.attention\.(query|key|value)\.(weight|bias)", name)
-        if part is None:
-            made[_renamed(name, "encoder.layer", "blocks", outside, inside) or name] = tensor
-        elif part[2] == "query":
-            names = [name.replace(".query.", f".{other}.") for other in QKV]
-            if all(other in tensors for other in names):
-                made[f"blocks.{part[1]}.attn.qkv.{part[3]}"] = torch.cat([tensors[other] for other in names])
+    names = {theirs: ours for ours, theirs in HF_NAMES.items()}
+    made = {_renamed(name, names) or name: tensor for name, tensor in tensors.items()}
+    for name in [name for name in made if ".attn.query." in name]:
+        parts = [name.replace("query", part) for part in QKV]
+        if all(part in made for part in parts):
+            made[name.replace("query", "qkv")] = torch.cat([made.pop(part) for part in parts])
     return made
 
 
-def is_huggingface(tensors: dict[str, Tensor]) -> bool:
-    """Whether the names are Hugging Face's."""
-    return any(name.startswith("embeddings.") for name in tensors)
-
-
-def _renamed(name: str, old: str, new: str, outside: dict[str, str], inside: dict[str, str]) -> str | None:
+def _renamed(name: str, names: dict[str, str]) -> str | None:
     """The other layout's name, or None: `blocks.3.norm1.weight` is `encoder.layer.3.layernorm_before.weight`."""
-    block = re.fullmatch(rf"{re.escape(old)}\.(\d+)\.(.+)", name)
-    stem, names = (block[2], inside) if block else (name, outside)
-    module, _, kind = stem.rpartition(".")
-    renamed = names.get(stem) or (f"{names[module]}.{kind}" if module in names else None)
-    return renamed and (f"{new}.{block[1]}.{renamed}" if block else renamed)
+    number = re.search(r"(?<=\.)\d+(?=\.)", name)
+    module = re.sub(r"\.(weight|bias)$", "", name)
+    other = names.get(re.sub(r"(?<=\.)\d+(?=\.)", "{}", module, count=1))
+    return other and other.format(number and number[0]) + name[len(module) :]

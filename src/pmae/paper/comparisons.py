@@ -1,24 +1,18 @@
-"""The paper's numbers beside ours as tables: its layout, every cell, ratios, epochs, spread over ratios and time."""
+"""What runs came to beside the paper's numbers, as tables: its layout, every cell, ratios, epochs, spread and time."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
-from pmae.paper.cells import (
-    CellRuns,
-    Measured,
-    augmented,
-    best_by_validation,
-    by_data,
-    by_family,
-    by_method,
-    data_title,
-    method_title,
-)
-from pmae.report import published
+from pmae.paper.tables import Row
+from pmae.report.compare import published, published_accuracy, published_source
 from pmae.report.tables import NOTHING, Cell, Table
-from pmae.results import PROTOCOLS
+from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run
+from pmae.sweep.find import Requirements, own_scores, validation
+from pmae.sweep.grid import mean
 
 EPOCHS = 800
 """How long the paper trains."""
@@ -32,23 +26,132 @@ SHORT = {
 """What a family of runs is called in figures, by its key among the published methods."""
 
 
-def grid(name: str, title: str, cells: Sequence[Measured]) -> Table:
-    """The paper's layout: a row a protocol and method, a column a data set, ours with the published in brackets."""
-    by_place = {(c.protocol, c.preset, c.method, c.data): c for c in cells}
-    rows = list(dict.fromkeys((c.protocol, c.preset, c.method) for c in cells))
-    datasets = list(dict.fromkeys(c.data for c in cells))
-    several = len({c.preset for c in cells}) > 1
-    body: list[list[Cell]] = []
-    for protocol, preset, method in rows:
-        named: list[Cell] = [PROTOCOLS[protocol], *[preset] * several, method_title(method)]
-        body.append([*named, *(_ours_and_published(by_place[protocol, preset, method, data]) for data in datasets)])
-    missing = sum(c.value is None for c in cells)
-    over = " or ".join(sorted({f"between {'its ' * (c.over == 'heads')}{c.over}" for c in cells if c.over}))
-    spread = f" ± the standard deviation {over}" if over else ""
-    note = f"Test accuracy in %, ours{spread}, and the published number in brackets"
-    note += f"; {NOTHING} is not measured yet ({missing} of {len(cells)} cells)." if missing else "."
-    header = ["protocol", *["preset"] * several, "method", *map(data_title, datasets)]
-    return Table(name, title, header, body, f"{note} {features_of(cells)}".strip())
+@dataclass(frozen=True)
+class CellRuns:
+    """A row on a data set at one ratio (None: random), the runs that repeat it, and how the ratio came about."""
+
+    row: Row
+    data: str
+    ratio: float | None
+    runs: tuple[Run, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One protocol of one method on one data set, over the runs that repeat it; accuracies in percent."""
+
+    data: str
+    method: str
+    """Key among the published methods."""
+    protocol: str
+    preset: str
+    pooling: str
+    ratio: float | None
+    """The share that was hidden; None if it was random, or no run says."""
+    values: tuple[float, ...]
+    """On the test split, one a run."""
+    heads: float | None
+    """Standard deviation between the heads of a single run."""
+    on_val: float | None
+    """Mean on the val split, where there is one."""
+    validation: float | None
+    """Of the quick probe by which ratios are chosen."""
+    epoch: int
+    runs: tuple[str, ...]
+    note: str
+
+    @property
+    def family(self) -> str:
+        """Its method, a random ratio among the fixed ones."""
+        return self.method.replace("_random", "_oracle")
+
+    @property
+    def value(self) -> float | None:
+        """Mean over the runs; None if nothing was measured."""
+        return mean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation between runs, or between the heads of the only one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else self.heads
+
+    @property
+    def over(self) -> str:
+        """What the standard deviation is over."""
+        return f"{len(self.values)} runs" if len(self.values) > 1 else "heads" if self.heads is not None else ""
+
+    @property
+    def published(self) -> float | None:
+        """The paper's number."""
+        return published_accuracy(self.protocol, self.method, self.data)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in points."""
+        return None if self.value is None or self.published is None else self.value - self.published
+
+
+def measured(filled: Sequence[CellRuns], needed: Requirements) -> list[Measured]:
+    """Every protocol and preset of every cell, protocols outermost as in the paper."""
+    wanted = [(kind, protocols.name) for protocols in needed.protocols for kind in protocols.kinds]
+    return [measure(one, *how, needed.pooling) for how in wanted for one in filled]
+
+
+def measure(one: CellRuns, protocol: str, preset: str, pooling: str, epoch: int | None = None) -> Measured:
+    """What the runs of a cell came to under a protocol, at their last epoch or a given one."""
+    at = [(run, (run.config.train.epochs or 0) if epoch is None else epoch) for run in one.runs]
+
+    def scored(split: str) -> list[tuple[Run, Score]]:
+        found = [(run, end, own_scores(run, protocol, preset, split, pooling)) for run, end in at]
+        return [(run, score) for run, end, scores in found for score in scores if score.epoch == end]
+
+    test = scored("test")
+    diverged = [f"diverged in {run.path.name}" for run, score in test if score.accuracy.value is None]
+    return Measured(
+        one.data, one.row.key, protocol, preset, test[0][1].pooling if test else pooling, one.ratio,
+        values=tuple(score.accuracy.value for _, score in test if score.accuracy.value is not None),
+        heads=test[0][1].accuracy.std if len(test) == 1 else None,
+        on_val=mean([score.accuracy.value for _, score in scored("val")]),
+        validation=mean([validation(run) for run in one.runs]),
+        epoch=max((end for _, end in at), default=0),
+        runs=tuple(run.path.name for run, _ in test),
+        note="; ".join(filter(None, [one.note, *diverged])),
+    )  # fmt: skip
+
+
+def grouped(cells: Sequence[Measured], *keys: str) -> dict[Any, list[Measured]]:
+    """Cells by one of their attributes, or by several, in the order of their first."""
+    found: dict[Any, list[Measured]] = {}
+    for cell in cells:
+        found.setdefault(attrgetter(*keys)(cell), []).append(cell)
+    return found
+
+
+def best_by_validation(cells: Sequence[Measured]) -> Measured | None:
+    """The cell whose quick probe on validation images is best, among those of one ratio that were measured."""
+    known = [c for c in cells if c.ratio is not None and c.validation is not None and c.value is not None]
+    return max(known, key=lambda cell: cell.validation or 0, default=None)
+
+
+def augmented(preset: str) -> bool:
+    """Whether a preset trains its probes on crops, as the paper does."""
+    return preset.startswith(("paper", "released"))
+
+
+def data_title(data: str) -> str:
+    """A data set as the paper writes it."""
+    return str(published()["data"][data])
+
+
+def method_title(method: str) -> str:
+    """A method in words, by its key among the published ones."""
+    return str(published()["methods"][method])
+
+
+def with_ratio(method: str) -> str:
+    """A method by its short name, and how its ratio came about."""
+    return SHORT[method] + (", chosen ratio" if "_oracle" in method else "")
 
 
 def features_of(cells: Sequence[Measured]) -> str:
@@ -57,44 +160,60 @@ def features_of(cells: Sequence[Measured]) -> str:
     return f"Frozen features are {' or '.join(FEATURES.get(name, name) for name in sorted(frozen))}." if frozen else ""
 
 
-def comparison(name: str, title: str, cells: Sequence[Measured]) -> Table:
-    """A row a cell: the published number beside ours, their difference, and where ours comes from."""
-    header = ["data", "protocol", "method", "hidden", "published", "ours", "difference", "spread", "spread over"]
-    header += ["ours on val", "preset", "features", "epochs", "runs", "note"]
-    medical = any(cell.data.endswith("mnist") for cell in cells)
-    split = (
-        " The paper tests medical sets on their val images. Ours is the test split; val, on which an oracle's ratio is "
-        "chosen, has a column of its own."
-    )
-    note = published.source() + (split if medical else "")
-    return Table(f"{name}-comparison", f"{title}: published and ours", header, [_row(c) for c in cells], note)
-
-
-def _row(cell: Measured) -> list[Cell]:
-    hidden = "random" if cell.method.split("_")[1] == "random" else None if cell.ratio is None else f"{cell.ratio:g}"
-    where: list[Cell] = [data_title(cell.data), PROTOCOLS[cell.protocol], method_title(cell.method), hidden]
-    numbers: list[Cell] = [cell.published, cell.value, cell.difference, cell.spread, cell.over, cell.on_val]
-    source: list[Cell] = [cell.preset, cell.pooling, str(cell.epoch or ""), " ".join(cell.runs), cell.note]
-    return [_rounded(one) for one in (*where, *numbers, *source)]
+def grid(name: str, title: str, cells: Sequence[Measured]) -> Table:
+    """The paper's layout: a row a protocol and method, a column a data set, ours with the published in brackets."""
+    datasets = list(dict.fromkeys(c.data for c in cells))
+    several = len({c.preset for c in cells}) > 1
+    rows: list[list[Cell]] = []
+    for (protocol, preset, method), line in grouped(cells, "protocol", "preset", "method").items():
+        there = {cell.data: _ours_and_published(cell) for cell in line}
+        rows.append([PROTOCOLS[protocol], *[preset] * several, method_title(method), *(there[d] for d in datasets)])
+    missing = sum(c.value is None for c in cells)
+    over = " or ".join(sorted({f"between {'its ' * (c.over == 'heads')}{c.over}" for c in cells if c.over}))
+    spread = f" ± the standard deviation {over}" if over else ""
+    note = f"Test accuracy in %, ours{spread}, and the published number in brackets"
+    note += f"; {NOTHING} is not measured yet ({missing} of {len(cells)} cells)." if missing else "."
+    header = ["protocol", *["preset"] * several, "method", *map(data_title, datasets)]
+    return Table(name, title, header, rows, f"{note} {features_of(cells)}".strip())
 
 
 def _ours_and_published(cell: Measured) -> str:
     """`47.4 ± 0.3 (41.7)`, with a dash for what is not there."""
     ours = NOTHING if cell.value is None else f"{cell.value:.1f}"
-    ours += "" if cell.value is None or cell.spread is None else f" ± {cell.spread:.1f}"
+    ours += "" if cell.value is None or cell.std is None else f" ± {cell.std:.1f}"
     return ours if cell.published is None else f"{ours} ({cell.published:.1f})"
+
+
+def comparison(name: str, title: str, cells: Sequence[Measured]) -> Table:
+    """A row a cell: the published number beside ours, their difference, and where ours comes from."""
+    header = ["data", "protocol", "method", "hidden", "published", "ours", "difference", "spread", "spread over"]
+    header += ["ours on val", "preset", "features", "epochs", "runs", "note"]
+    rows: list[list[Cell]] = []
+    for cell in cells:
+        hidden = "random" if "_random" in cell.method else None if cell.ratio is None else f"{cell.ratio:g}"
+        row: list[Cell] = [data_title(cell.data), PROTOCOLS[cell.protocol], method_title(cell.method), hidden]
+        row += [cell.published, cell.value, cell.difference, cell.std, cell.over, cell.on_val]
+        row += [cell.preset, cell.pooling, str(cell.epoch or ""), " ".join(cell.runs), cell.note]
+        rows.append([_rounded(one) for one in row])
+    split = (
+        " The paper tests medical sets on their val images. Ours is the test split; val, on which an oracle's ratio is "
+        "chosen, has a column of its own."
+    )
+    note = published_source() + (split if any(cell.data.endswith("mnist") for cell in cells) else "")
+    return Table(f"{name}-comparison", f"{title}: published and ours", header, rows, note)
 
 
 def ratio_grid(cells: Sequence[Measured]) -> Table:
     """A row a data set, protocol, preset and method: the accuracy at every ratio, and at a random one."""
     ratios = sorted({cell.ratio for cell in cells if cell.ratio is not None})
     rows: list[list[Cell]] = []
-    for data, found in by_data(cells).items():
-        for protocol in dict.fromkeys(cell.protocol for cell in found):
-            for (family, preset), line in by_family([c for c in found if c.protocol == protocol]).items():
-                row: list[Cell] = [data_title(data), PROTOCOLS[protocol], preset, SHORT[family]]
-                at = {cell.ratio: cell.value for cell in line if cell.value is not None}
-                rows += [[*row, *(at.get(ratio) for ratio in (*ratios, None))]] if at else []
+    known = [cell for cell in cells if cell.value is not None]
+    for data, found in grouped(known, "data").items():
+        for protocol, scored in grouped(found, "protocol").items():
+            for (family, preset), line in grouped(scored, "family", "preset").items():
+                at = {cell.ratio: cell.value for cell in line}
+                named: list[Cell] = [data_title(data), PROTOCOLS[protocol], preset, SHORT[family]]
+                rows.append([*named, *(at.get(ratio) for ratio in (*ratios, None))])
     header = ["data", "protocol", "preset", "method", *(f"{ratio:.0%}" for ratio in ratios), "random"]
     note = (
         f"Test accuracy in % by hidden share: of patches (MAE), of the variance (PMAE); {NOTHING} was not run, and "
@@ -107,20 +226,17 @@ def ratio_table(cells: Sequence[Measured]) -> Table:
     """A row a data set, method and preset: the ratio that validation chooses, the accuracy there and the paper's."""
     header = ["data", "method", "preset", "ratios run", "best ratio by validation", "accuracy there", "published best"]
     header += ["difference", "accuracy at 20%", "best of all ratios on test"]
-    fixed = [cell for cell in cells if cell.protocol == "linear" and cell.ratio is not None]
+    fixed = [c for c in cells if c.protocol == "linear" and c.ratio is not None and c.value is not None]
     rows: list[list[Cell]] = []
-    for data, found in by_data(fixed).items():
-        for (method, preset), line in by_method(found).items():
-            known = [cell.value for cell in line if cell.value is not None]
-            if not known:
-                continue
+    for data, found in grouped(fixed, "data").items():
+        for (method, preset), line in grouped(found, "method", "preset").items():
             best, fifth = best_by_validation(line), next((cell.value for cell in line if cell.ratio == 0.2), None)
-            row: list[Cell] = [data_title(data), SHORT[method], preset, str(len(known))]
+            row: list[Cell] = [data_title(data), SHORT[method], preset, str(len(line))]
             row += [None, None] if best is None else [f"{best.ratio:g}", best.value]
             # The published best was found with augmentation on: it says nothing about probes without.
             row += [best.published, best.difference] if best and augmented(preset) else [None, None]
-            rows.append([_rounded(one) for one in (*row, fifth, max(known))])
-    claim = published.paper()["claims"]["ratio"]
+            rows.append([_rounded(one) for one in (*row, fifth, max(cell.value or 0.0 for cell in line))])
+    claim = published()["claims"]["ratio"]
     note = f"The paper: {claim}. Its best ratios are not printed; its best accuracies are."
     return Table("ratio-comparison", "Masking ratio: published and ours", header, rows, note)
 
@@ -130,10 +246,10 @@ def epoch_table(cells: Sequence[Measured]) -> Table:
     header = ["data", "MAE", "MAE at the end", "PMAE at the end", "PMAE first above it at epoch", "of epochs"]
     header += ["epochs of PMAE scored"]
     rows: list[list[Cell]] = []
-    for data, found in by_data([cell for cell in cells if cell.value is not None]).items():
-        curves = {method: sorted(line, key=lambda c: c.epoch) for (method, _), line in by_method(found).items()}
+    for data, found in grouped([cell for cell in cells if cell.value is not None], "data").items():
+        curves = grouped(sorted(found, key=lambda cell: cell.epoch), "method")
         pmae = curves.pop("pmae_oracle_components", [])
-        for method, mae in curves.items() or [("mae_oracle", [])]:
+        for method, mae in sorted(curves.items(), reverse=True) or [("mae_oracle", [])]:
             last, end = (line[-1] if line else None for line in (mae, pmae))
             above = [cell.epoch for cell in pmae if last and (cell.value or 0) > (last.value or 0)]
             ends: list[Cell] = [None if one is None else one.value for one in (last, end)]
@@ -141,90 +257,47 @@ def epoch_table(cells: Sequence[Measured]) -> Table:
             first = str(min(above)) if above and len(pmae) > 1 else None
             when: list[Cell] = [first, str(end.epoch) if end else None, len(pmae)]
             rows.append([data_title(data), with_ratio(method), *ends, *when])
-    note = f"The paper: {published.paper()['claims']['epochs']}."
+    note = f"The paper: {published()['claims']['epochs']}."
     return Table("epochs-comparison", "Epochs: published and ours", header, rows, note)
 
 
-def with_ratio(method: str) -> str:
-    """A method by its short name, and how its ratio came about."""
-    return SHORT[method] + (", chosen ratio" if "_oracle" in method else "")
-
-
-@dataclass(frozen=True)
-class OverRatios:
-    """Mean and standard error of a method's accuracy over the masking ratios; the error needs two of them."""
-
-    data: str
-    method: str
-    preset: str
-    count: int
-    mean: float | None
-    error: float | None
-
-
-def over_ratios(cells: Sequence[Measured]) -> list[OverRatios]:
-    """One a data set, method and preset."""
-    made = []
-    for data, found in by_data(cells).items():
-        for (method, preset), line in by_method(found).items():
-            values = [cell.value for cell in line if cell.value is not None]
+def over_ratios(cells: Sequence[Measured]) -> Iterator[tuple[str, str, str, list[float], float | None]]:
+    """Data set, method, preset, the accuracies over the ratios and the standard error of their mean, if it has one."""
+    for data, found in grouped([cell for cell in cells if cell.value is not None], "data").items():
+        for (method, preset), line in grouped(found, "method", "preset").items():
+            values = [cell.value or 0.0 for cell in line]
             error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-            mean = statistics.fmean(values) if values else None
-            made.append(OverRatios(data, method, preset, len(values), mean, error))
-    return made
+            yield data, method, preset, values, error
 
 
-def spread_table(over: Sequence[OverRatios]) -> Table:
-    """A row a data set and method."""
+def spread_table(cells: Sequence[Measured]) -> Table:
+    """A row a data set, method and preset: mean and standard error over the masking ratios."""
     rows: list[list[Cell]] = []
-    for one in (one for one in over if one.count):
-        error = None if one.error is None else f"{one.error:.2f}"
-        rows.append([data_title(one.data), SHORT[one.method], one.preset, str(one.count), one.mean, error])
+    for data, method, preset, values, error in over_ratios(cells):
+        row: list[Cell] = [data_title(data), SHORT[method], preset, str(len(values)), statistics.fmean(values)]
+        rows.append([*row, None if error is None else f"{error:.2f}"])
     header = ["data", "method", "preset", "ratios", "mean accuracy", "standard error"]
-    note = f"The paper: {published.paper()['claims']['spread']}; it prints a figure and no numbers."
+    note = f"The paper: {published()['claims']['spread']}; it prints a figure and no numbers."
     return Table("spread-comparison", "Spread over masking ratios: ours", header, rows, note)
 
 
-@dataclass(frozen=True)
-class TrainingTime:
-    """How long pretraining would take for the paper's number of epochs, from the speed that runs logged."""
-
-    data: str
-    method: str
-    """MAE with its ratio, or PMAE."""
-    minutes: float
-    speed: float
-    """Images a second: the median over log lines, and over runs."""
-    device: str
-
-
-def training_times(filled: Sequence[CellRuns]) -> list[TrainingTime]:
-    """The time of each cell of which a run logged its speed."""
-    found = []
+def time_table(filled: Sequence[CellRuns]) -> Table:
+    """A row a data set and method: minutes for the paper's number of epochs, from the speed that its runs logged."""
+    rows: list[list[Cell]] = []
     for one in filled:
-        speeds = [speed for run in one.runs if (speed := _speed(run)) is not None]
+        logged = [
+            [line["images_per_second"] for line in run.metrics() if "images_per_second" in line] for run in one.runs
+        ]
+        speeds = [statistics.median(speeds) for speeds in logged if speeds]
         if speeds:
             speed, first = statistics.median(speeds), one.runs[0]
             images, batch = first.environment["data"]["counts"]["train"], first.config.train.batch_size or 1
             # A step takes a whole batch, so the images that do not fill one are left out of an epoch.
-            seconds = EPOCHS * (images // batch) * batch / speed
+            minutes = EPOCHS * (images // batch) * batch / speed / 60
             name = "PMAE" if one.row.method == "pmae" else f"MAE {100 * (one.ratio or 0):.0f}%"
-            found.append(TrainingTime(one.data, name, seconds / 60, speed, str(first.environment["device"])))
-    return found
-
-
-def _speed(run: Run) -> float | None:
-    found = [line["images_per_second"] for line in run.metrics() if "images_per_second" in line]
-    return statistics.median(found) if found else None
-
-
-def time_table(times: Sequence[TrainingTime]) -> Table:
-    """A row a data set and method."""
-    rows: list[list[Cell]] = [
-        [data_title(one.data), one.method, one.minutes, round(one.speed), one.device] for one in times
-    ]
+            rows.append([data_title(one.data), name, minutes, round(speed), str(first.environment["device"])])
     header = ["data", "method", f"minutes for {EPOCHS} epochs", "images/s", "device"]
-    note = f"The paper: {published.paper()['claims']['time']}."
+    note = f"The paper: {published()['claims']['time']}."
     return Table("time-comparison", "Training time: ours", header, rows, note)
 
 

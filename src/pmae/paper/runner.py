@@ -1,25 +1,26 @@
 """Reproduce one table or figure of the paper: from whatever runs there are to its page of tables and figures."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from pmae.evaluate.protocols import Protocols
 from pmae.paper import comparisons, figures
-from pmae.paper.cells import CellRuns, data_title, fill_cells, measure, measured, method_title
-from pmae.paper.comparisons import EPOCHS
-from pmae.paper.settings import settings_table
+from pmae.paper.comparisons import EPOCHS, CellRuns, data_title, measure, measured, method_title
+from pmae.paper.cost import settings_table
 from pmae.paper.tables import ITEMS, Item, Row, RunChoices, ratios_of, spec_of, specs_of
-from pmae.report import published, samples
+from pmae.report import samples
+from pmae.report.compare import published_data, published_split
 from pmae.report.contents import Contents, load
+from pmae.report.page import Page, write_page
 from pmae.report.style import Drawing
-from pmae.report.sweeps import Page, write_page
 from pmae.report.tables import Cell, Table
 from pmae.results import PROTOCOLS
 from pmae.runs import Run
-from pmae.sweep.execute import check_data
-from pmae.sweep.find import RunIndex, finished
-from pmae.sweep.scored import Requirements, Scoring, get_runs, own_scores, unscored
+from pmae.sweep.execute import GetRuns, check_data, get_runs
+from pmae.sweep.find import Requirements, RunIndex, Scoring, finished, has_pictures, own_scores, unscored, validation
 from pmae.sweep.workers import Workers
 
 SCHEME = (
@@ -48,9 +49,9 @@ def reproduce(
         needed = requirements(item, chosen, scoring)
         filled = fill_cells(item, chosen, get_runs(scoring, item.any_length, workers), needed)
         page = page_of(item, filled, needed)
-        page.notes.extend(notes_of(filled, needed))
+        page.notes.extend(_notes(filled, needed))
         if not any(one.runs for one in filled):
-            page.notes.append(nearest_run(item, chosen, scoring.index))
+            page.notes.append(_nearest_run(item, chosen, scoring))
     return page, write_page(item.name, item.heading, page, scoring.out)
 
 
@@ -58,6 +59,42 @@ def requirements(item: Item, chosen: RunChoices, scoring: Scoring) -> Requiremen
     """What runs must have been scored by for an item."""
     protocols = scoring.chosen(item.kept(scoring.protocols), item.with_plain)
     return Requirements(protocols, item.every_epoch, scoring.pooling, chosen.device, chosen.root, item.pictures)
+
+
+def fill_cells(item: Item, chosen: RunChoices, get: GetRuns, needed: Requirements) -> list[CellRuns]:
+    """The evaluated runs of every cell; an oracle's ratio is first chosen on validation images, by runs of one seed."""
+    spec = functools.partial(spec_of, item, chosen=chosen)
+    cells, seeds = item.cells(chosen), chosen.seeds
+    searched = [(row, data, r) for row, data in cells if row.ratio == "oracle" for r in chosen.ratios]
+    tried = dict(zip(searched, get([spec(*one, seeds[0]) for one in searched], Requirements()), strict=True))
+    wanted: list[tuple[Row, str, float | None, str]] = []
+    for row, data in cells:
+        if row.ratio == "oracle":
+            found = {r: run for r in chosen.ratios if (run := tried[row, data, r]) is not None}
+            wanted += [(row, data, *choice) for choice in _choose_ratio(found, len(chosen.ratios))]
+        else:
+            wanted += [(row, data, ratio, "") for ratio in ratios_of(row, chosen)]
+    runs = iter(get([spec(row, data, ratio, seed) for row, data, ratio, _ in wanted for seed in seeds], needed))
+    filled = []
+    for row, data, ratio, note in wanted:
+        group = [next(runs) for _ in seeds]
+        filled.append(CellRuns(row, data, ratio, tuple(run for run in group if run is not None), note))
+    known = {(one.row, one.data) for one in filled}
+    filled += [CellRuns(*cell, None, (), "no run of any ratio was found") for cell in cells if cell not in known]
+    return sorted(filled, key=lambda one: cells.index((one.row, one.data)))
+
+
+def _choose_ratio(tried: dict[float, Run], planned: int) -> list[tuple[float, str]]:
+    """The ratio whose probe is best on validation images, with a word on how many there were; nothing without runs."""
+    scores = {ratio: score for ratio, run in tried.items() if (score := validation(run)) is not None}
+    if not scores:
+        return []
+    best = max(scores, key=lambda ratio: scores[ratio])
+    if planned == 1:
+        return [(best, "the only ratio; no search")]
+    if len(scores) == 1:
+        return [(best, f"the only one of {planned} ratios that was found; no search")]
+    return [(best, f"best of {len(scores)} of {planned} ratios on validation images ({scores[best]:.1f}%)")]
 
 
 def page_of(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
@@ -73,13 +110,12 @@ def _table(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page
 def _ratio(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
     cells = measured(filled, needed)
     tables = [comparisons.ratio_grid(cells), comparisons.ratio_table(cells)]
-    tables.append(comparisons.comparison("ratio-cells", item.title, cells))
-    return Page(tables, figures.ratio_curves(cells))
+    return Page([*tables, comparisons.comparison("ratio-cells", item.title, cells)], figures.ratio_curves(cells))
 
 
 def _spread(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    over = comparisons.over_ratios(measured(filled, needed))
-    return Page([comparisons.spread_table(over)], figures.spread_bars(over, needed.protocols[0].name))
+    cells = measured(filled, needed)
+    return Page([comparisons.spread_table(cells)], figures.spread_bars(cells, needed.protocols[0].name))
 
 
 def _epochs(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
@@ -89,16 +125,15 @@ def _epochs(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Pag
         for one in filled
         for epoch in sorted({score.epoch for run in one.runs for score in own_scores(run, *how)})
     ]
-    table = comparisons.epoch_table(cells)
+    tables = [comparisons.epoch_table(cells)]
     if not cells:
-        return Page([table])
-    tables = [table, comparisons.comparison("epochs-cells", item.title, cells)]
-    return Page(tables, [figures.epoch_curves(cells)])
+        return Page(tables)
+    return Page([*tables, comparisons.comparison("epochs-cells", item.title, cells)], [figures.epoch_curves(cells)])
 
 
 def _time(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    times = comparisons.training_times(filled)
-    return Page([comparisons.time_table(times)], [figures.time_bars(times)] if times else [])
+    table = comparisons.time_table(filled)
+    return Page([table], figures.time_bars(table))
 
 
 def _masks(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
@@ -109,6 +144,10 @@ def _masks(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page
         drawn += [samples.masks(shown["PMAE 20%"])] if "PMAE 20%" in shown else []
         drawings += [_named(drawing, data) for drawing in drawn]
     return Page([], drawings)
+
+
+def _design(one: CellRuns) -> str:
+    return f"{one.row.method.upper()} {'random' if one.ratio is None else f'{100 * one.ratio:.0f}%'}"
 
 
 def _spectrum(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
@@ -141,43 +180,31 @@ PAGES: dict[str, Callable[[Item, Sequence[CellRuns], Requirements], Page]] = {
 
 def _pictured(filled: Sequence[CellRuns]) -> list[tuple[CellRuns, Contents]]:
     """The cells that have a run with sample pictures, with the first such run."""
-    found = []
-    for one in filled:
-        paths = [run.path for run in one.runs if (run.path / "samples.safetensors").is_file()]
-        found += [(one, load(path)) for path in paths[:1]]
-    return found
-
-
-def _design(one: CellRuns) -> str:
-    return f"{one.row.method.upper()} {'random' if one.ratio is None else f'{100 * one.ratio:.0f}%'}"
+    found = [(one, [run.path for run in one.runs if has_pictures(run)]) for one in filled]
+    return [(one, load(paths[0])) for one, paths in found if paths]
 
 
 def _named(drawing: Drawing, suffix: str) -> Drawing:
     return dataclasses.replace(drawing, name=f"{drawing.name}-{suffix}")
 
 
-def notes_of(filled: Sequence[CellRuns], needed: Requirements) -> list[str]:
+def _notes(filled: Sequence[CellRuns], needed: Requirements) -> Iterator[str]:
     """What a reader must know beside the numbers: about the data, how ratios were chosen, and what was not found."""
     runs = list(dict.fromkeys(run for one in filled for run in one.runs))
     data = [run.environment["data"] for run in runs]
-    said = [f"{each['name']}: {note}" for each in data for note in each["notes"]]
-    names = [str(each["name"]) for each in data]
-    said += [f"{name}: published of validation images, ours of test images" for name in names if _on_others(name)]
-    missing = sum(not one.runs for one in filled)
-    counted = [f"{missing} of {len(filled)} places have no run yet"] if missing else []
-    return [*dict.fromkeys(said), *_oracles(filled), *counted, *_unscored(runs, needed), *_unpictured(runs, needed)]
-
-
-def _on_others(name: str) -> bool:
-    known = published.data_name(name)
-    return known is not None and published.split(known) != "test"
-
-
-def _oracles(filled: Sequence[CellRuns]) -> Iterator[str]:
-    """The ratios that were chosen, and among how many."""
+    yield from dict.fromkeys(f"{each['name']}: {note}" for each in data for note in each["notes"])
+    for name in dict.fromkeys(str(each["name"]) for each in data):
+        if published_split(published_data(name)) != "test":
+            yield f"{name}: published of validation images, ours of test images"
     for one in filled:
         if one.row.ratio == "oracle" and one.runs:
             yield f"{data_title(one.data)}, {method_title(one.row.key)}: {one.ratio:g}, {one.note}"
+    if missing := sum(not one.runs for one in filled):
+        yield f"{missing} of {len(filled)} places have no run yet"
+    yield from _unscored(runs, needed)
+    if needed.pictures and (lacking := sum(not has_pictures(run) for run in runs)):
+        said = "published results leave them out, and without --only-found they are made"
+        yield f"{lacking} of {len(runs)} runs have no sample pictures: {said}"
 
 
 def _unscored(runs: Sequence[Run], needed: Requirements) -> Iterator[str]:
@@ -192,15 +219,9 @@ def _unscored(runs: Sequence[Run], needed: Requirements) -> Iterator[str]:
             yield f"{counted}; other presets they have: {others}"
 
 
-def _unpictured(runs: Sequence[Run], needed: Requirements) -> list[str]:
-    lacking = sum(not needed.has_pictures(run) for run in runs)
-    said = "published results leave them out, and without --only-found they are made"
-    return [f"{lacking} of {len(runs)} runs have no sample pictures: {said}"] if lacking else []
-
-
-def nearest_run(item: Item, chosen: RunChoices, index: RunIndex) -> str:
+def _nearest_run(item: Item, chosen: RunChoices, scoring: Scoring) -> str:
     """Which run comes nearest to one that an item needs, and in what it differs: a hint where none was found."""
-    specs = specs_of(item, chosen)
+    specs, index = specs_of(item, chosen), scoring.index
     found = [(spec, *near) for spec in specs if (near := index.nearest(spec.config, item.any_length)) is not None]
     if not found:
         data = ", ".join(dict.fromkeys(spec.config.data.source for spec in specs))
@@ -219,35 +240,32 @@ def status(chosen: RunChoices, scoring: Scoring) -> Table:
     item = ITEMS["main"]
     protocols, cells = item.kept(scoring.protocols), item.cells(chosen)
     datasets = list(dict.fromkeys(data for _, data in cells))
-    lengths = {(p, *cell): epochs for cell in cells for p, epochs in _scored_lengths(item, *cell, chosen, scoring)}
+    found = {cell: _finished_runs(item, *cell, chosen, scoring.index) for cell in cells}
+    presets = {name: scoring.chosen([name]) for name in protocols}
+    lengths = {(name, *cell): _lengths(found[cell], presets[name]) for name in protocols for cell in cells}
     rows: list[list[Cell]] = []
     for protocol in protocols:
         for row in dict.fromkeys(row for row, _ in cells):
             counts = [Counter(lengths[protocol, row, data]) for data in datasets]
             said = [", ".join(f"{n} at {epochs}" for epochs, n in sorted(c.items(), reverse=True)) for c in counts]
             rows.append([PROTOCOLS[protocol], method_title(row.key), *(text or None for text in said)])
-    found, long = (sum(any(e >= least for e in epochs) for epochs in lengths.values()) for least in (0, EPOCHS))
+    some, long = (sum(any(e >= least for e in epochs) for epochs in lengths.values()) for least in (0, EPOCHS))
     note = (
-        f"{found} of {len(lengths)} found, {long} at {EPOCHS} epochs. Runs at epochs: of recipe {chosen.recipe}, any "
+        f"{some} of {len(lengths)} found, {long} at {EPOCHS} epochs. Runs at epochs: of recipe {chosen.recipe}, any "
         f"seed, scored under the preset {' or '.join(scoring.presets)}; an oracle's row counts every ratio "
         "of its search, and has found the best only when all are there."
     )
-    return Table(
-        "status", f"{item.heading}: what was run", ["protocol", "method", *map(data_title, datasets)], rows, note
-    )
+    header = ["protocol", "method", *map(data_title, datasets)]
+    return Table("status", f"{item.heading}: what was run", header, rows, note)
 
 
-def _scored_lengths(
-    item: Item, row: Row, data: str, chosen: RunChoices, scoring: Scoring
-) -> Iterator[tuple[str, list[int]]]:
-    """For each protocol the lengths of the finished runs of a cell that it scored."""
+def _finished_runs(item: Item, row: Row, data: str, chosen: RunChoices, index: RunIndex) -> list[Run]:
+    """The runs of a cell, of any length and seed, that came to their end."""
     configs = [spec_of(item, row, data, ratio, chosen.seeds[0], chosen).config for ratio in ratios_of(row, chosen)]
-    found = [run for config in configs for run in scoring.index.find(config, any_length=True) if finished(run)]
-    for protocol in item.kept(scoring.protocols):
-        presets = scoring.chosen([protocol])
-        scored = [run for run in found if any(not unscored(run, each, [_length(run)]) for each in presets)]
-        yield protocol, [_length(run) for run in scored]
+    return [run for config in configs for run in index.find(config, any_length=True) if finished(run)]
 
 
-def _length(run: Run) -> int:
-    return run.config.train.epochs or 0
+def _lengths(runs: Sequence[Run], presets: Sequence[Protocols]) -> list[int]:
+    """The lengths of the runs that were scored at their end under one of the presets."""
+    ends = [(run, run.config.train.epochs or 0) for run in runs]
+    return [end for run, end in ends if any(not unscored(run, each, [end]) for each in presets)]

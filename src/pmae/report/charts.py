@@ -1,14 +1,27 @@
 """Figures of training and evaluation: learning curves, accuracies, the confusion matrix and a map of the features."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmae.report.compare import Entrant, epochs_of, lineup, published_for
 from pmae.report.contents import Contents
-from pmae.report.lineup import Entrant, epochs_of, lineup
-from pmae.report.published import for_score
-from pmae.report.style import INK, NEUTRAL, PALETTE, WIDTH, Drawing, color, dash, marker, minus, panels, short, styled
+from pmae.report.style import (
+    INK,
+    NEUTRAL,
+    PALETTE,
+    WIDTH,
+    Drawing,
+    color,
+    dash,
+    legend,
+    marker,
+    minus,
+    panels,
+    short,
+    styled,
+)
 from pmae.results import PROTOCOLS, Score
 
 if TYPE_CHECKING:
@@ -29,17 +42,21 @@ def learning_curves(runs: Sequence[Contents]) -> Drawing:
     for position, run in enumerate(runs):
         look = {"color": color(position), "linestyle": dash(position)}
         _draw_run(axes, run, [run.r2_name, *probes], look, short(run.name, 44 if len(runs) > 2 else 20))
-    _scale_loss(axes[0], runs)
-    axes[1].set(title=f"R² on {_either(runs, lambda run: run.measured_on)} (%; faint: in training)")
+    losses = [step["loss"] for run in runs for step in run.training]
+    wide = min(losses) > 0 and max(losses) > 10 * min(losses)
+    axes[0].set(title="Training loss", yscale="log" if wide else "linear")
+    images = " or ".join(sorted({run.measured_on for run in runs}))
+    axes[1].set(title=f"R² on {images} (%; faint: in training)")
     _cut_r2(axes[1])
+    probed = " or ".join(sorted({_probed_on(run) for run in runs}))
     for panel, key in zip(axes[2:], probes, strict=True):
         other = key.replace("_", " ").capitalize()
-        panel.set(title=f"{PROBES[key]} (%)\n{_either(runs, probed_on)}" if key in PROBES else other)
+        panel.set(title=f"{PROBES[key]} (%)\n{probed}" if key in PROBES else other)
     for panel in axes:
         panel.set_xlim(0, 1.02 * max(run.epoch for run in runs))
     axes[-1].set_xlabel("epoch")
     if len(runs) > 1:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if len(runs) > 2 else 2)
+        legend(figure, axes, ncols=1 if len(runs) > 2 else 2)
     caption = (
         "R² is the share of the hidden variance that is predicted: 0 is no better than predicting the mean; values "
         f"under {minus(str(LOWEST_R2))}% are cut off."
@@ -65,12 +82,7 @@ def band_curves(run: Contents) -> Drawing:
     return Drawing("r2-by-band", "R² by band of the spectrum", caption, figure)
 
 
-def has_bands(run: Contents) -> bool:
-    """Whether R2 was measured by band."""
-    return any(key.startswith("r2_band_") for line in run.signals for key in line)
-
-
-def probed_on(run: Contents) -> str:
+def _probed_on(run: Contents) -> str:
     """The images that the probes of a run were scored on while it trained: never those of the test split."""
     if run.config.probe.data:
         return f"validation images of {run.config.probe.data}"
@@ -94,21 +106,10 @@ def _known(run: Contents, key: str) -> tuple[list[float], list[float]]:
     return [line["epoch"] for line in lines], [times * line[key] for line in lines]
 
 
-def _either(runs: Sequence[Contents], said: Callable[[Contents], str]) -> str:
-    return " or ".join(sorted({said(run) for run in runs}))
-
-
 def _probe_keys(run: Contents) -> set[str]:
     """Numbers in the signals that are neither R2 nor bookkeeping: probes and whatever else was measured."""
     keys = {key for line in run.signals for key, value in line.items() if isinstance(value, int | float)}
     return {key for key in keys - LOGGED if not key.startswith("r2_band_")}
-
-
-def _scale_loss(axes: "Axes", runs: Sequence[Contents]) -> None:
-    values = [step["loss"] for run in runs for step in run.training]
-    if values and min(values) > 0 and max(values) > 10 * min(values):
-        axes.set_yscale("log")
-    axes.set(title="Training loss")
 
 
 def _cut_r2(axes: "Axes") -> None:
@@ -131,7 +132,7 @@ def accuracy_bars(runs: Sequence[Contents], split: str) -> Drawing:
             _draw_bar(panel, position, entrant)
         panel.set(xlim=(0, 113), xticks=(0, 20, 40, 60, 80, 100), ylim=(len(found) - 0.5, -0.75), yticks=[])
         panel.spines["left"].set_visible(False)
-    with_paper = any(for_score(entrant.score, entrant.run.config) for entrant in every)
+    with_paper = any(published_for(entrant.score, entrant.run.config) for entrant in every)
     diamonds = " A diamond is the paper's number for this data and kind of method." if with_paper else ""
     caption = (
         "Bars are accuracies with their 95% bootstrap intervals: pretrained encoders in colour, what was not "
@@ -154,34 +155,31 @@ def _draw_bar(axes: "Axes", position: int, entrant: Entrant) -> None:
     if accuracy.low is not None and accuracy.high is not None:
         axes.plot([accuracy.low, accuracy.high], [position] * 2, color=INK, linewidth=1.2, solid_capstyle="butt")
     axes.text(113, position, f"{accuracy.value:.1f}", va="center", ha="right")
-    if paper := for_score(score, entrant.run.config):
+    if paper := published_for(score, entrant.run.config):
         axes.plot(paper[0], position, "D", color=INK, markersize=4.5, markerfacecolor="none", zorder=4)
 
 
 @styled
-def epoch_curves(runs: Sequence[Contents], split: str) -> Drawing:
-    """Accuracy over the epochs of pretraining, one panel a protocol."""
-    curves = {name: _curves(runs, name, split) for name in PROTOCOLS}
-    curves = {name: found for name, found in curves.items() if any(len(scores) > 1 for scores in found.values())}
+def epoch_curves(runs: Sequence[Contents], split: str) -> list[Drawing]:
+    """Accuracy over the epochs of pretraining, one panel a protocol; none where one epoch was evaluated."""
+    curves: dict[str, dict[str, list[Score]]] = {}
+    for protocol in PROTOCOLS:
+        found = [(run, name, scores) for run in runs for name, scores in epochs_of(run, protocol, split).items()]
+        if any(len(scores) > 1 for _, _, scores in found):
+            curves[protocol] = {f"{r.name}: {name}" if len(runs) > 1 else name: scores for r, name, scores in found}
+    if not curves:
+        return []
     figure, axes = panels([2.0] * len(curves))
     order = list(dict.fromkeys(label for found in curves.values() for label in found))
-    for panel, (protocol, found) in zip(axes, curves.items(), strict=True):
+    for panel, (protocol, lines) in zip(axes, curves.items(), strict=True):
         panel.set_title(f"{_capital(PROTOCOLS[protocol])}, accuracy on {split} (%)")
-        for label, scores in found.items():
+        for label, scores in lines.items():
             position = order.index(label)
-            _draw_curve(panel, scores, color=color(position), marker=marker(position), label=label)
+            _draw_curve(panel, scores, color=color(position), marker=marker(position), label=short(label, 44))
     axes[-1].set_xlabel("epoch of pretraining")
-    drawn = [pair for panel in axes for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in drawn}
-    figure.legend(list(handles.values()), [short(label, 44) for label in handles], loc="outside lower center", ncols=1)
+    legend(figure, axes, ncols=1)
     caption = "Accuracy over the epochs of pretraining; bars are 95% bootstrap intervals."
-    return Drawing(f"accuracy-by-epoch-{split}", f"Accuracy by epoch on {split}", caption, figure)
-
-
-def _curves(runs: Sequence[Contents], protocol: str, split: str) -> dict[str, list[Score]]:
-    """Scores over epochs by name, with the run's name where there are several."""
-    found = [(run, name, scores) for run in runs for name, scores in epochs_of(run, protocol, split).items()]
-    return {f"{run.name}: {name}" if len(runs) > 1 else name: scores for run, name, scores in found}
+    return [Drawing(f"accuracy-by-epoch-{split}", f"Accuracy by epoch on {split}", caption, figure)]
 
 
 def _draw_curve(axes: "Axes", scores: Sequence[Score], **look: Any) -> None:
@@ -222,30 +220,31 @@ def confusion(score: Score) -> Drawing:
 @styled
 def feature_map(run: Contents) -> Drawing:
     """The features saved with the run in two dimensions, coloured by class."""
-    features, labels = run.features["features"].astype(np.float64), run.features.get("labels")
+    features = run.features["features"].astype(np.float64)
+    labels = run.features.get("labels", np.zeros(len(features), np.int64))
     if len(features) > MOST_POINTS:
         chosen = np.sort(np.random.default_rng(0).choice(len(features), MOST_POINTS, replace=False))
-        features, labels = features[chosen], None if labels is None else labels[chosen]
+        features, labels = features[chosen], labels[chosen]
     points, how = _flatten(features)
-    width, height = np.ptp(points, axis=0)
-    classes = np.unique(labels) if labels is not None else np.empty(0, np.int64)
+    x, y = points.T
+    classes = np.unique(labels)
     named = 1 < len(classes) <= MOST_NAMED
-    legend = 0.1 * len(classes) if named else 0.0
-    figure, (axes,) = panels((float(np.clip(WIDTH * height / max(width, 1e-9), 2, 5)) + legend,))
-    if labels is not None and named:
-        _scatter_classes(axes, points, labels, _class_names(run))
-        figure.legend(loc="outside lower center", ncols=2, handletextpad=0.1, columnspacing=1.0, markerscale=1.6)
-    else:
-        colours = {"color": PALETTE[0]} if len(classes) < 2 else {"c": labels, "cmap": "viridis"}
-        axes.scatter(points[:, 0], points[:, 1], s=9, linewidths=0, **colours)
-    axes.set(xticks=[], yticks=[], aspect="equal")
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
+    room = 0.1 * len(classes) if named else 0.0
+    figure, (axes,) = panels((float(np.clip(WIDTH * np.ptp(y) / max(np.ptp(x), 1e-9), 2, 5)) + room,))
     caption = (
         f"{len(points):,} images by {how} of their features: neighbours are alike to the encoder. No axis has a unit."
     )
-    if len(classes) > MOST_NAMED:
+    if named:
+        _scatter_classes(axes, points, labels, _class_names(run))
+        figure.legend(loc="outside lower center", ncols=2, handletextpad=0.1, columnspacing=1.0, markerscale=1.6)
+    elif len(classes) == 1:
+        axes.scatter(x, y, s=9, linewidths=0, color=PALETTE[0])
+    else:
+        axes.scatter(x, y, s=9, linewidths=0, c=labels, cmap="viridis")
         caption += f" The {len(classes)} classes are coloured by number."
+    axes.set(xticks=[], yticks=[], aspect="equal")
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
     return Drawing("feature-map", "Map of the features", caption, figure)
 
 

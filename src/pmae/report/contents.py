@@ -25,16 +25,14 @@ class Contents:
     """One run as the report sees it."""
 
     name: str
-    path: Path
     config: Config
-    environment: dict[str, Any] = field(default_factory=dict)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)
-    samples: dict[str, np.ndarray] = field(default_factory=dict)
-    fitted: dict[str, np.ndarray] = field(default_factory=dict)
-    features: dict[str, np.ndarray] = field(default_factory=dict)
-    checkpoints: int = 0
+    environment: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    evaluations: list[Evaluation]
+    scores: list[Score]
+    samples: dict[str, np.ndarray]
+    fitted: dict[str, np.ndarray]
+    features: dict[str, np.ndarray]
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -54,7 +52,7 @@ class Contents:
 
     @property
     def r2_name(self) -> str:
-        """How the signals call R2: that of held-out images, or of training images where none were held out."""
+        """The key of R2 in the signals: of held-out images, or of training images where none were held out."""
         return "train_r2" if any("train_r2" in line for line in self.metrics) else "held_out_r2"
 
     @property
@@ -86,7 +84,6 @@ class Contents:
 def load(path: Path | str, name: str | None = None) -> Contents:
     """Read a run folder; only a folder that is no run at all is an error."""
     run, problems = Run(path), []
-    config = run.config
 
     def attempt(what: str, read: Callable[[], T], otherwise: T) -> T:
         try:
@@ -95,23 +92,24 @@ def load(path: Path | str, name: str | None = None) -> Contents:
             problems.append(f"{what} could not be read and is left out: {error}")
             return otherwise
 
-    name = name or run.path.resolve().name
+    def tensors(kind: str) -> dict[str, np.ndarray]:
+        file = run.path / f"{kind}.safetensors"
+        return attempt(file.name, lambda: dict(load_file(file)) if file.is_file() else {}, {})
+
     evaluations: list[Evaluation] = attempt("results.json", lambda: standing(run.evaluations), [])
     read = Contents(
-        name=name,
-        path=run.path,
-        config=config,
+        name or run.path.resolve().name,
+        run.config,
         environment=attempt("environment.json", lambda: run.environment, {}),
         metrics=attempt("metrics.jsonl", lambda: _metrics(run), []),
         evaluations=evaluations,
         scores=scores_of(evaluations),
-        samples=attempt("samples.safetensors", lambda: _tensors(run, "samples"), {}),
-        fitted=attempt("fitted.safetensors", lambda: _tensors(run, "fitted"), {}),
-        features=attempt("features.safetensors", lambda: _tensors(run, "features"), {}),
-        checkpoints=attempt("checkpoints", lambda: len(run.checkpoints()), 0),
+        samples=tensors("samples"),
+        fitted=tensors("fitted"),
+        features=tensors("features"),
         problems=problems,
     )
-    problems += _missing(read)
+    problems += _missing(read, attempt("checkpoints", run.checkpoints, []))
     return read
 
 
@@ -134,7 +132,7 @@ def distinct_names(paths: Sequence[Path | str]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     # The same folder was given twice.
-    return [f"{'/'.join(part[-1:])} ({position})" for position, part in enumerate(parts, 1)]
+    return [f"{part[-1]} ({position})" for position, part in enumerate(parts, 1)]
 
 
 def file_name(text: str) -> str:
@@ -151,19 +149,14 @@ def _metrics(run: Run) -> list[dict[str, Any]]:
     return lines
 
 
-def _tensors(run: Run, name: str) -> dict[str, np.ndarray]:
-    path = run.path / f"{name}.safetensors"
-    return dict(load_file(path)) if path.is_file() else {}
-
-
-def _missing(run: Contents) -> list[str]:
+def _missing(run: Contents, checkpoints: Sequence[Path]) -> list[str]:
     """What an interrupted run does not have."""
     found = []
     if not run.training:
         found.append("no training step was logged: the run has not begun, or was stopped at once")
-    elif run.epoch < (run.config.train.epochs or 0):
+    elif not run.finished:
         found.append(f"training stopped at epoch {run.epoch:.4g} of {run.config.train.epochs}")
-    if not run.checkpoints:
+    if not checkpoints:
         found.append("there is no checkpoint in the run folder: nothing more can be evaluated")
     if not run.samples:
         found.append(

@@ -1,7 +1,7 @@
-"""The report: one HTML file that needs nothing else, and all its tables and figures as files, from run folders."""
+"""Pages: the report of runs as one HTML file that needs nothing else, and tables and figures as one Markdown file."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -9,20 +9,40 @@ from markupsafe import Markup
 
 from pmae.errors import UserError, require, unknown_name
 from pmae.files import disk_errors, write_text
-from pmae.report import charts, samples, summary, tables
+from pmae.report import charts, samples, tables
+from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
-from pmae.report.lineup import has_epochs, splits_of
 from pmae.report.style import Drawing, as_inline_svg, save_drawing
-from pmae.report.tables import Table, to_csv, to_html, to_markdown
-from pmae.results import DuplicatePair, Duplicates
+from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
+from pmae.results import Duplicates
 from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
 
 
 @dataclass(frozen=True)
+class Page:
+    """Tables and figures that belong together; the first table is what a terminal shows."""
+
+    tables: list[Table] = field(default_factory=list)
+    drawings: list[Drawing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def write_page(name: str, heading: str, page: Page, folder: Path) -> list[Path]:
+    """One Markdown file with everything, a CSV file a table, and PNG and SVG of the figures; returns their paths."""
+    _make_folder(folder)
+    paths = [write_text(folder / f"{table.name}.csv", to_csv(table)) for table in page.tables]
+    paths += [path for drawing in page.drawings for path in _save(drawing, folder, drawing.name, ("png", "svg"))]
+    parts = [f"## {heading}\n", *map(to_markdown, page.tables)]
+    parts += [f"![{drawing.title}]({drawing.name}.png)\n\n{drawing.caption}\n" for drawing in page.drawings]
+    parts += ["\n".join(f"- {note}" for note in page.notes) + "\n"] if page.notes else []
+    return [write_text(folder / f"{name}.md", "\n".join(parts)), *paths]
+
+
+@dataclass(frozen=True)
 class Chapter:
-    """What the page says about one run alone."""
+    """What the report says about one run alone."""
 
     run: Contents
     anchor: str
@@ -45,9 +65,20 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
     beside = out.with_name(f"{out.stem}_files")
     for folder in (out.parent, beside):
         _make_folder(folder)
-    across, made = figures_across(read), _tables(read)
+    across, made = _figures_across(read), _tables(read)
     chapters = [_chapter(run) for run in read]
-    page = render(read, refused, across, chapters, made)
+    page = _render(
+        runs=read,
+        refused=refused,
+        verdicts=[verdict(run, read) for run in read],
+        between=between(read),
+        bars=[drawing for drawing in across if drawing.name.startswith("accuracy-")],
+        curves=[drawing for drawing in across if drawing.name == "learning-curves"],
+        chapters=chapters,
+        tables=made,
+        standings=[table for name, table in made.items() if name.startswith("accuracy-")],
+        metrics=[table for name, table in made.items() if name.startswith("metrics-")],
+    )
     _write_beside(beside, across, chapters, made)
     write_text(out, page)
     return refused
@@ -60,21 +91,20 @@ def save_figures(run: Run, formats: Sequence[str] = ("png",)) -> list[Path]:
             raise unknown_name("formats", kind, FORMATS)
     contents, folder = load(run.path), run.path / "figures"
     _make_folder(folder)
-    drawings = [*figures_across([contents]), *figures_of(contents)]
-    return [save_drawing(drawing, folder / f"{drawing.name}.{kind}") for drawing in drawings for kind in formats]
+    drawings = [*_figures_across([contents]), *_figures_of(contents)]
+    return [path for drawing in drawings for path in _save(drawing, folder, drawing.name, formats)]
 
 
-def figures_across(runs: Sequence[Contents]) -> list[Drawing]:
+def _figures_across(runs: Sequence[Contents]) -> list[Drawing]:
     """Figures that show several runs together: accuracies, last and by epoch, and learning curves."""
     drawn = []
     for split in splits_of(runs):
-        drawn.append(charts.accuracy_bars(runs, split))
-        drawn += [charts.epoch_curves(runs, split)] if any(map(has_epochs, runs)) else []
+        drawn += [charts.accuracy_bars(runs, split), *charts.epoch_curves(runs, split)]
     begun = [run for run in runs if run.training]
     return drawn + ([charts.learning_curves(begun)] if begun else [])
 
 
-def figures_of(run: Contents) -> list[Drawing]:
+def _figures_of(run: Contents) -> list[Drawing]:
     """Figures of one run alone; one whose material cannot be drawn is named among the run's problems."""
     drawn: list[Drawing] = []
     for what, draw in _plan(run):
@@ -94,41 +124,22 @@ def _plan(run: Contents) -> Iterator[tuple[str, Callable[[], Drawing]]]:
         yield "the spectrum", partial(samples.spectrum, run)
         if "top" in run.samples:
             yield "parts of the spectrum", partial(samples.spectrum_parts, run)
-    if charts.has_bands(run):
+    if any(key.startswith("r2_band_") for line in run.signals for key in line):
         yield "R2 by band", partial(charts.band_curves, run)
-    if score := summary.main_score(run, with_classes=True):
+    if score := main_score(run, with_classes=True):
         yield "confusion", partial(charts.confusion, score)
     if "features" in run.features:
         yield "the feature map", partial(charts.feature_map, run)
 
 
-def render(
-    runs: Sequence[Contents],
-    refused: Sequence[str],
-    across: Sequence[Drawing],
-    chapters: Sequence[Chapter],
-    made: dict[str, Table],
-) -> str:
-    """The page as text."""
+def _render(**content: object) -> str:
+    """The template filled in; every text is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("pmae.report", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.globals |= {"as_table": to_html, "as_svg": _svg}
-    return environment.get_template("page.html.j2").render(
-        title=", ".join(run.name for run in runs),
-        runs=runs,
-        refused=refused,
-        verdicts=[summary.verdict(run, runs) for run in runs],
-        between=summary.between(runs),
-        bars=[drawing for drawing in across if drawing.name.startswith("accuracy-")],
-        curves=[drawing for drawing in across if drawing.name == "learning-curves"],
-        chapters=chapters,
-        tables=made,
-        standings=[table for name, table in made.items() if name.startswith("accuracy-")],
-        metrics=[table for name, table in made.items() if name.startswith("metrics-")],
-        remarks=_remarks(chapters),
-    )
+    environment.globals |= {"as_svg": _svg, "bounds": bounds, "shown": shown}
+    return environment.get_template("page.html.j2").render(**content)
 
 
 def _svg(drawing: Drawing, place: str) -> Markup:
@@ -136,7 +147,7 @@ def _svg(drawing: Drawing, place: str) -> Markup:
 
 
 def _chapter(run: Contents) -> Chapter:
-    drawings = figures_of(run)
+    drawings = _figures_of(run)
     return Chapter(run, file_name(run.name), _notes(run), drawings, tables.class_table(run), tables.settings(run))
 
 
@@ -150,38 +161,19 @@ def _notes(run: Contents) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def _duplicates(split: str, found: Duplicates) -> list[str]:
+def _duplicates(split: str, found: Duplicates) -> Iterator[str]:
     """A sentence about images that train holds byte for byte, and one about those it nearly holds."""
-    where = "in the training part as well"
-    compared = f" ({found.near_of} were compared)" if found.near else ""
+    compared = f" ({found.near_of} were compared)"
     kinds = (
-        (found.count, f"byte for byte {where}", "=", found.pairs),
-        (found.near or 0, f"nearly unchanged {where}{compared}", "~", found.near_pairs),
+        (found.count, "byte for byte", "", "=", found.pairs),
+        (found.near or 0, "nearly unchanged", compared, "~", found.near_pairs),
     )
-    return [
-        f"{_images(count)} of {split} can be found {how}{_examples(sign, pairs)}"
-        for count, how, sign, pairs in kinds
-        if count
-    ]
-
-
-def _images(count: int) -> str:
-    return "1 image" if count == 1 else f"{count} images"
-
-
-def _examples(sign: str, pairs: Sequence[DuplicatePair]) -> str:
-    named = [f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3]]
-    return f", for example {', '.join(named)}" if named else ""
-
-
-def _remarks(chapters: Sequence[Chapter]) -> list[tuple[str, list[str], bool]]:
-    """What there is to know about each run, once for runs that share it; and whether it is bad news."""
-    found: dict[tuple[str, ...], list[Contents]] = {}
-    for chapter in chapters:
-        found.setdefault((*chapter.run.problems, *chapter.notes), []).append(chapter.run)
-    return [
-        (", ".join(r.name for r in runs), list(said), bool(runs[0].problems)) for said, runs in found.items() if said
-    ]
+    for count, how, remark, sign, pairs in kinds:
+        images = "1 image" if count == 1 else f"{count} images"
+        named = ", ".join(f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3])
+        examples = f", for example {named}" if named else ""
+        if count:
+            yield f"{images} of {split} can be found {how} in the training part as well{remark}{examples}"
 
 
 def _tables(runs: Sequence[Contents]) -> dict[str, Table]:
@@ -203,8 +195,11 @@ def _write_beside(folder: Path, across: Sequence[Drawing], chapters: Sequence[Ch
         write_text(folder / f"{name}.csv", to_csv(table))
         write_text(folder / f"{name}.md", to_markdown(table))
     for name, drawing in drawings.items():
-        for kind in ("png", "svg"):
-            save_drawing(drawing, folder / f"{name}.{kind}")
+        _save(drawing, folder, name, ("png", "svg"))
+
+
+def _save(drawing: Drawing, folder: Path, name: str, formats: Sequence[str]) -> list[Path]:
+    return [save_drawing(drawing, folder / f"{name}.{kind}") for kind in formats]
 
 
 def _make_folder(path: Path) -> None:

@@ -1,20 +1,35 @@
-"""Figures of a run's sample images: reconstructions, masks, parts of the spectrum, and the spectrum itself.
+"""Images as pictures, whatever their channels and range, and the figures of a run's sample images.
 
 Data of one row (signals, vectors) is drawn as lines, since a strip of pixels is unreadable.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pmae.report.contents import Contents
-from pmae.report.pictures import Array, View, gallery, view_of
-from pmae.report.style import NEUTRAL, PALETTE, Drawing, color, minus, panels, plain_log_ticks, styled, variance_bar
+from pmae.report.style import (
+    NEUTRAL,
+    PALETTE,
+    Array,
+    Drawing,
+    color,
+    gallery,
+    minus,
+    panels,
+    plain_log_ticks,
+    styled,
+    variance_bar,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+DARK = 64
+"""Bytes that all lie below this (digits of 0 to 16) are shown in their own range: within 0 to 255 they are black."""
 ROWS, MASKS = 6, 4
 SIGNAL_HEIGHT, SIGNAL_CHANNELS = 1.1, 3
 PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.0)}
@@ -27,84 +42,173 @@ BORROWED = (
 EXPLAINED = "R² is the share of the hidden part that was predicted; 0 is no better than predicting the mean."
 
 
+@dataclass(frozen=True)
+class View:
+    """How images (N, C, H, W) become colours: standardize and mix channels, then stretch from low..high to 0..1."""
+
+    mean: Array
+    std: Array
+    mix: Array
+    """(C, 1) for grey or (C, 3) for colour."""
+    low: Array
+    high: Array
+    note: str
+    """What a caption must say about it; empty if nothing."""
+
+    def pictures(self, images: Array) -> Array:
+        """(N, H, W, 3) colours of images in the units of the data."""
+        mixed = ((np.moveaxis(images, 1, -1) - self.mean) / self.std) @ self.mix
+        return _colours((mixed - self.low) / np.maximum(self.high - self.low, 1e-12))
+
+    def differences(self, images: Array, scale: float) -> Array:
+        """(N, H, W, 3) colours of standardized differences: mid-grey is 0, black and white are -scale and +scale."""
+        return _colours(0.5 + np.moveaxis(images, 1, -1) @ self.mix / (2 * scale))
+
+    def scale(self, images: Array) -> float:
+        """A scale that leaves all but the largest half percent of these differences inside black and white."""
+        return max(float(np.percentile(np.abs(np.moveaxis(images, 1, -1) @ self.mix), 99.5)), 1e-6)
+
+
+def view_of(originals: Array, dtype: str) -> View:
+    """Grey for one channel, colour for three; of two the first, and of more the three principal directions."""
+    channels = originals.shape[1]
+    if channels > 3:
+        return _principal_view(originals)
+    mix = np.eye(3) if channels == 3 else np.eye(channels)[:, :1]
+    low, high, note = _range(originals, dtype)
+    first = "Of 2 channels the first is shown." if channels == 2 else ""
+    return View(np.zeros(channels), np.ones(channels), mix, np.array(low), np.array(high), f"{first} {note}".strip())
+
+
+def _principal_view(originals: Array) -> View:
+    """Every channel at standard deviation 1, then the three directions along which the channels vary most."""
+    channels = originals.shape[1]
+    pixels = np.moveaxis(originals, 1, -1).reshape(-1, channels)
+    mean, std = pixels.mean(0), np.maximum(pixels.std(0), 1e-12)
+    pixels = (pixels - mean) / std
+    mix = np.linalg.eigh(pixels.T @ pixels).eigenvectors[:, ::-1][:, :3]
+    # The sign of a direction is arbitrary: let brighter mean more.
+    mix = mix * np.where(mix.sum(0) < 0, -1.0, 1.0)
+    low, high = np.percentile(pixels @ mix, (0.5, 99.5), axis=0)
+    note = f"The {channels} channels are shown as their three principal directions, as red, green and blue."
+    return View(mean, std, mix, low, high, note)
+
+
+def _range(originals: Array, dtype: str) -> tuple[float, float, str]:
+    """Black and white of pictures: the range of the dtype where it is customary, else that of the images."""
+    if dtype == "uint8" and originals.max() >= DARK:
+        return 0.0, 255.0, ""
+    low, high = np.percentile(originals, (0.5, 99.5))
+    if dtype.startswith("float") and originals.min() >= 0 and 0.5 < originals.max() <= 1:
+        low, high = 0.0, 1.0
+    return low, high, f"Black is {low:.4g} and white {high:.4g} in the data's units."
+
+
+def _colours(values: Array) -> Array:
+    values = np.nan_to_num(values).clip(0, 1)
+    return np.repeat(values, 3, axis=-1) if values.shape[-1] == 1 else values
+
+
+def view_for(run: Contents) -> View:
+    """How the images of a run become colours."""
+    return view_of(run.samples["original"], str(run.data.get("dtype", "")))
+
+
+def hidden_pixels(target: Array) -> Array:
+    """(N, H, W, 1) of an MAE's target, which is exactly 0 where a patch is visible."""
+    return np.asarray((target != 0).any(1)[..., None])
+
+
+def masked_pictures(run: Contents, count: int, view: View | None = None) -> dict[str, Array]:
+    """The first images of a run, their visible and their hidden part as pictures; hidden patches are grey."""
+    view = view or view_for(run)
+    original, visible, target = (run.samples[name][:count] for name in ("original", "visible", "target"))
+    image, seen, gaps = view.pictures(original), view.pictures(visible), hidden_pixels(target)
+    if run.method == "MAE":
+        return {"image": image, "visible": np.where(gaps, 0.5, seen), "hidden": np.where(gaps, image, 0.5)}
+    return {"image": image, "visible": seen, "hidden": view.differences(target, view.scale(target))}
+
+
 @styled
 def reconstructions(run: Contents) -> Drawing:
     """What was hidden and what the model predicted for it; of images also what it saw, and the two put together."""
-    samples = _first(run, MASKS if is_signal(run) else ROWS)
-    target, prediction = samples["target"], samples["prediction"]
+    count = MASKS if _is_signal(run) else ROWS
+    target, prediction = run.samples["target"][:count], run.samples["prediction"][:count]
     borrowed = run.method == "MAE" and run.config.objective.normalize_patches
-    labels = None if borrowed else [minus(f"R² {value:.0%}") for value in r2_of_each(prediction, target)]
-    if is_signal(run):
-        figure = _lines({"hidden": target, "predicted": prediction}, labels)
+    error, energy = ((prediction - target) ** 2).sum((1, 2, 3)), (target**2).sum((1, 2, 3))
+    labels = [minus(f"R² {r2:.0%}") for r2 in 1 - error / np.maximum(energy, 1e-12)]
+    if _is_signal(run):
+        figure = _lines({"hidden": target, "predicted": prediction}, None if borrowed else labels)
         said = "What was hidden (solid) and what was predicted for it (dashed), in standard deviations."
     else:
-        columns, said = _reconstructed(run, samples)
-        figure, _ = gallery(columns, labels)
+        columns, said = _reconstructed(run)
+        figure, _ = gallery(columns, None if borrowed else labels)
     caption = f"{said} {BORROWED if borrowed else EXPLAINED} {_note(run)}"
     return Drawing("reconstructions", "Reconstructions", caption.strip(), figure)
 
 
-def _reconstructed(run: Contents, samples: dict[str, Array]) -> tuple[dict[str, Array], str]:
+def _reconstructed(run: Contents) -> tuple[dict[str, Array], str]:
     """Image, visible, hidden, predicted and restored pictures by their names, and what a caption says of them."""
-    view, target, prediction = view_for(run), samples["target"], samples["prediction"]
-    columns, std = _visible(run, view, samples), run.fitted.get("standardize.std")
-    restored = None if std is None else view.pictures(samples["visible"] + prediction * std)
+    view, columns = view_for(run), masked_pictures(run, ROWS)
+    visible, target, prediction = (run.samples[name][:ROWS] for name in ("visible", "target", "prediction"))
+    std = run.fitted.get("standardize.std")
+    restored = {} if std is None else {"restored": view.pictures(visible + prediction * std)}
     said = f"What was hidden and what the model predicted for it, on {run.measured_on}."
-    if run.method == "MAE" and restored is not None:
-        gaps = hidden_pixels(target)
-        columns |= {"hidden": np.where(gaps, columns["image"], 0.5), "predicted": np.where(gaps, restored, 0.5)}
+    if run.method == "MAE" and restored:
+        columns["predicted"] = np.where(hidden_pixels(target), restored["restored"], 0.5)
     else:
         scale = view.scale(target)
-        columns |= {"hidden": view.differences(target, scale), "predicted": view.differences(prediction, scale)}
+        columns["predicted"] = view.differences(prediction, scale)
         said += f" Both share one scale: mid-grey is 0, black and white are ∓{scale:.2g} standard deviations."
-    if restored is not None:
-        columns["restored"] = restored
-        said += " Restored is visible plus predicted."
-    return columns, said
+    return columns | restored, said + (" Restored is visible plus predicted." if restored else "")
 
 
 @styled
 def masks(run: Contents) -> Drawing:
     """What masks hide: components along the spectrum, or patches of the image."""
-    samples = _first(run, MASKS)
-    if is_signal(run):
-        figure = _lines({"whole": samples["original"], "visible": samples["visible"]}, None)
+    if _is_signal(run):
+        figure = _lines({"whole": run.samples["original"][:MASKS], "visible": run.samples["visible"][:MASKS]})
         hidden = "patches, which it replaces by their mean" if run.method == "MAE" else run.units
         said = f"Signals (solid) and what is left of them without the hidden {hidden} (dashed), in the data's units."
+    elif run.method == "MAE":
+        figure, _ = gallery(masked_pictures(run, MASKS))
+        said = "Four masks: the encoder gets the visible patches alone; hidden ones are grey."
     else:
-        figure, said = _masked(run, samples)
+        barred = "hidden" in run.samples  # older versions did not save the masks themselves
+        figure, axes = gallery(masked_pictures(run, MASKS), strip=barred)
+        said = f"Four masks: an image is the sum of its visible and its hidden {run.units}."
+        if barred:
+            _draw_strips(axes, run.samples["hidden"][:MASKS], run.samples["variance"])
+            said += " A bar is the whole variance, the largest first, each as wide as its share; blue is hidden."
     return Drawing("masks", "Examples of masks", f"{said} {_note(run)}".strip(), figure)
 
 
-def _masked(run: Contents, samples: dict[str, Array]) -> "tuple[Figure, str]":
-    """Images, their visible and their hidden part and, where components are hidden, which of the spectrum these are."""
-    view, target = view_for(run), samples["target"]
-    columns = _visible(run, view, samples)
-    if run.method == "MAE":
-        columns["hidden"] = np.where(hidden_pixels(target), columns["image"], 0.5)
-        said = "Four masks: the encoder gets the visible patches alone; hidden ones are grey."
-        return gallery(columns, None)[0], said
-    columns["hidden"] = view.differences(target, view.scale(target))
-    said = f"Four masks: an image is the sum of its visible and its hidden {run.units}."
-    # Runs from before masks were kept: the basis tells what they hid.
-    hidden = samples["hidden"] if "hidden" in samples else _hidden_components(run, target)
-    figure, strip = gallery(columns, None, strip=hidden is not None)
-    if hidden is None or strip is None:
-        return figure, said
-    _draw_strips(strip, hidden, run.samples["variance"])
-    return figure, f"{said} A bar is the whole variance, the largest first, each as wide as its share; blue is hidden."
+def _draw_strips(axes: "Axes", hidden: Array, variance: Array) -> None:
+    """One bar a mask, beside its image: the variance, and what of it is hidden."""
+    share, centres = variance / variance.sum(), axes.get_yticks()
+    half = 0.18 * abs(centres[1] - centres[0] if len(centres) > 1 else 2 * centres[0] + 1)
+    lowest, highest = axes.get_ylim()
+    for centre, mask in zip(centres, hidden, strict=True):
+        variance_bar(axes, share, mask, centre, half)
+        text = f"{float((share * mask).sum()):.0%} in {int(mask.sum()):,}"
+        axes.text(0, centre - 1.3 * half, text, fontsize=8, va="bottom")
+    ends = (max(centres[-1] + 3 * half, lowest), min(centres[0] - 3 * half, highest))
+    axes.set(xlim=(0, 100), ylim=ends, xticks=(0, 50, 100), xlabel="% of variance")
+    axes.grid(False)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(left=False, labelleft=False)
 
 
 @styled
 def spectrum_parts(run: Contents) -> Drawing:
     """What the top, the middle and the bottom of the spectrum show on their own."""
-    if is_signal(run):
+    if _is_signal(run):
         titles = [f"{name}, {low:.0%} to {high:.0%} of the variance" for name, (low, high) in PARTS.items()]
         figure = _lines({"part": np.concatenate([run.samples[name][:1] for name in PARTS])}, titles)
         which, said = "A signal", "Values are standard deviations about the mean."
     else:
         columns, scales = _parts(run)
-        figure, _ = gallery(columns, None)
+        figure, _ = gallery(columns)
         which, said = "The same images", f"Mid-grey is 0; black and white, in standard deviations, are: {scales}."
     caption = (
         f"{which} made of the largest {run.units} alone, of those in the middle and of the smallest, cut by cumulated "
@@ -115,15 +219,15 @@ def spectrum_parts(run: Contents) -> Drawing:
 
 def _parts(run: Contents) -> tuple[dict[str, Array], str]:
     """Pictures of the parts by titles that count their components, and the scale of each in words."""
-    view, samples = view_for(run), _first(run, ROWS)
-    share = run.samples["variance"] / max(float(run.samples["variance"].sum()), 1e-12)
+    view, share = view_for(run), run.samples["variance"] / max(float(run.samples["variance"].sum()), 1e-12)
     before = share.cumsum() - share
-    columns, scales = {"image": view.pictures(samples["original"])}, []
+    columns, scales = {"image": view.pictures(run.samples["original"][:ROWS])}, []
     for name, (low, high) in PARTS.items():
-        scale = view.scale(samples[name])
+        images = run.samples[name][:ROWS]
+        scale = view.scale(images)
         count = int(((before >= low) & ((before < high) | (high == 1))).sum())
         title = f"{name}\n{low:.0%} to {high:.0%}\n{count:,} {run.units.replace('components', 'comp.')}"
-        columns[title] = view.differences(samples[name], scale)
+        columns[title] = view.differences(images, scale)
         scales.append(f"{name} ±{scale:.2g}")
     return columns, ", ".join(scales)
 
@@ -160,66 +264,7 @@ def _draw_mark(axes: "Axes", percent: float, count: int, left: bool) -> None:
     axes.annotate(f"{percent:.0f}%: {count:,}", (count, percent), offset, textcoords="offset points", **place)
 
 
-def is_signal(run: Contents) -> bool:
-    """Whether the samples of a run are signals or vectors: images of one row."""
-    return "original" in run.samples and run.samples["original"].shape[2] == 1
-
-
-def view_for(run: Contents) -> View:
-    """How the images of a run become colours."""
-    return view_of(run.samples["original"], str(run.data.get("dtype", "")))
-
-
-def r2_of_each(prediction: Array, target: Array) -> Array:
-    """(N,) share of each image's hidden part that is predicted."""
-    error, energy = ((prediction - target) ** 2).sum((1, 2, 3)), (target**2).sum((1, 2, 3))
-    return np.asarray(1 - error / np.maximum(energy, 1e-12))
-
-
-def visible_part(run: Contents, pictures: Array, target: Array) -> Array:
-    """The visible part as pictures; where patches are hidden, grey in their place."""
-    return np.where(hidden_pixels(target), 0.5, pictures) if run.method == "MAE" else pictures
-
-
-def hidden_pixels(target: Array) -> Array:
-    """(N, H, W, 1) of an MAE's target, which is exactly 0 where a patch is visible."""
-    return np.asarray((target != 0).any(1)[..., None])
-
-
-def _visible(run: Contents, view: View, samples: dict[str, Array]) -> dict[str, Array]:
-    seen = visible_part(run, view.pictures(samples["visible"]), samples["target"])
-    return {"image": view.pictures(samples["original"]), "visible": seen}
-
-
-def _hidden_components(run: Contents, target: Array) -> Array | None:
-    """(N, K) of a PMAE's target: the components that it is made of; None without the fitted basis."""
-    basis = run.fitted.get("space.components")
-    if basis is None:
-        return None
-    flat = target.reshape(len(target), -1)
-    coefficients = np.abs(flat @ basis.T)
-    # Visible components come out as rounding errors, about a millionth of the whole.
-    floor = 1e-5 * np.linalg.norm(flat, axis=1, keepdims=True)
-    return np.asarray(coefficients > np.maximum(floor, 1e-3 * np.sqrt(run.samples["variance"])))
-
-
-def _draw_strips(axes: "Axes", hidden: Array, variance: Array) -> None:
-    """One bar a mask, beside its image: the variance, and what of it is hidden."""
-    share, centres = variance / variance.sum(), axes.get_yticks()
-    half = 0.18 * abs(centres[1] - centres[0] if len(centres) > 1 else 2 * centres[0] + 1)
-    lowest, highest = axes.get_ylim()
-    for centre, mask in zip(centres, hidden, strict=True):
-        variance_bar(axes, share, mask, centre, half)
-        text = f"{float((share * mask).sum()):.0%} in {int(mask.sum()):,}"
-        axes.text(0, centre - 1.3 * half, text, fontsize=8, va="bottom")
-    ends = (max(centres[-1] + 3 * half, lowest), min(centres[0] - 3 * half, highest))
-    axes.set(xlim=(0, 100), ylim=ends, xticks=(0, 50, 100), xlabel="% of variance")
-    axes.grid(False)
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(left=False, labelleft=False)
-
-
-def _lines(kinds: dict[str, Array], titles: list[str] | None) -> "Figure":
+def _lines(kinds: dict[str, Array], titles: Sequence[str] | None = None) -> "Figure":
     """One panel a signal (C, 1, L): the first kind solid, the second dashed, a colour a channel."""
     figure, axes = panels([SIGNAL_HEIGHT] * len(next(iter(kinds.values()))))
     for i, panel in enumerate(axes):
@@ -236,14 +281,15 @@ def _lines(kinds: dict[str, Array], titles: list[str] | None) -> "Figure":
     return figure
 
 
-def _first(run: Contents, count: int) -> dict[str, Array]:
-    return {key: value[:count] for key, value in run.samples.items()}
+def _is_signal(run: Contents) -> bool:
+    """Whether the samples of a run are signals or vectors: images of one row."""
+    return "original" in run.samples and run.samples["original"].shape[2] == 1
 
 
 def _note(run: Contents) -> str:
     """What a caption must say about the channels or the range that are shown."""
-    if not is_signal(run):
-        return view_for(run).note
     channels = run.samples["original"].shape[1]
+    if not _is_signal(run):
+        return view_for(run).note
     few = channels <= SIGNAL_CHANNELS
     return "" if few else f"Of {channels} channels the first {SIGNAL_CHANNELS} are drawn, a colour each."

@@ -1,4 +1,4 @@
-"""The look of all figures (palette, type, sizes), and figures as files or as SVG in the colours of a page.
+"""The look of all figures (palette, type, sizes, galleries), and figures as files or as SVG in the colours of a page.
 
 matplotlib is imported where it is used, never through pyplot, and its settings are changed only inside `styled`.
 """
@@ -7,7 +7,7 @@ import functools
 import html
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Array = np.ndarray
 
 WIDTH = 4.1
 """Inches: at 9 points the text is still 10 pixels high where a phone shrinks the figure to its width."""
@@ -87,6 +88,14 @@ def panels(heights: Sequence[float]) -> "tuple[Figure, list[Axes]]":
     return figure, list(axes[:, 0])
 
 
+def legend(figure: "Figure", axes: "Sequence[Axes]", ncols: int = 2) -> None:
+    """One legend under all panels, each name once."""
+    named = [pair for panel in axes for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in named}
+    if handles:
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=ncols)
+
+
 def short(text: str, most: int) -> str:
     """A text that fits: the middle of a longer one gives way, since names differ at their ends."""
     head = (most - 1) // 2
@@ -131,6 +140,52 @@ def variance_bar(axes: "Axes", share: np.ndarray, marked: np.ndarray, middle: fl
     bar[0, :, 3] = filled.clip(0, 1)
     axes.barh(middle, 100, height=2 * half, color=FAINT, linewidth=0)
     axes.imshow(bar, extent=(0, 100, middle + half, middle - half), aspect="auto", interpolation="none", zorder=3)
+
+
+def gallery(
+    columns: Mapping[str, Array], labels: Sequence[str] | None = None, strip: bool = False, margin: float = 0.55
+) -> "tuple[Figure, Axes]":
+    """Pictures (N, H, W, 3) by the titles of their columns, one row an image, labels in a margin (inches) beside the
+    rows; and its axes or, for a `strip`, those on the right of it, with a tick at each row."""
+    from matplotlib.figure import Figure
+
+    image, rows, centres = sheet(list(columns.values()))
+    height, width = image.shape[:2]
+    lines = 1 + max(title.count("\n") for title in columns)
+    left, right = margin if labels else 0.04, 1.3 if strip else 0.04
+    bottom, across = 0.42 if strip else 0.04, WIDTH - left - right
+    down = across * height / width
+    total = down + 0.1 + 0.15 * lines + bottom
+    figure = Figure(figsize=(WIDTH, total))
+    axes = figure.add_axes((left / WIDTH, bottom / total, across / WIDTH, down / total))
+    axes.imshow(image, interpolation="none", aspect="auto")
+    axes.set_axis_off()
+    above = -0.5 - 0.09 * height / down
+    for centre, title in zip(centres, columns, strict=True):
+        axes.text(centre, above, title, ha="center", va="baseline", fontsize=8.5, linespacing=1.15)
+    for centre, label in zip(rows, labels or [], strict=False):
+        axes.text(-0.5 - 0.05 * width / across, centre, label.replace(" ", "\n"), ha="right", va="center", fontsize=8.5)
+    if not strip:
+        return figure, axes
+    beside = figure.add_axes(((left + across + 0.12) / WIDTH, bottom / total, (right - 0.3) / WIDTH, down / total))
+    beside.set_ylim(axes.get_ylim())
+    beside.set_yticks(rows, labels=[""] * len(rows))
+    return figure, beside
+
+
+def sheet(columns: Sequence[Array]) -> tuple[Array, list[float], list[float]]:
+    """One RGBA image of all pictures with clear gutters, and the centres of its rows and columns in pixels."""
+    _, height, width, _ = columns[0].shape
+    gap = max(1, round(0.06 * max(height, width)))
+    tiles = np.pad(np.stack(columns, 1), ((0, 0),) * 4 + ((0, 1),), constant_values=1)  # (rows, columns, H, W, RGBA)
+    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)))
+    rows, across, high, wide, _ = tiles.shape
+    image = tiles.swapaxes(1, 2).reshape(rows * high, across * wide, 4)[:-gap, :-gap]
+    return (
+        image,
+        [i * high + (height - 1) / 2 for i in range(rows)],
+        [j * wide + (width - 1) / 2 for j in range(across)],
+    )
 
 
 def save_drawing(drawing: Drawing, path: Path) -> Path:

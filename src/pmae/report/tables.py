@@ -1,4 +1,4 @@
-"""The tables of a report as plain data, and any table as CSV, Markdown or HTML."""
+"""Any table as CSV or Markdown, and the tables of a report."""
 
 import csv
 import html
@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from pmae.config_file import to_dict
+from pmae.report.compare import lineup, main_score, published_for, published_source
 from pmae.report.contents import Contents
-from pmae.report.lineup import lineup
-from pmae.report.published import for_score, source
 from pmae.report.style import minus
-from pmae.report.summary import main_score
 from pmae.results import METRICS, PROTOCOLS, Interval, Score
 
 Cell = str | int | float | Interval | None
@@ -33,6 +29,83 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     note: str = ""
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers alone, and are set flush right."""
+        columns = [[row[j] for row in self.rows if row[j] is not None] for j in range(len(self.header))]
+        return [bool(cells) and not any(isinstance(cell, str) for cell in cells) for cells in columns]
+
+
+def to_csv(table: Table) -> str:
+    """Full numbers; a column with intervals becomes three, the bounds beside the value."""
+    wide = [any(isinstance(row[j], Interval) for row in table.rows) for j in range(len(table.header))]
+    header = [
+        inert(name) + end
+        for name, is_wide in zip(table.header, wide, strict=True)
+        for end in (("", " low", " high") if is_wide else ("",))
+    ]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    for row in table.rows:
+        writer.writerow([value for cell, is_wide in zip(row, wide, strict=True) for value in _numbers(cell, is_wide)])
+    return buffer.getvalue()
+
+
+def _numbers(cell: Cell, is_wide: bool) -> list[str | int | float | None]:
+    if isinstance(cell, Interval):
+        return [None if v is None else round(v, 6) for v in (cell.value, cell.low, cell.high)]
+    plain = inert(cell) if isinstance(cell, str) else cell
+    return [plain, None, None] if is_wide else [plain]
+
+
+def inert(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe in front."""
+    text = text.replace("\r", " ")
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def to_markdown(table: Table) -> str:
+    """A heading, a pipe table and the note."""
+    lines = [f"### {in_line(table.title)}", "", _pipes(table.header)]
+    lines.append("|" + "|".join("---:" if number else "---" for number in table.numeric) + "|")
+    lines += [_pipes([shown(cell) for cell in row]) for row in table.rows]
+    return "\n".join([*lines, *(["", in_line(table.note)] if table.note else []), ""])
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(in_line, cells)) + " |"
+
+
+def in_line(text: str) -> str:
+    """Text that neither ends a line or a cell of Markdown nor starts a tag."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+
+
+def shown(cell: Cell) -> str:
+    """A cell for people: one decimal, the interval in brackets, a dash for nothing."""
+    if isinstance(cell, Interval):
+        return f"{shown(cell.value)} {bounds(cell)}".strip()
+    if cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell)):
+        return NOTHING
+    if isinstance(cell, str):
+        return cell
+    return minus(f"{cell:,}" if isinstance(cell, int) else f"{cell:.1f}")
+
+
+def bounds(cell: Cell) -> str:
+    """The interval of a cell in brackets, if it has one."""
+    if not isinstance(cell, Interval) or cell.low is None or cell.high is None:
+        return ""
+    return f"({cell.low:.1f}–{cell.high:.1f})"
+
 
 def runs_table(runs: Sequence[Contents]) -> Table:
     """One row a run: which images, which method, which encoder, how long."""
@@ -43,13 +116,13 @@ def runs_table(runs: Sequence[Contents]) -> Table:
         shape = f"{' × '.join(map(str, data.get('shape', ())))} {data.get('dtype', '')}"
         encoder = f"{config.encoder.name}, patch {config.encoder.patch_size}"
         state = "finished" if run.finished else f"stopped at epoch {run.epoch:.4g}"
-        rows.append([run.name, str(data.get("name", "")), counts, shape, run.method, hidden(run), encoder])
+        rows.append([run.name, str(data.get("name", "")), counts, shape, run.method, _hidden(run), encoder])
         rows[-1] += [config.train.epochs, config.train.batch_size, state]
     header = ("run", "data", "images", "shape", "method", "hidden (achieved)", "encoder", "epochs", "batch", "state")
     return Table("runs", "What was run", header, rows)
 
 
-def hidden(run: Contents) -> str:
+def _hidden(run: Contents) -> str:
     """How much was to be hidden and, where that was logged, how much of it masks of whole components achieved."""
     masking, is_mae = run.config.masking, run.method == "MAE"
     what, ratio = ("patches", masking.masked_patches) if is_mae else ("variance", masking.masked_variance)
@@ -64,8 +137,7 @@ def hidden(run: Contents) -> str:
 def settings_table(runs: Sequence[Contents]) -> Table:
     """The settings in which the runs differ, one column a run."""
     flat = [settings(run) for run in runs]
-    keys = [key for key in flat[0] if len({one[key] for one in flat}) > 1] if flat else []
-    rows = [[key, *(one[key] for one in flat)] for key in keys]
+    rows = [[key, *(one[key] for one in flat)] for key in flat[0] if len({one[key] for one in flat}) > 1]
     return Table("settings-that-differ", "Settings that differ", ["setting", *(run.name for run in runs)], rows)
 
 
@@ -75,6 +147,10 @@ def settings(run: Contents) -> dict[str, str]:
     return {f"{room}.{key}": _plain(value) for room, values in nested.items() for key, value in values.items()}
 
 
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else "not set" if value is None else str(value)
+
+
 def accuracy_table(runs: Sequence[Contents], split: str) -> Table:
     """Accuracy by representation and protocol, with the paper's rows below."""
     every = lineup(runs, split)
@@ -82,35 +158,46 @@ def accuracy_table(runs: Sequence[Contents], split: str) -> Table:
     found: dict[str, dict[str, Cell]] = {}
     for entrant in every:
         found.setdefault(entrant.name, {})[entrant.score.protocol] = entrant.score.accuracy
-    papers = [(e.score.protocol, *paper) for e in every if (paper := for_score(e.score, e.run.config))]
+    papers = [(e.score.protocol, *paper) for e in every if (paper := published_for(e.score, e.run.config))]
     for protocol, value, method in papers:
         found.setdefault(f"published: {method}", {})[protocol] = value
     rows: list[list[Cell]] = [[name, *(cells.get(p) for p in protocols)] for name, cells in found.items()]
-    note = _accuracy_note([entrant.score for entrant in every], split, bool(papers))
+    note = _accuracy_note([entrant.score for entrant in every], split)
+    note += f" {published_source()}" if papers else ""
     header = ["accuracy %", *(PROTOCOLS[protocol] for protocol in protocols)]
     return Table(f"accuracy-{split}", f"Accuracy on {split}", header, rows, note)
 
 
 def metrics_table(runs: Sequence[Contents], split: str) -> Table:
-    """Every evaluated representation, epoch and metric with its interval, and the paper's accuracy if there is one."""
+    """Every evaluated representation, epoch and metric with its interval."""
     found = [(run, score) for run in runs for score in run.scores if score.split == split]
     found.sort(key=lambda pair: list(PROTOCOLS).index(pair[1].protocol) if pair[1].protocol in PROTOCOLS else 9)
-    papers = [for_score(score, run.config) for run, score in found]
-    header = ["representation", "pooling", "protocol", *METRICS.values(), "seeds", "± between seeds"]
-    rows: list[list[Cell]] = []
-    for _, score in found:
-        named = [score.label, score.pooling_name, PROTOCOLS.get(score.protocol, score.protocol)]
-        rows.append([*named, *(score.percent(name) for name in METRICS), score.seeds, score.accuracy.std])
-    extra: dict[str, list[Cell]] = {}
+    columns: dict[str, list[Cell]] = {
+        "representation": [score.label for _, score in found],
+        "pooling": [score.pooling_name for _, score in found],
+        "protocol": [PROTOCOLS.get(score.protocol, score.protocol) for _, score in found],
+        **{title: [score.percent(metric) for _, score in found] for metric, title in METRICS.items()},
+        "seeds": [score.seeds for _, score in found],
+        "± between seeds": [score.accuracy.std for _, score in found],
+    }
     if len(runs) > 1:
-        extra["run"] = [run.name for run, _ in found]
+        columns["run"] = [run.name for run, _ in found]
     if len({score.preset for _, score in found}) > 1:
-        extra["preset"] = [score.preset for _, score in found]
-    if any(papers):
-        extra |= {"paper": [p and p[0] for p in papers], "paper's method": [p and p[1] for p in papers]}
-    rows = [[*row, *(column[i] for column in extra.values())] for i, row in enumerate(rows)]
-    note = _accuracy_note([score for _, score in found], split, any(papers))
-    return Table(f"metrics-{split}", f"All metrics on {split}", [*header, *extra], rows, note)
+        columns["preset"] = [score.preset for _, score in found]
+    note = _accuracy_note([score for _, score in found], split)
+    rows = list(zip(*columns.values(), strict=True))
+    return Table(f"metrics-{split}", f"All metrics on {split}", list(columns), rows, note)
+
+
+def _accuracy_note(scores: Sequence[Score], split: str) -> str:
+    """How many images, by what preset."""
+    images = " or ".join(f"{count:,}" for count in sorted({score.images for score in scores}))
+    presets = ", ".join(sorted({score.preset for score in scores}))
+    note = f"Percent, with 95% bootstrap intervals over the {images} images of {split}; preset {presets}."
+    levels = sorted({score.chance for score in scores if score.chance is not None})
+    if levels:
+        note += f" Always answering the commonest class: {' or '.join(f'{level:.1f}' for level in levels)}."
+    return note
 
 
 def class_table(run: Contents) -> Table | None:
@@ -160,108 +247,3 @@ def environment_table(runs: Sequence[Contents]) -> Table:
     keys = list(dict.fromkeys(key for one in flat for key in one))
     rows = [[key, *(one.get(key, "") for one in flat)] for key in keys]
     return Table("environment", "Environment", ["", *(run.name for run in runs)], rows)
-
-
-def _accuracy_note(scores: Sequence[Score], split: str, with_paper: bool) -> str:
-    """How many images, by what preset, and where published numbers are from."""
-    images = " or ".join(f"{count:,}" for count in sorted({score.images for score in scores}))
-    presets = ", ".join(sorted({score.preset for score in scores}))
-    note = f"Percent, with 95% bootstrap intervals over the {images} images of {split}; preset {presets}."
-    levels = sorted({score.chance for score in scores if score.chance is not None})
-    if levels:
-        note += f" Always answering the commonest class: {' or '.join(f'{level:.1f}' for level in levels)}."
-    return f"{note} {source()}" if with_paper else note
-
-
-def _plain(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else "not set" if value is None else str(value)
-
-
-def to_csv(table: Table) -> str:
-    """Full numbers; a column with intervals becomes three, the bounds beside the value."""
-    wide = [any(isinstance(row[j], Interval) for row in table.rows) for j in range(len(table.header))]
-    bounds = [("", " low", " high") if is_wide else ("",) for is_wide in wide]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([inert(name) + end for name, ends in zip(table.header, bounds, strict=True) for end in ends])
-    for row in table.rows:
-        writer.writerow([value for cell, is_wide in zip(row, wide, strict=True) for value in _numbers(cell, is_wide)])
-    return buffer.getvalue()
-
-
-def inert(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe in front."""
-    text = text.replace("\r", " ")
-    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and not _is_number(text) else text
-
-
-def to_markdown(table: Table) -> str:
-    """A heading, a pipe table and the note."""
-    lines = [f"### {in_line(table.title)}", "", _pipes(table.header)]
-    lines.append("|" + "|".join("---:" if number else "---" for number in _numeric(table)) + "|")
-    lines += [_pipes([shown(cell) for cell in row]) for row in table.rows]
-    return "\n".join([*lines, *(["", in_line(table.note)] if table.note else []), ""])
-
-
-def to_html(table: Table) -> Markup:
-    """A <table> in a box that scrolls on its own where the screen is narrower; every text is escaped."""
-    side = [' class="number"' if number else "" for number in _numeric(table)]
-    titles = zip(table.header, side, strict=True)
-    head = "".join(f'<th scope="col"{place}>{html.escape(title)}</th>' for title, place in titles)
-    body = "".join(f"<tr>{''.join(map(_html_cell, row, side, range(len(row))))}</tr>" for row in table.rows)
-    label = html.escape(table.title, quote=True)
-    made = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return Markup(f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{made}</div>')
-
-
-def shown(cell: Cell) -> str:
-    """A cell for people: one decimal, the interval in brackets, a dash for nothing."""
-    if isinstance(cell, Interval):
-        return shown(cell.value) + (f" {_bounds(cell)}" if _bounds(cell) else "")
-    if cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell)):
-        return NOTHING
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    if isinstance(cell, int):
-        return minus(f"{cell:,}")
-    return minus(f"{cell:.1f}") if isinstance(cell, float) else cell
-
-
-def in_line(text: str) -> str:
-    """Text that neither ends a line or a cell of Markdown nor starts a tag."""
-    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
-
-
-def _bounds(cell: Interval) -> str:
-    return "" if cell.low is None or cell.high is None else f"({cell.low:.1f}–{cell.high:.1f})"
-
-
-def _numbers(cell: Cell, is_wide: bool) -> list[str | int | float | None]:
-    if isinstance(cell, Interval):
-        return [None if v is None else round(v, 6) for v in (cell.value, cell.low, cell.high)]
-    plain = inert(cell) if isinstance(cell, str) else cell
-    return [plain, None, None] if is_wide else [plain]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers alone, and are set flush right."""
-    kinds = [[cell for row in table.rows if (cell := row[j]) is not None] for j in range(len(table.header))]
-    return [bool(cells) and not any(isinstance(cell, str) for cell in cells) for cells in kinds]
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(in_line, cells)) + " |"
-
-
-def _html_cell(cell: Cell, place: str, column: int) -> str:
-    text = html.escape(shown(cell))
-    if isinstance(cell, Interval) and _bounds(cell):
-        text = f"{shown(cell.value)} <small>{_bounds(cell)}</small>"
-    return f"<td{place}>{text}</td>" if column else f'<th scope="row">{text}</th>'

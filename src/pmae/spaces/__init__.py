@@ -2,17 +2,17 @@
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError, unknown_name
-from pmae.spaces.base import Space as Space
-from pmae.spaces.fixed import Cosine as Cosine
-from pmae.spaces.fixed import Fourier as Fourier
-from pmae.spaces.ica import ICA as ICA
-from pmae.spaces.kernel_pca import DiffusionMaps as DiffusionMaps
-from pmae.spaces.kernel_pca import KernelPCA as KernelPCA
-from pmae.spaces.learned import Learned as Learned
-from pmae.spaces.patch_pca import PatchPCA as PatchPCA
-from pmae.spaces.pca import PCA as PCA
-from pmae.spaces.pixels import Pixels as Pixels
-from pmae.spaces.wavelet import Wavelet as Wavelet
+from pmae.spaces.base import Space
+from pmae.spaces.fixed import Cosine, Fourier, Pixels
+from pmae.spaces.ica import ICA
+from pmae.spaces.kernel_pca import DiffusionMaps, KernelPCA
+from pmae.spaces.learned import Learned
+from pmae.spaces.patch_pca import PatchPCA
+from pmae.spaces.pca import PCA
+from pmae.spaces.wavelet import Wavelet
+
+__all__ = ["ICA", "PCA", "SPACES", "Cosine", "DiffusionMaps", "Fourier", "KernelPCA", "Learned", "PatchPCA"]
+__all__ += ["Pixels", "Space", "Wavelet", "build_space"]
 
 SPACES: dict[str, type[Space]] = {
     "cosine": Cosine,

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import SpaceConfig
+from pmae.errors import UserError
 from pmae.spaces.moments import ONE_PROCESS, DistributedFit
+
+LIMIT = 64 * 2**30
+"""Bytes beyond which a fit is refused whatever the machine has."""
 
 
 class FitCost(NamedTuple):
@@ -76,6 +80,12 @@ class Space(nn.Module, ABC):
         """What `fit` will take for so many images, as far as it is more than a few passes over them."""
         return FitCost(0, 0)
 
+    def refuse_beyond_memory(self, what: str, need: int) -> None:
+        """Stop before a fit that would need too many bytes, and name them and a way out."""
+        if need > LIMIT:
+            told = f"space {self.config.name!r}: {what} need {need:,} bytes for the fit, more than {LIMIT:,}"
+            raise UserError(f"{told}; {self.way_out}")
+
     @abstractmethod
     def project(self, x: Tensor) -> Tensor:
         """Coefficients (B, K) of images (B, C, H, W)."""
@@ -102,7 +112,7 @@ class Space(nn.Module, ABC):
     @property
     def variance_share(self) -> Tensor:
         """(K,) fraction of the total variance that each coefficient carries."""
-        variance = self.variance
+        variance = self.variance  # once: a learned basis computes it
         return variance / variance.sum()
 
     @property

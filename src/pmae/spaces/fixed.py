@@ -1,4 +1,4 @@
-"""Orthonormal maps that are cheap at any size: the cosine and the Fourier basis, and what others build on."""
+"""Maps that are cheap at any size: pixels as they are, the cosine and the Fourier basis, and what others build on."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -12,6 +12,26 @@ from pmae.spaces.base import Space
 from pmae.spaces.moments import covariance_of, mean_and_variance, principal_axes
 
 RINGS = 24
+
+
+class Pixels(Space):
+    """Every pixel of every channel is its own coefficient, as in MAE; fitting measures their variances."""
+
+    tolerance = 0.0
+
+    def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
+        super().__init__(shape, config)
+        self.register_buffer("variance", torch.ones(self.size))
+
+    def fit(self, batches: Iterable[Tensor]) -> None:
+        pixels = (batch.flatten(1) for batch in self.distributed.part(batches))
+        self.variance.copy_(mean_and_variance(pixels, self.distributed)[1])
+
+    def project(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+    def reconstruct(self, z: Tensor) -> Tensor:
+        return z.unflatten(1, self.shape)
 
 
 class Orthonormal(Space):
@@ -46,6 +66,10 @@ class Orthonormal(Space):
         self.mean.copy_(mean)
         self.variance.copy_(variance)
 
+    def principal_rotation(self, samples: Iterable[Tensor]) -> Tensor:
+        """(D, D) principal axes, largest variance first, of this process's samples (N, D) and the others'."""
+        return principal_axes(covariance_of(samples, self.distributed)[1])[1]
+
     def project(self, x: Tensor) -> Tensor:
         return self.forward_transform(x).flatten(1) - self.mean
 
@@ -59,7 +83,10 @@ class Orthonormal(Space):
 
 
 class FixedBasis(Orthonormal):
-    """A fixed basis for each channel, after the channels are turned to their principal axes."""
+    """A fixed basis for each channel, after the channels are turned to their principal axes.
+
+    Every level multiplies the upper left corner that the level before it left, down and across.
+    """
 
     colour: Tensor
     """(C, C) the rotation, one axis a row, largest variance first."""
@@ -67,58 +94,64 @@ class FixedBasis(Orthonormal):
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
         self.register_buffer("colour", torch.eye(shape[0]))
-
-    @abstractmethod
-    def analyse(self, x: Tensor) -> Tensor:
-        """Coefficients (B, C, H, W) of channels (B, C, H, W)."""
-
-    @abstractmethod
-    def synthesize(self, z: Tensor) -> Tensor:
-        """The inverse of `analyse`."""
-
-    def group_bands(self, band: np.ndarray) -> None:
-        """If the settings ask for it, a mask group a band and channel; `band` (H, W) numbers the bands."""
+        matrices, bands = self.basis()
+        self.levels = len(matrices)
+        for level, (down, across) in enumerate(matrices):
+            self.register_buffer(f"down_{level}", torch.tensor(down, dtype=torch.float32), persistent=False)
+            self.register_buffer(f"across_{level}", torch.tensor(across, dtype=torch.float32), persistent=False)
         if self.config.grouped:
-            self.group_by(band + (band.max() + 1) * np.arange(self.shape[0])[:, None, None])
+            self.group_by(bands + (bands.max() + 1) * np.arange(shape[0])[:, None, None])
+
+    @abstractmethod
+    def basis(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+        """Orthonormal matrices (h, h) and (w, w) of every level, one basis vector a row, and bands (H, W) by number."""
 
     def learn(self, batches: Iterable[Tensor]) -> None:
         if self.shape[0] > 1:
-            pixels = (batch.movedim(1, -1).flatten(0, 2) for batch in self.distributed.part(batches))
-            self.colour.copy_(principal_axes(covariance_of(pixels, self.distributed)[1])[1])
+            part = self.distributed.part(batches)
+            self.colour.copy_(self.principal_rotation(batch.movedim(1, -1).flatten(0, 2) for batch in part))
 
     def forward_transform(self, x: Tensor) -> Tensor:
-        return self.analyse(torch.einsum("dc,bchw->bdhw", self.colour, x))
+        z = torch.einsum("dc,bchw->bdhw", self.colour, x)
+        for level in range(self.levels):
+            down, across = self._matrices(level)
+            z = _with_corner(z, down @ (z[..., : len(down), : len(across)] @ across.T))
+        return z
 
     def inverse_transform(self, z: Tensor) -> Tensor:
-        return torch.einsum("dc,bdhw->bchw", self.colour, self.synthesize(z.unflatten(1, self.shape)))
+        z = z.unflatten(1, self.shape)
+        for level in reversed(range(self.levels)):
+            down, across = self._matrices(level)
+            z = _with_corner(z, down.T @ (z[..., : len(down), : len(across)] @ across))
+        return torch.einsum("dc,bdhw->bchw", self.colour, z)
+
+    def _matrices(self, level: int) -> tuple[Tensor, Tensor]:
+        return getattr(self, f"down_{level}"), getattr(self, f"across_{level}")
 
 
-class Separable(FixedBasis):
-    """Products of a wave down the image and a wave across it: two matrix multiplications, and rings of frequency."""
+def _with_corner(z: Tensor, corner: Tensor) -> Tensor:
+    """The coefficients with another upper left corner."""
+    if corner.shape == z.shape:
+        return corner
+    down, across = corner.shape[-2:]
+    upper = torch.cat([corner, z[..., :down, across:]], -1)
+    return torch.cat([upper, z[..., down:, :]], -2)
 
-    down: Tensor
-    across: Tensor
 
-    def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
-        super().__init__(shape, config)
-        (down, per_row), (across, per_column) = (self.waves(side) for side in shape[1:])
-        self.register_buffer("down", torch.tensor(down, dtype=torch.float32), persistent=False)
-        self.register_buffer("across", torch.tensor(across, dtype=torch.float32), persistent=False)
-        self.group_bands(rings(per_row, per_column))
+class Waves(FixedBasis):
+    """Products of a wave down the image and a wave across it; bands are rings of frequency."""
+
+    def basis(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+        (down, per_row), (across, per_column) = (self.waves(side) for side in self.shape[1:])
+        return [(down, across)], rings(per_row, per_column)
 
     @staticmethod
     @abstractmethod
     def waves(size: int) -> tuple[np.ndarray, np.ndarray]:
         """(size, size) an orthonormal basis of `size` samples, one wave a row, and (size,) their cycles per pixel."""
 
-    def analyse(self, x: Tensor) -> Tensor:
-        return self.down @ (x @ self.across.T)
 
-    def synthesize(self, z: Tensor) -> Tensor:
-        return self.down.T @ (z @ self.across)
-
-
-def rings(down: np.ndarray, across: np.ndarray, count: int = RINGS) -> np.ndarray:
+def rings(down: np.ndarray, across: np.ndarray) -> np.ndarray:
     """(H, W) of the ring that each pair of frequencies lies in: 0 is the mean alone, the others widen outwards.
 
     Radii grow by a constant factor, because the power of photographs falls with the square of the frequency: rings of
@@ -127,11 +160,11 @@ def rings(down: np.ndarray, across: np.ndarray, count: int = RINGS) -> np.ndarra
     radius = np.hypot(down[:, None], across[None, :])
     lowest = radius.min(initial=1.0, where=radius > 0)
     octaves = np.log2(np.maximum(radius, lowest) / lowest)
-    ring = 1 + np.floor((count - 1) * octaves / max(octaves.max(), 1e-12))
-    return np.where(radius > 0, ring.clip(max=count - 1), 0).astype(np.int64)
+    ring = 1 + np.floor((RINGS - 1) * octaves / max(octaves.max(), 1e-12))
+    return np.where(radius > 0, ring.clip(max=RINGS - 1), 0).astype(np.int64)
 
 
-class Cosine(Separable):
+class Cosine(Waves):
     """The orthonormal two-dimensional DCT-II of every channel: half-waves that end flat at the borders."""
 
     @staticmethod
@@ -142,7 +175,7 @@ class Cosine(Separable):
         return waves, np.arange(size) / (2 * size)
 
 
-class Fourier(Separable):
+class Fourier(Waves):
     """The real orthonormal Fourier basis: cosine and sine of every frequency in turn, 1, cos 1, sin 1, cos 2, sin 2.
 
     A product of two of them is the real or imaginary part of sums of the complex waves (f, g) and (f, -g): what each

@@ -15,24 +15,19 @@ SHARE = 0.9
 """Of the variance: what the components that are unmixed hold, where the settings do not say how many."""
 RANK = 1e-6
 IMAGES = 2**15
+"""Bound of the sample that the rotation is found on; variances follow from it, and are exact over all images."""
 ITERATIONS, CHANGE = 200, 1e-8
 
 
 class ICA(Recombined):
     """Leading principal components unmixed into sources that are as independent as a linear map can make them.
 
-    By default as many as hold 90% of the variance, 128 at most; `space.components` sets the number.
-
     Sources are a rotation of the *whitened* coefficients, so their directions in pixel space are not orthogonal. Each
     source is measured along its own direction at unit length, so its variance is the energy that it adds to an image,
     and because sources are uncorrelated these energies sum to the variance of the images: hiding a share of the
     variance means what it does in PCA. The squared error of a coefficient, though, is no longer that of its pixels.
-
-    One pass after that of PCA takes the leading coefficients of at most 32,768 images, spread evenly over the data, and
-    on those the rotation is found. Variances need nothing but the rotation, and are exact over all images.
     """
 
-    variance: Tensor
     unmixing: Tensor
     mixing: Tensor
 
@@ -51,14 +46,14 @@ class ICA(Recombined):
         count = self._how_many(variance)
         std = variance[:count].sqrt()
         rotation = fast_ica(self._sample(batches, count) / std)
-        energy = rotation.square() @ variance[:count]
-        order = energy.argsort(descending=True)
-        rotation, length = rotation[order], energy[order].sqrt()
-        rotation = rotation * signs(rotation * std)
-        self.unmixing.copy_(torch.eye(self.count)), self.mixing.copy_(torch.eye(self.count))
-        self.unmixing[:count, :count] = (length[:, None] * rotation / std).to(self.unmixing.dtype)
-        self.mixing[:count, :count] = (std[:, None] * rotation.T / length).to(self.mixing.dtype)
-        self.variance.copy_(torch.cat([length.square(), variance[count:]]))
+        energy, order = (rotation.square() @ variance[:count]).sort(descending=True)
+        length = energy.sqrt()
+        rotation = rotation[order] * signs(rotation[order] * std)
+        self.unmixing.copy_(torch.eye(self.count))
+        self.mixing.copy_(torch.eye(self.count))
+        self.unmixing[:count, :count] = length[:, None] * rotation / std
+        self.mixing[:count, :count] = std[:, None] * rotation.T / length
+        self.variance.copy_(torch.cat([energy, variance[count:]]))
 
     def _how_many(self, variance: Tensor) -> int:
         """Components to unmix: those that the settings ask for, or that hold most of the variance, if they vary."""
@@ -73,7 +68,8 @@ class ICA(Recombined):
         kept, step, seen = mean.new_zeros(0, count), 1, 0
         for batch in batches:
             chosen = batch[-seen % step :: step].flatten(1).double()
-            kept, seen = torch.cat([kept, (chosen - mean) @ axes.T]), seen + len(batch)
+            kept = torch.cat([kept, (chosen - mean) @ axes.T])
+            seen += len(batch)
             while len(kept) > IMAGES:
                 kept, step = kept[::2], 2 * step
         require(len(kept) > 0, "batches", "iterable a second time, as space 'ica' is fitted in several passes", batches)

@@ -1,26 +1,38 @@
-"""Kernel PCA (KMAE) and diffusion maps: coefficients that are linear in Gaussian kernels around landmarks."""
+"""Kernel PCA (KMAE) and diffusion maps: coefficients that are linear in Gaussian kernels around landmarks.
+
+Landmarks are a sample of the images that stands for all; pre-images come back by ridge regression.
+"""
 
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pmae.config import SpaceConfig
-from pmae.errors import require
+from pmae.errors import UserError, require
 from pmae.spaces.base import Space
-from pmae.spaces.landmarks import Moments, choose_landmarks, fit_preimage, gaussian_kernel, joint_moments, log_kernel
-from pmae.spaces.moments import principal_axes, refuse_beyond_memory
+from pmae.spaces.moments import DistributedFit, principal_axes
 
 LANDMARKS = 2048
+SEED = 0
+"""Of the draw: a space is a function of the images and its settings, so runs that differ in their seed share it."""
+POOL = 4
+"""k-means++ looks at every image for every landmark, so it chooses among so many times the landmarks, not among all."""
+EDGE = 1e-3
+"""How near to 0 or to 1 the mean kernel value of two landmarks may come: beyond, float32 keeps under three digits."""
 FLOOR = 1e-6
-"""Share of the kernel's largest eigenvalue below which a direction is left out: float32 could not project on it."""
+"""Share of the kernel's largest eigenvalue, or eigenvalue of the random walk, below which float32 loses a direction."""
 NOTHING = 1e-10
 """Share of the largest variance below which an axis is no axis but what float64 rounds off."""
-LEAST_EIGENVALUE = 1e-6
-"""Eigenvalue of the random walk below which a coordinate is left out: it is lost in the rounding of float32."""
+NEGLIGIBLE = 1e-12
+"""Share of the largest variance below which a direction of the coefficients counts as constant."""
+SLACK = 1.01
+"""The largest ridge is taken whose score is so near to the best: the best is flat, and rounding would choose there."""
 
 
 class LandmarkSpace(Space):
@@ -40,15 +52,15 @@ class LandmarkSpace(Space):
     mean: Tensor
     preimage_error: Tensor  # relative error of `reconstruct(project(x))`: of the images of the fit, expected of others
     tolerance = math.inf
+    way_out = f"lower space.landmarks or {Space.way_out}"
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
         count, size = self.config.landmarks or LANDMARKS, self.size
         kept = self.config.components or count
         require(kept <= count, "space.components", f"at most the number of landmarks, {count}", kept)
-        what, way = f"space {self.config.name!r}: {count} landmarks of {size} pixels", "lower space.landmarks"
         # The kernel, the covariance, their eigenvectors and workspaces, and four sets of landmarks.
-        refuse_beyond_memory(what, 8 * (8 * count**2 + 4 * count * size), f"{way} or {self.way_out}")
+        self.refuse_beyond_memory(f"{count} landmarks of {size} pixels", 8 * (8 * count**2 + 4 * count * size))
         self.keeps_rest = self.config.keep_rest
         sizes = {"landmarks": (count, size), "log_density": (count,), "centre": (count,), "axes": (kept, count)}
         sizes |= {"preimage": (kept, size), "mean": (size,), "variance": (kept,), "gamma": (), "preimage_error": (2,)}
@@ -71,8 +83,8 @@ class LandmarkSpace(Space):
         """(at most M, M) axes, from the kernel between landmarks and the features' covariance, both (M, M)."""
 
     def project(self, x: Tensor) -> Tensor:
-        scores = log_kernel(x.flatten(1) - self.mean, self.landmarks, self.gamma, self.log_density)
-        return (self.features(scores) - self.centre) @ self.axes.T
+        distances = squared_distances(x.flatten(1) - self.mean, self.landmarks)
+        return (self.features(-self.gamma * distances - self.log_density) - self.centre) @ self.axes.T
 
     def reconstruct(self, z: Tensor) -> Tensor:
         return (z @ self.preimage + self.mean).unflatten(1, self.shape)
@@ -87,15 +99,18 @@ class LandmarkSpace(Space):
         require(wanted <= count, "space.components", f"at most the landmarks, here all {count} images", wanted)
         shift = landmarks.mean(0)
         landmarks -= shift
-        gamma, kernel = gaussian_kernel(landmarks, self.config.gamma)
+        distances = squared_distances(landmarks, landmarks)
+        gamma = choose_gamma(self.config.gamma, distances)
+        kernel = distances.mul_(-gamma).exp_()
         log_density = self.density(kernel).log()
 
         def features(x: Tensor) -> Tensor:
-            return self.features(log_kernel(x, landmarks, gamma, log_density))
+            return self.features(-gamma * squared_distances(x, landmarks) - log_density)
 
-        moments = joint_moments(batches, shift, features, count, self.distributed)
+        moments = joint_moments(batches, shift, features, self.distributed)
         self._store(self.leading_axes(kernel, moments.covariance)[: len(self.axes)], moments)
-        self.landmarks[:count], self.gamma[()] = landmarks + (shift - moments.mean), gamma
+        self.landmarks[:count] = landmarks + (shift - moments.mean)
+        self.gamma.fill_(gamma)
         self.log_density.fill_(math.inf)[:count] = log_density
 
     def measured(self) -> dict[str, float]:
@@ -104,21 +119,23 @@ class LandmarkSpace(Space):
         seen, unseen = self.preimage_error.tolist()
         return {"gamma": float(self.gamma), "preimage_error": seen, "preimage_error_unseen": unseen}
 
-    def _store(self, axes: Tensor, moments: Moments) -> None:
+    def _store(self, axes: Tensor, moments: "Moments") -> None:
         """Keep the axes, the variances along them, and the regression back to pixels with what it misses."""
         covariance = axes @ moments.covariance @ axes.T
-        back = fit_preimage(covariance, axes @ moments.cross, moments)
+        images, seen, unseen = fit_preimage(covariance, axes @ moments.cross, moments)
         kept, count = axes.shape
         for buffer in (self.axes, self.centre, self.variance, self.preimage, self.landmarks):
             buffer.zero_()
-        self.axes[:kept, :count], self.centre[:count] = axes, moments.feature_mean
-        self.variance[:kept], self.preimage[:kept] = covariance.diagonal().clamp(min=0), back.images
+        self.axes[:kept, :count] = axes
+        self.centre[:count] = moments.feature_mean
+        self.variance[:kept] = covariance.diagonal().clamp(min=0)
+        self.preimage[:kept] = images
         self.mean.copy_(moments.mean)
-        self.preimage_error.copy_(torch.tensor([back.error, back.error_unseen]))
+        self.preimage_error.copy_(torch.tensor([seen, unseen]))
         if not self.keeps_rest:
             warnings.warn(
-                f"space {self.config.name!r} has no exact inverse: its pre-images miss {back.error:.1%} of the norm of "
-                f"training images, about {back.error_unseen:.1%} of others; space.keep_rest would carry that along",
+                f"space {self.config.name!r} has no exact inverse: its pre-images miss {seen:.1%} of the norm of "
+                f"training images, about {unseen:.1%} of others; space.keep_rest would carry that along",
                 stacklevel=3,
             )
 
@@ -170,4 +187,116 @@ class DiffusionMaps(LandmarkSpace):
         # apart into clusters it shares its eigenvalue 1 with others, and a solver may mix them.
         constant = root / root.norm()
         values, vectors = principal_axes(walk / root / root[:, None] - torch.outer(constant, constant))
-        return vectors[values > LEAST_EIGENVALUE] / constant
+        return vectors[values > FLOOR] / constant
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """(A, B) of rows (A, D) and (B, D)."""
+    products = torch.addmm(y.square().sum(1), x, y.T, alpha=-2)
+    return (products + x.square().sum(1, keepdim=True)).clamp(min=0)
+
+
+def choose_landmarks(batches: Iterable[Tensor], count: int, choice: str) -> Tensor:
+    """(M, D) images, M = `count` or all there are, in one pass; the same however the images are batched."""
+    pool = _sample(batches, count if choice == "random" else POOL * count)
+    if len(pool) <= count:
+        return pool
+    # Heavy to import, and most runs use another space.
+    from sklearn.cluster import kmeans_plusplus
+
+    return pool[kmeans_plusplus(pool.cpu().numpy(), count, random_state=SEED)[1]]
+
+
+def _sample(batches: Iterable[Tensor], size: int) -> Tensor:
+    """(S, D) images whose random keys are the smallest, in the order of their keys.
+
+    NumPy's stream of keys does not depend on how many are asked for at a time, so neither does the sample.
+    """
+    rng, count, keys, pool = np.random.default_rng(SEED), 0, np.empty(0), torch.empty(0)
+    for batch in batches:
+        rows = batch.flatten(1)
+        keys = np.concatenate([keys, rng.random(len(rows))])
+        order = keys.argsort()[:size]
+        pool = torch.cat([pool, rows])[torch.from_numpy(order).to(rows.device)] if count else rows[order]
+        keys = keys[order]
+        count += len(rows)
+    require(count >= 2, "data", "at least 2 images to choose landmarks", count)
+    return pool
+
+
+def choose_gamma(gamma: float | None, distances: Tensor) -> float:
+    """The kernel's coefficient as given, or 1 over the median squared distance between landmarks.
+
+    One at which all landmarks look alike, or each looks unlike all others, is refused.
+    """
+    count = len(distances)
+    apart = distances[~torch.eye(count, dtype=torch.bool, device=distances.device)]
+    median = float(apart.median())
+    if gamma is None and median <= 0:
+        raise UserError(f"data must differ: the median squared distance between {count} landmarks is {median}")
+    gamma = 1 / median if gamma is None else gamma
+    mean = float((apart * -gamma).exp().mean())
+    if not EDGE < mean < 1 - EDGE:
+        kind = "constant: all images look alike" if mean > 0.5 else "the identity: each image looks unlike all others"
+        hint = f"; left unset it would be {1 / median:.3g}" if median > 0 else ""
+        raise UserError(
+            f"space.gamma must tell images apart, got {gamma:g}: the mean kernel value between {count} landmarks is "
+            f"{mean:.6g}, so the kernel is {kind}{hint}"
+        )
+    return gamma
+
+
+class Moments(NamedTuple):
+    """Of N images (D,) and M features of each: means, covariances over N - 1 and mean squared norms."""
+
+    images: int
+    mean: Tensor
+    feature_mean: Tensor
+    covariance: Tensor  # (M, M) of the features
+    cross: Tensor  # (M, D) of features and pixels
+    total_variance: float  # mean squared distance from the mean image
+    energy: float  # mean squared norm of an image
+
+
+def joint_moments(
+    batches: Iterable[Tensor], shift: Tensor, features: Callable[[Tensor], Tensor], distributed: DistributedFit
+) -> Moments:
+    """Moments of images about `shift` (D,) and of their features, which are to be near 0, in one pass."""
+    n, sums = 0, list[Tensor]()
+    for batch in distributed.part(batches):
+        x = batch.flatten(1).double() - shift
+        f = features(x)
+        more = [x.square().sum(), x.sum(0), f.sum(0), f.T @ f, f.T @ x]
+        sums = [total.add_(one) for total, one in zip(sums, more, strict=True)] if sums else more
+        n += len(x)
+    n = distributed.total_images(n, shift)
+    squares, image_total, feature_total, products, cross = map(distributed.all_reduce, sums)
+    x, f = image_total / n, feature_total / n
+    # In place, as a copy of the products would double the memory.
+    products.addr_(f, f, alpha=-n).div_(n - 1)
+    cross.addr_(f, x, alpha=-n).div_(n - 1)
+    variance, mean = float(squares / n - x.square().sum()), shift + x
+    return Moments(n, mean, f, products, cross, variance, variance + float(mean.square().sum()))
+
+
+def fit_preimage(covariance: Tensor, cross: Tensor, moments: Moments) -> tuple[Tensor, float, float]:
+    """Ridge regression of images on coefficients, from their covariance (K, K) and the one with the pixels (K, D).
+
+    Returns the image (K, D) of one unit of each coefficient, the relative error on the images of the fit, and on
+    others. The ridge is chosen by generalized cross-validation, whose score estimates the error on new images; it comes
+    out a little low where most images are landmarks, as these would lose their own kernels too if they were left out.
+    """
+    values, turn = principal_axes(covariance)
+    along, floor = turn @ cross, NEGLIGIBLE * values[0]
+    each = torch.where(values > floor, along.square().sum(1) / values.clamp(min=floor), 0.0)
+    explained = each * (1 - 1 / moments.images)
+    left = max(moments.total_variance - float(explained.sum()), 0.0)
+    ridges = values[0] * torch.logspace(-6, 0, 25, dtype=values.dtype, device=values.device)[:, None]
+    shrinkage = ridges / (values + ridges)
+    seen = left + (explained * shrinkage.square()).sum(1)
+    freedom = 1 + (1 - shrinkage).sum(1)
+    unseen = seen / (1 - freedom / moments.images).square()
+    best = int((unseen <= SLACK * unseen.min()).nonzero()[-1])
+    images = turn.T @ (along / (values + ridges[best])[:, None])
+    error, error_unseen = (float(score[best] / moments.energy) ** 0.5 for score in (seen, unseen))
+    return images, error, error_unseen

@@ -14,13 +14,9 @@ class Learned(Recombined):
 
     The model minimizes the unexplained share of the hidden variance, 1 - R2; the rotation *maximizes* it, by gradient
     reversal, in the same step of the same optimizer (predictability minimization). Minimizing it, too, would be
-    trivial: strongly correlated components can be filled in by regression, and the encoder need learn nothing
-    about images. To regression the principal axes are the hardest basis there is, so what turns the basis away from
-    them is structure beyond correlation. It cannot win by hiding more: the mask keeps to its share of the variance, R2
-    is relative to the energy that was hidden, and an orthonormal basis keeps the total however it turns.
-
-    `space.rotate_towards` "easy" drops the reversal, for comparison. Shares follow the rotation, detached: they decide
-    which components a mask takes, and no gradient does. `space.components` says how many turn; 128 if not given.
+    trivial: strongly correlated components can be filled in by regression (`space.rotate_towards` "easy" does it, for
+    comparison). It cannot win by hiding more: the mask keeps to its share of the variance, R2 is relative to the energy
+    that was hidden, and an orthonormal basis keeps the total however it turns.
     """
 
     learns = True
@@ -39,10 +35,10 @@ class Learned(Recombined):
         angles: Tensor = self.angles
         if self.config.rotate_towards == "hard":
             angles = 2 * angles.detach() - angles  # The same value, and minus the gradient.
-        upper = angles.new_zeros(self.count, self.count, dtype=torch.float64)
+        one = torch.eye(self.count, dtype=torch.float64, device=angles.device)
         row, column = torch.triu_indices(self.count, self.count, 1, device=angles.device)
-        upper = upper.index_put((row, column), angles.double())
-        half, one = (upper - upper.T) / 2, torch.eye(self.count, dtype=torch.float64, device=angles.device)
+        upper = torch.zeros_like(one).index_put((row, column), angles.double())
+        half = (upper - upper.T) / 2
         # `solve_ex`, because `solve` asks the device whether it went well, which a CUDA graph forbids. It always does.
         return torch.linalg.solve_ex(one - half, one + half).result.to(angles.dtype)
 
@@ -52,7 +48,10 @@ class Learned(Recombined):
 
     @property
     def variance(self) -> Tensor:  # type: ignore[override]
-        """(K,) the diagonal of R diag(v) R^T for the leading components, v for the others; without a gradient."""
+        """(K,) the diagonal of R diag(v) R^T for the leading components, v for the others.
+
+        Without a gradient: shares decide which components a mask takes.
+        """
         variance = self.pca.variance
         with torch.no_grad():
             return torch.cat([self.rotation.square() @ variance[: self.count], variance[self.count :]])

@@ -7,11 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pmae.errors import UserError, require
+from pmae.errors import require
 
 BLOCK = 1024
-LIMIT = 64 * 2**30
-"""Bytes beyond which a fit is refused whatever the machine has."""
 ENOUGH = "at least 2 images in every pass: fit takes a list, not an iterator"
 
 
@@ -107,9 +105,3 @@ def signs(axes: Tensor) -> Tensor:
     """(K, 1) of +-1 that make the entry of largest magnitude in each row positive."""
     largest = axes.abs().argmax(1, keepdim=True)
     return torch.where(axes.gather(1, largest) < 0, -1.0, 1.0)
-
-
-def refuse_beyond_memory(what: str, need: int, way: str) -> None:
-    """Stop before a fit that would need too many bytes, and name them and a way out."""
-    if need > LIMIT:
-        raise UserError(f"{what} need {need:,} bytes for the fit, more than {LIMIT:,}; {way}")

@@ -55,7 +55,9 @@ def leading_components(batches: Iterable[Tensor], count: int, distributed: Distr
     are those of the axes returned, whatever these are.
     """
     mean, pixels = moments.mean_and_variance((batch.flatten(1) for batch in distributed.part(batches)), distributed)
-    basis = _random_basis(len(mean), count).to(mean.device)
+    wide = min(len(mean), count + OVERSAMPLE)
+    start = torch.randn(len(mean), wide, generator=torch.Generator().manual_seed(0))
+    basis = torch.linalg.qr(start.double()).Q.to(mean.device)
     for _ in range(PASSES):
         basis = torch.linalg.qr(_covariance_times(basis, batches, mean, distributed)).Q
     image = _covariance_times(basis, batches, mean, distributed)
@@ -65,12 +67,6 @@ def leading_components(batches: Iterable[Tensor], count: int, distributed: Distr
     # Of x - A^T A x, where A C A^T is diagonal: the variance of each pixel, less twice what the axes share with it.
     rest = pixels - 2 * (axes * images).sum(0) + variance @ axes.square()
     return Components(mean, variance, axes.mul_(moments.signs(axes)), rest.clamp(min=0))
-
-
-def _random_basis(size: int, count: int) -> Tensor:
-    """An orthonormal basis (D, count and some more), the same at every call."""
-    draw = torch.randn(size, min(size, count + OVERSAMPLE), generator=torch.Generator().manual_seed(0))
-    return torch.linalg.qr(draw.double()).Q
 
 
 def _covariance_times(basis: Tensor, batches: Iterable[Tensor], mean: Tensor, distributed: DistributedFit) -> Tensor:
@@ -116,8 +112,7 @@ class PCA(Space):
         self.exact = self.all or self.size <= EXACT
         way = "keep leading ones alone (space.components)" if self.all else "lower space.components"
         self.way_out = f"{way}, or use space.name patch_pca, cosine or wavelet, or smaller images (data.resize)"
-        need = self.fit_cost(0).bytes
-        moments.refuse_beyond_memory(f"space 'pca': {self.kept} components of {self.size} pixels", need, self.way_out)
+        self.refuse_beyond_memory(f"{self.kept} components of {self.size} pixels", self.fit_cost(0).bytes)
         self.register_buffer("mean", torch.zeros(self.size))
         self.register_buffer("components", torch.eye(self.kept, self.size))
         self.register_buffer("variance", torch.ones(self.size if self.all else self.kept + self.size))

@@ -1,4 +1,4 @@
-"""Pretrain many runs: a scheduler says which comes next and how far it goes, workers train it.
+"""Pretrain many runs: a scheduler says which comes next, and workers train it here, in processes or on Ray.
 
 A run's folder holds all that is needed to go on with it, so a command that was killed goes on when it is repeated.
 """
@@ -13,11 +13,12 @@ from pmae.config import Config
 from pmae.data.sets import read_chunks, tinyimagenet_folder
 from pmae.errors import Interrupted, UserError, require
 from pmae.runs import Run
-from pmae.sweep.find import RunIndex, RunSpec
+from pmae.sweep.find import Requirements, RunIndex, RunSpec, Scoring
 from pmae.sweep.workers import POLL_SECONDS, Workers, has_run
 
 FACTOR = 3
 """ASHA keeps one run in so many at each rung."""
+GetRuns = Callable[[Sequence[RunSpec], Requirements], list[Run | None]]
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,34 @@ def score_at(run: Run, epoch: int) -> float:
     return float((before or looks[:1])[-1]["linear"])
 
 
+def get_runs(scoring: Scoring, any_length: bool = False, workers: Workers | None = None) -> GetRuns:
+    """A way to get runs, scored as required: those that are found, with None for the others if no run may be made.
+
+    Runs that are missing are pretrained and evaluated, each before the next one begins; workers are not kept waiting
+    for evaluations, which are done here when all runs have ended.
+    """
+    index = scoring.index
+
+    def get(specs: Sequence[RunSpec], needed: Requirements) -> list[Run | None]:
+        if scoring.only_found:
+            return [index.first(spec.config, any_length=any_length) for spec in specs]
+        scheduler = InOrder(specs) if workers else InOrder(specs, needed.evaluate)
+        runs = run_all(scheduler, scoring.out / "runs", index, workers or Workers(), needed.can_be_met, any_length)
+        for run in runs.values() if workers else ():
+            needed.evaluate(run)
+        return [runs[spec.config] for spec in specs]
+
+    return get
+
+
+def check_data(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = False) -> None:
+    """Refuse now what would fail hours later: data that a run is missing for, and that are not there."""
+    missing = [spec for spec in specs if index.first(spec.config, any_length=any_length) is None]
+    for data in dict.fromkeys(spec.config.data for spec in missing):
+        if tinyimagenet_folder(data) is None:  # a hundred thousand files: that they are there is enough
+            read_chunks(data, size=1)
+
+
 def run_all(
     scheduler: InOrder,
     folder: Path,
@@ -138,11 +167,13 @@ def run_all(
 
     while True:
         while len(running) < workers.room() and (stage := scheduler.next(bool(running))) is not None:
-            run = index.first(stage.spec.config, accept, any_length) or _far_enough(stage, folder, index)
+            begun = index.stopped(stage.spec.config, folder)
+            run = index.first(stage.spec.config, accept, any_length) or _far_enough(stage, begun)
             if run is not None:
                 end(stage, run)
                 continue
-            path = _path_for(stage.spec, folder, index, [path for _, path, _ in running.values()])
+            taken = [path for _, path, _ in running.values()]
+            path = next((run.path for run in begun if run.path not in taken), folder / stage.spec.folder)
             print(f"{stage.title}: {'goes on' if has_run(path) else 'pretrains'} in {path}", flush=True)
             began = time.monotonic()
             running[workers.submit(path, stage.spec.config, stage.until)] = stage, path, began
@@ -153,6 +184,13 @@ def run_all(
             _raise_what_failed(future, path, workers)
             print(f"{stage.title}: done in {time.monotonic() - began:.0f} s", flush=True)
             end(stage, Run(path))
+
+
+def _far_enough(stage: Stage, begun: Sequence[Run]) -> Run | None:
+    """A run that was scored at the epoch a stage ends with, or later."""
+    if stage.until is None:
+        return None
+    return next((run for run in begun if run.results.get("pretrain", {}).get("epoch", 0) >= stage.until), None)
 
 
 def _raise_what_failed(future: "Future[int | None]", path: Path, workers: Workers) -> None:
@@ -169,25 +207,3 @@ def _raise_what_failed(future: "Future[int | None]", path: Path, workers: Worker
         stop = Interrupted(path, stopped)
         stop.args = ("stopped and saved; the same command again goes on from there",)
         raise stop
-
-
-def check_data(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = False) -> None:
-    """Refuse now what would fail hours later: data that a run is missing for, and that are not there."""
-    missing = [spec for spec in specs if index.first(spec.config, any_length=any_length) is None]
-    for data in dict.fromkeys(spec.config.data for spec in missing):
-        if tinyimagenet_folder(data) is None:  # a hundred thousand files: that they are there is enough
-            read_chunks(data, size=1)
-
-
-def _far_enough(stage: Stage, folder: Path, index: RunIndex) -> Run | None:
-    """A run that was scored at the epoch a stage ends with, or later."""
-    if stage.until is None:
-        return None
-    begun = index.stopped(stage.spec.config, folder)
-    return next((run for run in begun if run.results.get("pretrain", {}).get("epoch", 0) >= stage.until), None)
-
-
-def _path_for(spec: RunSpec, folder: Path, index: RunIndex, taken: Sequence[Path]) -> Path:
-    """The folder of a run that was stopped, unless it is being trained right now, or a new one."""
-    there = [run.path for run in index.stopped(spec.config, folder) if run.path not in taken]
-    return there[0] if there else folder / spec.folder

@@ -1,18 +1,24 @@
-"""Runs found by their settings: finished ones are reused and stopped ones go on, whatever their folders are called."""
+"""Runs found by their settings, whatever their folders are called, and what they have been scored by."""
 
+import dataclasses
 import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pmae.config import Config
+from pmae import api
+from pmae.config import Config, DataConfig, replace
 from pmae.config_file import to_dict
+from pmae.data.images import Splits
+from pmae.data.sets import load
 from pmae.derive import resolve
-from pmae.errors import UserError
+from pmae.errors import UserError, require, unknown_name
+from pmae.evaluate.protocols import Protocols, only, preset
+from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run
 
 MACHINE = frozenset(
@@ -24,6 +30,17 @@ MACHINE = frozenset(
 """Settings that say where and how a run is made or monitored, not what it learns."""
 LENGTH = frozenset({"train.epochs", "train.seed", "optim.warmup_epochs", "optim.warmup_steps"})
 """Settings that a search for a run of any length and seed leaves open."""
+SHOWN = ("cls", "mean")
+"""Poolings whose accuracies a table may show."""
+AUGMENTED = ("linear", "mlp")
+"""The protocols that augmentation makes a difference to."""
+
+
+def require_known(parameter: str, names: Iterable[str], choices: Collection[str]) -> None:
+    """Refuse names that are not among the choices."""
+    for name in names:
+        if name not in choices:
+            raise unknown_name(parameter, name, choices)
 
 
 @dataclass(frozen=True)
@@ -41,18 +58,6 @@ class RunSpec:
         return f"{self.name}-{digest.hexdigest()}"
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What comparing settings needs of a run folder."""
-
-    settings: dict[str, Any]
-    """By dotted name."""
-    images: int
-    shape: tuple[int, int, int]
-    gpu: bool
-    """Whether it was made on a GPU: some settings are derived otherwise there."""
-
-
 class RunIndex:
     """The run folders below some folders; one of these may not exist yet."""
 
@@ -61,7 +66,7 @@ class RunIndex:
 
     def find(self, wanted: Config, any_length: bool = False) -> list[Run]:
         """Runs of these settings, perhaps of any length and seed: finished ones first, then the longer ones."""
-        found = [Run(path.parent) for path, other in self._compared(wanted, any_length) if not other]
+        found = [Run(path) for path, other in self._compared(wanted, any_length) if not other]
         return sorted(found, key=lambda run: (finished(run), run.config.train.epochs or 0), reverse=True)
 
     def first(
@@ -76,56 +81,30 @@ class RunIndex:
 
     def nearest(self, wanted: Config, any_length: bool = False) -> tuple[str, dict[str, Any]] | None:
         """The run on the same data that differs in the fewest settings, by its name, with its values of those."""
-        found = [(path.parent.name, other) for path, other in self._compared(wanted, any_length)]
+        found = [(path.name, other) for path, other in self._compared(wanted, any_length)]
         return min(found, key=lambda one: len(one[1]), default=None)
 
     def _compared(self, wanted: Config, any_length: bool) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Every run that can be compared, with its values where they are not the wanted ones."""
+        """Every run on the same data, with its values where they are not what the wanted settings become there."""
         free = MACHINE | LENGTH if any_length else MACHINE
         for path in (path for folder in self.folders for path in sorted(folder.glob("*/config.json"))):
-            if (other := _difference(path, wanted, free)) is not None:
-                yield path, other
-
-
-def finished(run: Run) -> bool:
-    """Whether pretraining came to its end; with checkpoints there, also whether its pictures were written."""
-    done = run.results.get("pretrain", {}).get("epoch") == run.config.train.epochs
-    return bool(done) and ((run.path / "samples.safetensors").is_file() or not run.checkpoints())
-
-
-def validation(run: Run) -> float | None:
-    """Accuracy in percent of the linear probe that pretraining ends with, on images no test ever uses.
-
-    They are the val split, or a fifth of the training images where there is none; None without labels.
-    """
-    share = run.results.get("pretrain", {}).get("linear")
-    return None if share is None else 100 * float(share)
-
-
-def flat(config: Config) -> dict[str, Any]:
-    """Settings by dotted name."""
-    return {f"{room}.{key}": value for room, part in to_dict(config).items() for key, value in part.items()}
-
-
-def _difference(path: Path, wanted: Config, free: frozenset[str]) -> dict[str, Any] | None:
-    """A run's values where it is not what the wanted settings become there; None if they cannot be compared."""
-    run = _recorded(path, path.stat().st_mtime_ns)
-    if run is None or run.settings["data.source"] != wanted.data.source:
-        return None
-    there = _resolved(wanted, run.images, run.shape, run.gpu)
-    if there is None:
-        return None
-    return {name: run.settings[name] for name in there if name not in free and run.settings[name] != there[name]}
+            recorded = _recorded(path, path.stat().st_mtime_ns)
+            if recorded is None or recorded[0]["data.source"] != wanted.data.source:
+                continue
+            there, settings = _resolved(wanted, *recorded[1:]), recorded[0]
+            if there is not None:
+                names = [name for name in there if name not in free and settings[name] != there[name]]
+                yield path.parent, {name: settings[name] for name in names}
 
 
 @functools.lru_cache(maxsize=10_000)
-def _recorded(path: Path, changed: int) -> Recorded | None:
-    """A run folder's settings and data, read again when its config.json has changed; None if it cannot be read."""
+def _recorded(path: Path, changed: int) -> tuple[dict[str, Any], int, tuple[int, int, int], bool] | None:
+    """Settings, training images, their shape, and whether a GPU made the run; None if its folder cannot be read."""
     run = Run(path.parent)
     try:
         data, gpu = run.environment["data"], not run.environment["device"].startswith("CPU")
         channels, height, width = data["shape"]
-        return Recorded(flat(run.config), int(data["counts"]["train"]), (channels, height, width), gpu)
+        return flat(run.config), int(data["counts"]["train"]), (channels, height, width), gpu
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         warnings.warn(f"{run.path} cannot be read and is passed over: {error}", stacklevel=2)
         return None
@@ -138,3 +117,148 @@ def _resolved(wanted: Config, images: int, shape: tuple[int, int, int], gpu: boo
         return flat(resolve(wanted, images, shape, gpu=gpu)[0])
     except UserError:
         return None
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Settings by dotted name."""
+    return {f"{room}.{key}": value for room, part in to_dict(config).items() for key, value in part.items()}
+
+
+def finished(run: Run) -> bool:
+    """Whether pretraining came to its end; with checkpoints there, also whether its pictures were written."""
+    done = run.results.get("pretrain", {}).get("epoch") == run.config.train.epochs
+    return bool(done) and (has_pictures(run) or not run.checkpoints())
+
+
+def has_pictures(run: Run) -> bool:
+    """Whether sample pictures are there, which published results leave out."""
+    return (run.path / "samples.safetensors").is_file()
+
+
+def validation(run: Run) -> float | None:
+    """Accuracy in percent of the linear probe that pretraining ends with, on images no test ever uses.
+
+    They are the val split, or a fifth of the training images where there is none; None without labels.
+    """
+    share = run.results.get("pretrain", {}).get("linear")
+    return None if share is None else 100 * float(share)
+
+
+@functools.lru_cache(maxsize=1)
+def splits(data: DataConfig) -> Splits:
+    """The images that settings name; the last set stays at hand, since neighbouring runs share it."""
+    return load(data)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How runs are scored, where they are looked for and made, and whether any may be made."""
+
+    out: Path = Path("runs/paper")
+    """Folder of tables and figures; runs are made in `runs` below it."""
+    folders: tuple[Path, ...] = ()
+    """More folders of runs to look in."""
+    presets: tuple[str, ...] = ("paper",)
+    protocols: tuple[str, ...] = ()
+    """Protocols to keep of a table's own; all if empty."""
+    head_epochs: int | None = None
+    """Epochs of probes and fine-tuning; the preset's own if not given."""
+    only_found: bool = False
+    """Take the runs and results that are there, and run nothing."""
+    pooling: str = "cls"
+    """Which representation's accuracies to show: the paper's, or the mean of the patch tokens."""
+
+    def __post_init__(self) -> None:
+        require_known("pooling", [self.pooling], SHOWN)
+        require(len(set(self.presets)) == len(self.presets) > 0, "preset", "one or more, no two alike", self.presets)
+        for name in self.presets:
+            preset(name)
+        require_known("protocols", self.protocols, PROTOCOLS)
+        require(self.head_epochs is None or self.head_epochs > 0, "--head-epochs", "at least 1", self.head_epochs)
+        for folder in self.folders:
+            holds = folder.is_dir() and not (folder / "config.json").exists()
+            require(holds, "--runs", "folders that hold run folders", str(folder))
+
+    @property
+    def index(self) -> RunIndex:
+        """The runs that it looks in."""
+        return RunIndex([self.out / "runs", *self.folders])
+
+    def chosen(self, protocols: Sequence[str], with_plain: bool = False) -> tuple[Protocols, ...]:
+        """Some protocols under each preset; with probes also trained without augmentation if asked.
+
+        k-NN is the same in all presets: the first one has it.
+        """
+        wanted = {name: [p for p in protocols if p != "knn" or name == self.presets[0]] for name in self.presets}
+        if with_plain:
+            wanted.setdefault("plain", [p for p in protocols if p in AUGMENTED])
+        return tuple(only(shortened(preset(name), self.head_epochs), some) for name, some in wanted.items() if some)
+
+
+def shortened(protocols: Protocols, epochs: int | None) -> Protocols:
+    """The same protocols with heads trained for fewer epochs, under a name that says so."""
+    if epochs is None:
+        return protocols
+    heads = {name: head for name in ("probe", "finetune") if (head := getattr(protocols, name))}
+    shorter = {
+        name: dataclasses.replace(head, epochs=epochs, warmup_epochs=head.warmup_epochs * epochs / head.epochs)
+        for name, head in heads.items()
+    }
+    return dataclasses.replace(protocols, name=f"{protocols.name}, {epochs} epoch{'s' * (epochs > 1)}", **shorter)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """Protocols to be scored on the test split, at the last checkpoint or at every one; nothing if there are none."""
+
+    protocols: tuple[Protocols, ...] = ()
+    every_epoch: bool = False
+    pooling: str = "cls"
+    """Of what is scored, what is shown."""
+    device: str = "auto"
+    root: str = "data"
+    """Folder of the data on this machine."""
+    pictures: bool = False
+    """Whether the sample pictures of a run are needed."""
+
+    def missing(self, run: Run) -> dict[Protocols, list[int]]:
+        """For each set of protocols the epochs at which one of them is missing."""
+        whole = [p.name.removeprefix("epoch_") for p in run.checkpoints()] if self.every_epoch else []
+        epochs = sorted({run.config.train.epochs or 0, *(int(name) for name in whole if name.isdigit())})
+        found = {each: [epoch for epoch in epochs if unscored(run, each, [epoch])] for each in self.protocols}
+        return {protocols: epochs for protocols, epochs in found.items() if epochs}
+
+    def can_be_met(self, run: Run) -> bool:
+        """Whether a run has the pictures and the numbers, or the checkpoints to get those."""
+        return (has_pictures(run) or not self.pictures) and (bool(run.checkpoints()) or not self.missing(run))
+
+    def evaluate(self, run: Run) -> None:
+        """Evaluate what is missing into the run's results.json."""
+        data, seeds = replace(run.config, data__root=self.root).data, (run.config.train.seed,)
+        for protocols, epochs in self.missing(run).items():
+            lacking = unscored(run, protocols, epochs)
+            print(f"  {run.path.name}: {', '.join(lacking)} [{protocols.name}]", flush=True)
+            api.evaluate(
+                run.path, only(protocols, lacking), splits(data), epochs, False, seeds, self.device, figures=False
+            )
+
+
+def unscored(run: Run, protocols: Protocols, epochs: Sequence[int]) -> list[str]:
+    """The protocols of a set that a run has not been scored by at one of these epochs."""
+    scored = {kind: {score.epoch for score in own_scores(run, kind, protocols.name)} for kind in protocols.kinds}
+    return [kind for kind, known in scored.items() if not known.issuperset(epochs)]
+
+
+def own_scores(run: Run, protocol: str, preset: str, split: str = "test", pooling: str = "cls") -> list[Score]:
+    """The scores of a run's encoder on its own data, one an epoch; of another pooling where it has not this one."""
+    file = run.path / "results.json"
+    found = _own_scores(run.path, pooling, file.stat().st_mtime_ns) if file.exists() else []
+    return [s for s in found if (s.protocol, s.preset, s.split) == (protocol, preset, split)]
+
+
+@functools.lru_cache(maxsize=1000)
+def _own_scores(path: Path, pooling: str, changed: int) -> list[Score]:
+    """Read again when results.json has changed: a table asks for every cell by itself."""
+    run = Run(path)
+    name = run.environment["data"]["name"]
+    return primary([s for s in scores_of(run.evaluations) if not s.is_baseline and s.data == name], pooling)

@@ -13,27 +13,24 @@ from pmae import masking
 from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
-from pmae.data.images import as_tensor, with_held_out
+from pmae.data.images import as_tensor
+from pmae.data.sets import with_held_out
 from pmae.errors import require
-from pmae.report.pictures import Array, View, gallery, view_of
-from pmae.report.samples import hidden_pixels
-from pmae.report.style import Drawing, color, dash, panels, plain_log_ticks, styled
-from pmae.report.sweeps import Page
+from pmae.report.page import Page
+from pmae.report.samples import MARKS, PARTS, View, hidden_pixels, view_of
+from pmae.report.style import Array, Drawing, color, dash, gallery, legend, panels, plain_log_ticks, styled
 from pmae.report.tables import Cell, Table
 from pmae.spaces import Space, build_space
+from pmae.sweep.find import splits
 from pmae.sweep.spaces import SpaceGrid, decimals, is_mae, space_label
-from pmae.sweep.workers import splits
 from pmae.train.environment import pick_device
 
 SEED = 0
 """Of the masks and of the draws of bands."""
 SEEN = 64
 """Held-out images from which the range of colours is taken."""
-PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "low": (0.95, 1.01)}
-"""The shares of cumulated variance between which basis images are taken."""
 EACH = 3
 """Basis images of a part."""
-MARKS = (0.5, 0.8, 0.95)
 MARGIN = 0.9
 """Inches beside a gallery for the names of spaces."""
 
@@ -44,8 +41,6 @@ class FittedSpace:
 
     space: str
     """Its name with its settings."""
-    label: str
-    """The same in short; it may break at blanks."""
     seconds: float
     """The fit took."""
     share: Array
@@ -57,9 +52,7 @@ class FittedSpace:
     """(ratios, C, H, W) one image in the units of the data without its hidden part."""
     hidden: Array
     """(ratios, C, H, W) that part, standardized."""
-    patches: bool = False
-    """Whether patches are hidden: this is MAE."""
-    preimage_error: float | None = None
+    preimage_error: float | None
     """Share of the norm of new images that the way back misses, where there is no inverse."""
 
 
@@ -84,11 +77,11 @@ def figures_page(grid: SpaceGrid, images: int | None = None, picture: int = 0) -
     require(bool(made), "spaces", "at least one that is fitted and not learned", grid.spaces)
     learned = [space for space in grid.spaces if space not in {one.space for one in made}]
     said = scene.said + "".join(f" Not shown: {space}, which begins as PCA." for space in learned)
-    drawings = [spectra_figure(made, said)]
+    based, drawings = [one for one in made if not is_mae(one.space)], []
     if grid.shape[1] > 1:
+        drawings += [basis_figure(based, scene.view, said)] if based else []
         drawings += [hidden_figure(made, scene.image.cpu().numpy(), scene.view, said)]
-        drawings += [basis_figure(made, scene.view, said)] if not all(one.patches for one in made) else []
-    return Page([fit_table(made, said)], drawings[::-1])
+    return Page([fit_table(made, said)], [*drawings, spectra_figure(made, said)])
 
 
 def _scene(grid: SpaceGrid, images: int | None, picture: int) -> Scene:
@@ -101,46 +94,38 @@ def _scene(grid: SpaceGrid, images: int | None, picture: int) -> Scene:
     part = train if count == len(train) else train.take(np.linspace(0, len(train) - 1, count).astype(np.int64))
     batches = Batches(part.images, device, grid.data.keep_on)
     standardize = fit_standardize(batches, grid.data.standardize).to(device)
-    part_of = "all" if count == len(train) else f"{count:,} of the"
-    said = f"Fitted on {part_of} {len(train):,} training images of {whole.name}, on {_machine(device)}."
+    part_of, threads = "all" if count == len(train) else f"{count:,} of the", torch.get_num_threads()
+    machine = f"a CPU with {threads} thread{'s' * (threads > 1)}"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else machine
+    said = f"Fitted on {part_of} {len(train):,} training images of {whole.name}, on {machine}."
     view = view_of(np.asarray(shown.images[:SEEN]).astype(np.float64), str(train.images.dtype))
     image = as_tensor(np.asarray(shown.images[picture : picture + 1])).to(device)
     return Scene(batches, standardize, image, view, said)
 
 
 @torch.no_grad()
-def _fitted_space(grid: SpaceGrid, space: str, config: Config, scene: Scene) -> FittedSpace | None:
+def _fitted_space(grid: SpaceGrid, name: str, config: Config, scene: Scene) -> FittedSpace | None:
     """A space fitted and shown; None if it learns, as without training there is nothing of its own to see."""
-    made = build_space(config.space, grid.shape).to(scene.image.device)
-    if made.learns:
+    space = build_space(config.space, grid.shape).to(scene.image.device)
+    if space.learns:
         return None
-    seconds = _fit(made, scene)
-    print(f"{space}: fitted in {seconds:.1f} s", flush=True)
-    ratios, x = grid.shares(space), scene.standardize(scene.image)
-    patch = config.encoder.patch_size or 1
-    seen = torch.cat(
-        [_without_patches(x, ratio, patch) if is_mae(space) else _visible(made, x, ratio) for ratio in ratios]
-    )
-    return FittedSpace(
-        space,
-        space_label(space),
-        seconds,
-        share=_numpy(made.mask_group_share.sort(descending=True).values),
-        basis=_numpy(_basis(made)),
-        ratios=ratios,
-        visible=_numpy(scene.standardize.invert(seen)),
-        hidden=_numpy(x - seen),
-        patches=is_mae(space),
-        preimage_error=made.measured().get("preimage_error_unseen"),
-    )
-
-
-def _fit(space: Space, scene: Scene) -> float:
-    """Fit, and say in how many seconds."""
     began = time.monotonic()
     space.fit(Standardized(scene.batches, scene.standardize))
     space.variance.cpu()  # Waits for the device.
-    return time.monotonic() - began
+    seconds = time.monotonic() - began
+    print(f"{name}: fitted in {seconds:.1f} s", flush=True)
+    ratios, x, patch = grid.shares(name), scene.standardize(scene.image), config.encoder.patch_size or 1
+    seen = [_without_patches(x, ratio, patch) if is_mae(name) else _visible(space, x, ratio) for ratio in ratios]
+    return FittedSpace(
+        name,
+        seconds,
+        share=_numpy(space.mask_group_share.sort(descending=True).values),
+        basis=_numpy(_basis(space)),
+        ratios=ratios,
+        visible=_numpy(scene.standardize.invert(torch.cat(seen))),
+        hidden=_numpy(x - torch.cat(seen)),
+        preimage_error=space.measured().get("preimage_error_unseen"),
+    )
 
 
 def _visible(space: Space, x: Tensor, ratio: float) -> Tensor:
@@ -162,42 +147,31 @@ def _without_patches(x: Tensor, ratio: float, patch: int) -> Tensor:
 
 def _basis(space: Space) -> Tensor:
     """(`EACH` for each of `PARTS`, C, H, W) what mask groups of each part add to an image; NaN for none."""
-    share, generator = space.mask_group_share, torch.Generator().manual_seed(SEED)
-    order = share.argsort(descending=True, stable=True)
+    generator, nothing = torch.Generator().manual_seed(SEED), space.reconstruct(torch.zeros_like(space.variance)[None])
+    order = space.mask_group_share.argsort(descending=True, stable=True)
     before = space.share_before[order]
     images = []
     for low, high in PARTS.values():
-        inside = order[(before >= low) & (before < high)]
+        inside = order[(before >= low) & ((before < high) | (high == 1))]
         # The first ones of the top, which hold the most; of the other parts, some spread evenly.
         places = torch.arange(EACH) if low == 0 else (torch.arange(1, EACH + 1) * len(inside)) // (EACH + 1)
-        chosen = places[places < len(inside)].unique()
-        images += [_group_image(space, int(inside[place]), generator) for place in chosen]
-        images += [torch.full_like(space.reconstruct(_nothing(space)), torch.nan)] * (EACH - len(chosen))
+        chosen = inside[places[places < len(inside)].unique().to(inside.device)]
+        images += [space.reconstruct(_group(space, int(group), generator)) - nothing for group in chosen]
+        images += [torch.full_like(nothing, torch.nan)] * (EACH - len(chosen))
     return torch.cat(images)
 
 
-def _group_image(space: Space, group: int, generator: torch.Generator) -> Tensor:
-    """(1, C, H, W) what one coefficient adds, or a random draw of those in a mask group."""
-    z = _nothing(space)
-    groups = space.mask_groups
+def _group(space: Space, group: int, generator: torch.Generator) -> Tensor:
+    """(1, K) one coefficient, or a random draw of those in a mask group; 0 elsewhere."""
+    z, groups = torch.zeros_like(space.variance)[None], space.mask_groups
     inside = torch.tensor([group], device=z.device) if groups is None else (groups == group).nonzero()[:, 0]
     # Alone a coefficient is 1, as one that never varies has an image too.
     drawn = torch.randn(len(inside), generator=generator).to(z) * space.variance[inside].sqrt()
     z[0, inside] = drawn if len(inside) > 1 else 1.0
-    return space.reconstruct(z) - space.reconstruct(_nothing(space))
+    return z
 
 
-def _nothing(space: Space) -> Tensor:
-    return torch.zeros_like(space.variance)[None]
-
-
-def _machine(device: torch.device) -> str:
-    threads = torch.get_num_threads()
-    on_cpu = f"a CPU with {threads} thread{'s' * (threads > 1)}"
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
+def _numpy(tensor: Tensor) -> Array:
     return np.asarray(tensor.double().cpu().numpy())
 
 
@@ -215,14 +189,13 @@ def fit_table(fitted: Sequence[FittedSpace], note: str) -> Table:
 
 @styled
 def basis_figure(fitted: Sequence[FittedSpace], view: View, said: str) -> Drawing:
-    """A row a space of images of single mask groups: of the top, the middle and the low end of its spectrum."""
-    shown = [one for one in fitted if not one.patches]
-    rows = [_basis_pictures(one.basis, view) for one in shown]
+    """A row a space of images of single mask groups: of the top, the middle and the bottom of its spectrum."""
+    rows = [[_basis_picture(image, view) for image in one.basis] for one in fitted]
     # A part's name stands over the second of its columns; blanks over the others differ, as names of columns must.
     titles = [list(PARTS)[j // EACH] if j % EACH == 1 else " " * (j + 1) for j in range(len(PARTS) * EACH)]
     columns = {title: np.stack([row[j] for row in rows]) for j, title in enumerate(titles)}
-    figure, _ = gallery(columns, [one.label for one in shown], margin=MARGIN)
-    cuts = ", ".join(f"{name} up to {min(high, 1):.0%}" for name, (_, high) in PARTS.items())
+    figure, _ = gallery(columns, [space_label(one.space) for one in fitted], margin=MARGIN)
+    cuts = ", ".join(f"{name} up to {high:.0%}" for name, (_, high) in PARTS.items())
     caption = (
         f"What single components add to an image, each at its own contrast, mid-grey is 0; {cuts} of the cumulated "
         "variance, the largest first. What is hidden as one (a band, a rest) is shown as a random draw of its "
@@ -231,22 +204,29 @@ def basis_figure(fitted: Sequence[FittedSpace], view: View, said: str) -> Drawin
     return Drawing("basis", "Basis images", caption.strip(), figure)
 
 
+def _basis_picture(image: Array, view: View) -> Array:
+    """(H, W, 3) at its own contrast; white where there is none."""
+    if np.isnan(image).any():
+        return np.ones((*image.shape[1:], 3))
+    return np.asarray(view.differences(image[None], view.scale(image[None]))[0])
+
+
 @styled
 def hidden_figure(fitted: Sequence[FittedSpace], image: Array, view: View, said: str) -> Drawing:
     """One image, a row a space: what is left and what is hidden at each ratio."""
-    picture = view.pictures(image)
-    rows, count = [], min(len(one.ratios) for one in fitted)
+    picture, usual = view.pictures(image), fitted[0].ratios
+    count = min(len(one.ratios) for one in fitted)
+    rows, labels = [], []
     for one in fitted:
-        gaps, scale = hidden_pixels(one.hidden), view.scale(one.hidden)
-        seen, lost = view.pictures(one.visible), view.differences(one.hidden, scale)
-        seen = np.where(gaps, 0.5, seen) if one.patches else seen
-        lost = np.where(gaps, picture, 0.5) if one.patches else lost
+        seen, lost = view.pictures(one.visible), view.differences(one.hidden, view.scale(one.hidden))
+        if is_mae(one.space):
+            gaps = hidden_pixels(one.hidden)
+            seen, lost = np.where(gaps, 0.5, seen), np.where(gaps, picture, 0.5)
         rows.append([picture[0], *(each[k] for k in range(count) for each in (seen, lost))])
-    shares = fitted[0].ratios[:count]
-    titles = ["image", *(f"{share:.0%}\n{kind}" for share in shares for kind in ("visible", "hidden"))]
+        shares = "/".join(f"{100 * ratio:.0f}" for ratio in one.ratios)
+        labels.append(space_label(one.space) + ("" if one.ratios == usual else f" {shares}%"))
+    titles = ["image", *(f"{share:.0%}\n{kind}" for share in usual[:count] for kind in ("visible", "hidden"))]
     columns = {title: np.stack([row[j] for row in rows]) for j, title in enumerate(titles)}
-    usual = fitted[0].ratios
-    labels = [one.label + ("" if one.ratios == usual else f" {_shares(one.ratios)}") for one in fitted]
     figure, _ = gallery(columns, labels, margin=MARGIN)
     caption = (
         "What the encoder sees and what it must predict, one draw at each share of the variance. Hidden parts are "
@@ -261,29 +241,14 @@ def spectra_figure(fitted: Sequence[FittedSpace], said: str) -> Drawing:
     """Cumulated share of the variance against the mask groups of all spaces, the largest first."""
     figure, (axes,) = panels((4.6,))
     for position, one in enumerate(fitted):
-        number, total = np.arange(1, len(one.share) + 1), one.share.cumsum()
-        look = {"color": color(position), "linestyle": dash(position)}
-        axes.semilogx(number, 100 * total, label=one.label, **look)
+        look = {"color": color(position), "linestyle": dash(position), "label": space_label(one.space)}
+        axes.semilogx(np.arange(1, len(one.share) + 1), 100 * one.share.cumsum(), **look)
     axes.set(title="Cumulated share of the variance (%)", xlabel="components or bands, largest first", ylim=(0, 102))
     axes.set_xlim(0.9, 1.1 * max(len(one.share) for one in fitted))
     plain_log_ticks(axes)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    legend(figure, [axes])
     caption = (
         "The higher a curve, the fewer components or bands hold the variance. That of kernel PCA and diffusion is of "
         f"their own coefficients, not of pixels. {said}"
     )
     return Drawing("spectra", "Spectra", caption.strip(), figure)
-
-
-def _basis_pictures(basis: Array, view: View) -> list[Array]:
-    """Each at its own contrast; white where there is none."""
-    blank = np.ones((*basis.shape[2:], 3))
-    return [blank if np.isnan(one).any() else view.differences(one[None], _peak(one, view))[0] for one in basis]
-
-
-def _peak(image: Array, view: View) -> float:
-    return max(view.scale(image[None]), 1e-12)
-
-
-def _shares(ratios: Sequence[float]) -> str:
-    return "/".join(f"{100 * ratio:.0f}" for ratio in ratios) + "%"

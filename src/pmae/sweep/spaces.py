@@ -11,16 +11,17 @@ import torch
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import with_settings
 from pmae.derive import patch_for
-from pmae.errors import require, unknown_name
+from pmae.errors import require
 from pmae.paper.recipes import recipe
-from pmae.report.style import FAINT, Drawing, color, panels, styled
-from pmae.report.sweeps import Page
+from pmae.report.page import Page
+from pmae.report.style import FAINT, Drawing, color, minus, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.spaces import SPACES, build_space
-from pmae.sweep.find import RunSpec
-from pmae.sweep.scored import Requirements, Scoring, get_runs, own_scores
-from pmae.sweep.workers import Workers, splits
+from pmae.sweep.execute import get_runs
+from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, require_known, splits
+from pmae.sweep.grid import mean
+from pmae.sweep.workers import Workers
 
 CHOSEN = (
     "pca", "pca:components=256", "patch_pca", "cosine", "cosine:grouped=true", "fourier:grouped=true", "wavelet",
@@ -88,8 +89,7 @@ class SpaceGrid:
 def space_settings(text: str) -> dict[str, str]:
     """`pca:components=256` as settings by dotted name."""
     name, _, rest = text.partition(":")
-    if name not in SPACES:
-        raise unknown_name("spaces", name, SPACES)
+    require_known("spaces", [name], SPACES)
     parts = rest.split(",") if rest else []
     for part in parts:
         require("=" in part, "spaces", "name or name:setting=value,setting=value", text)
@@ -125,18 +125,17 @@ def space_specs(grid: SpaceGrid) -> dict[SpaceRatio, list[RunSpec]]:
 
 def table_page(grid: SpaceGrid, scoring: Scoring, workers: Workers | None = None) -> Page:
     """Run what is missing, here or by `workers`, evaluate what is not evaluated, and compare."""
-    cells, data = space_specs(grid), splits(grid.data)
-    needed = Requirements(scoring.chosen(PROTOCOLS), device=grid.device, root=grid.data.root)
-    get, specs = get_runs(scoring, workers=workers), [spec for some in cells.values() for spec in some]
-    found = iter(get(specs, None if data.train.labels is None else needed))
+    cells, labelled = space_specs(grid), splits(grid.data).train.labels is not None
+    protocols = scoring.chosen(PROTOCOLS)
+    needed = Requirements(protocols if labelled else (), device=grid.device, root=grid.data.root)
+    found = iter(get_runs(scoring, workers=workers)([spec for some in cells.values() for spec in some], needed))
     runs = {cell: [run for run in islice(found, len(some)) if run is not None] for cell, some in cells.items()}
-    table = run_table(grid, runs, needed.protocols[0].name)
+    table = _run_table(grid, runs, protocols[0].name)
     scored = any(row[4] is not None for row in table.rows)
-    labels = {space: space_label(space) for space in grid.spaces}
-    return Page([table], [scores_figure(table.rows, labels)] if scored else [])
+    return Page([table], [scores_figure(table.rows)] if scored else [])
 
 
-def run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset: str) -> Table:
+def _run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset: str) -> Table:
     """A row a space and ratio."""
     header = ["space", "ratio", "hidden", "R2", "linear %", "k-NN %", "images/s", "fit, s", "pre-image error"]
     rows = [_row(space, ratio, group, preset) for (space, ratio), group in runs.items()]
@@ -156,14 +155,14 @@ def run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset:
 def _row(space: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cell]:
     """Space, ratio, share really hidden, R2, accuracies, speed and fit time of the runs that repeat a cell."""
     ends = [run.results.get("pretrain", {}) for run in runs]
-    r2 = _mean([end.get("held_out_r2", end.get("train_r2")) for end in ends])
     lines = [line for run in runs for line in run.metrics() if "images_per_second" in line]
     speed = round(statistics.median(line["images_per_second"] for line in lines)) if lines else None
-    share = decimals(_mean([line.get("masked_share") for line in lines]), 3)
-    seconds = decimals(_mean([run.environment.get("fit_seconds") for run in runs]), 2)
-    missed = decimals(_mean([end.get("preimage_error_unseen") for end in ends]), 3)
-    accuracies = [_mean([_accuracy(run, protocol, preset) for run in runs]) for protocol in PROTOCOLS]
-    return [space, f"{ratio:g}", share, decimals(r2, 3), *accuracies, speed, seconds, missed]
+    share = decimals(mean([line.get("masked_share") for line in lines]), 3)
+    r2 = decimals(mean([end.get("held_out_r2", end.get("train_r2")) for end in ends]), 3)
+    seconds = decimals(mean([run.environment.get("fit_seconds") for run in runs]), 2)
+    missed = decimals(mean([end.get("preimage_error_unseen") for end in ends]), 3)
+    accuracies = [mean([_accuracy(run, protocol, preset) for run in runs]) for protocol in PROTOCOLS]
+    return [space, f"{ratio:g}", share, r2, *accuracies, speed, seconds, missed]
 
 
 def _accuracy(run: Run, protocol: str, preset: str) -> float | None:
@@ -173,34 +172,27 @@ def _accuracy(run: Run, protocol: str, preset: str) -> float | None:
     return found[0].accuracy.value if found else None
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
 def decimals(value: float | None, digits: int) -> str | None:
     """A number with so many decimals, for a table that shows one of others."""
-    return None if value is None else f"{value:.{digits}f}".replace("-", "−")
+    return None if value is None else minus(f"{value:.{digits}f}")
 
 
 @styled
-def scores_figure(rows: Sequence[Sequence[Cell]], labels: Mapping[str, str]) -> Drawing:
-    """Accuracies of the rows of `run_table`: a line a space, the best linear probe at the top, a dot a ratio."""
-    known = [
-        (str(space), linear, knn)
-        for space, _, _, _, linear, knn, *_ in rows
-        if isinstance(linear, float) and isinstance(knn, float)
-    ]
-    best = {space: max(linear for one, linear, _ in known if one == space) for space, _, _ in known}
-    order = sorted(best, key=lambda space: best[space])
+def scores_figure(rows: Sequence[Sequence[Cell]]) -> Drawing:
+    """Accuracies of the rows of a table: a line a space, the best linear probe at the top, a dot a ratio."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for space, _, _, _, linear, knn, *_ in rows:
+        if isinstance(linear, float) and isinstance(knn, float):
+            found.setdefault(str(space), []).append((linear, knn))
+    order = sorted(found, key=lambda space: max(found[space])[0])
     figure, axes = panels([0.6 + 0.24 * len(order)] * 2)
-    for panel, (title, score) in zip(axes, (("Linear probe (%)", 1), ("k-NN (%)", 2)), strict=True):
+    for kind, (panel, title) in enumerate(zip(axes, ("Linear probe (%)", "k-NN (%)"), strict=True)):
         for height, space in enumerate(order):
-            values, mae = [float(row[score]) for row in known if row[0] == space], space == "pixels"
+            values = [pair[kind] for pair in found[space]]
             panel.plot([min(values), max(values)], [height, height], color=FAINT, linewidth=3, zorder=1)
             for number, value in enumerate(values):
-                panel.scatter(value, height, 12 + 16 * number, color=color(1 if mae else 0), zorder=2)
-        panel.set_yticks(range(len(order)), [labels[space].replace("\N{NO-BREAK SPACE}", " ") for space in order])
+                panel.scatter(value, height, 12 + 16 * number, color=color(int(is_mae(space))), zorder=2)
+        panel.set_yticks(range(len(order)), [space_label(space).replace("\N{NO-BREAK SPACE}", " ") for space in order])
         panel.set(title=title)
     caption = "A dot a ratio, the larger the more is hidden; the space with the best linear probe at the top."
     return Drawing("spaces-scores", "Accuracy by masking space", caption, figure)

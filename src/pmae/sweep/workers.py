@@ -1,7 +1,6 @@
 """Where runs are trained: in this process, in local worker processes, or as tasks on Ray."""
 
 import contextlib
-import functools
 import gc
 import logging
 import multiprocessing
@@ -21,11 +20,10 @@ from typing import Any
 import torch
 
 from pmae import api
-from pmae.config import Config, DataConfig, replace
-from pmae.data.images import Splits
-from pmae.data.sets import load
+from pmae.config import Config, replace
 from pmae.errors import Interrupted, UserError, missing_extra, require
 from pmae.runs import Run
+from pmae.sweep.find import splits
 
 POLL_SECONDS = 30.0
 """Seconds to wait for runs that were told to stop, and between two looks at whether a cluster still has room."""
@@ -61,12 +59,6 @@ def train(path: Path, config: Config, until: int | None = None) -> int | None:
     gc.collect()
     torch.cuda.empty_cache()
     return None
-
-
-@functools.lru_cache(maxsize=1)
-def splits(data: DataConfig) -> Splits:
-    """The images that settings name; the last set stays at hand, since neighbouring runs share it."""
-    return load(data)
 
 
 def has_run(path: Path) -> bool:
@@ -160,14 +152,14 @@ class RayWorkers(Workers):
     def room(self) -> int:
         """As many as fit on the nodes; refused if none does."""
         nodes = self._nodes()
+        if count := slots(nodes, self._gpus, self._cpus):
+            return count
         # Sorted, for Ray names its nodes in any order.
         there = ", ".join(sorted(f"{node.get('GPU', 0):g} GPUs and {node.get('CPU', 0):g} CPUs" for node in nodes))
-        rule = f"at most what a node has ({len(nodes)} here: {there})"
-        if not (count := slots(nodes, self._gpus, self._cpus)):
-            raise UserError(
-                f"--gpus-each and --cpus-each must be {rule}, got {self._gpus:g} GPUs and {self._cpus:g} CPUs"
-            )
-        return count
+        raise UserError(
+            f"--gpus-each and --cpus-each must be at most what a node has ({len(nodes)} here: {there}), got "
+            f"{self._gpus:g} GPUs and {self._cpus:g} CPUs"
+        )
 
     def submit(self, path: Path, config: Config, until: int | None) -> "Future[int | None]":
         """Have a run trained by whichever node has room."""
@@ -207,7 +199,12 @@ def ray_workers(address: str, gpus: float | None = None, cpus: float = 1) -> Ite
 
 def slots(nodes: Sequence[Mapping[str, float]], gpus: float, cpus: float) -> int:
     """How many runs fit at a time; each stays on one node and on one of its GPUs."""
-    return sum(min(_fit(node, "CPU", cpus), _fit(node, "GPU", gpus)) for node in nodes)
+
+    def on(node: Mapping[str, float]) -> int:
+        by_cpu = int(node.get("CPU", 0) / cpus + 1e-6)  # a little more: in binary 1 holds 0.1 only nine times
+        return min(by_cpu, int(node.get("GPU", 0)) * int(1 / gpus + 1e-6)) if gpus else by_cpu
+
+    return sum(map(on, nodes))
 
 
 def _train_in(home: str, threads: int, path: Path, config: Config, until: int | None) -> None:
@@ -218,14 +215,6 @@ def _train_in(home: str, threads: int, path: Path, config: Config, until: int | 
         stopped = train(path, config, until)
     if stopped:
         raise Interrupted(path, stopped)  # A node that is taken away tells its runs to stop: Ray begins them elsewhere.
-
-
-def _fit(node: Mapping[str, float], kind: str, each: float) -> int:
-    # In ten-thousandths, as Ray counts: in binary 1 holds 0.1 only nine times.
-    there, parts = node.get(kind, 0), round(each * 10_000)
-    if not parts:
-        return 10_000
-    return int(there) * (10_000 // parts) if kind == "GPU" else round(there * 10_000) // parts
 
 
 def _connected(address: str, temporary: str) -> Any:

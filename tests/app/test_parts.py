@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA as Reference
 
-from pmae.app import hiding
+from pmae.app import panels
 from pmae.app.material import LABELS, Material, patch_of_pixel
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
@@ -20,13 +20,13 @@ from pmae.train.monitor import hidden_parts, visualize
 @pytest.mark.parametrize("name", LABELS)
 def test_visible_and_hidden_make_the_image_and_differ_in_the_hidden_groups_alone(material: Material, name: str) -> None:
     space, x = material.space(name), material.standardized(material.picked.images[3])
-    masked = hiding.hide(space, x, hiding.draw_for(space, 0.3, 5))
-    torch.testing.assert_close(masked.visible + masked.hidden, x, atol=1e-4, rtol=1e-4)
+    masked = panels.hide(space, x, panels.draw_for(space, 0.3, 5))
+    torch.testing.assert_close(masked.outside + masked.inside, x, atol=1e-4, rtol=1e-4)
     assert 0 < masked.units.sum() < space.mask_group_count
-    assert float(masked.hidden.norm()) > 0.01
+    assert float(masked.inside.norm()) > 0.01
     if not space.keeps_rest:
         hidden = space.expand_mask(masked.units[None])[0]
-        z, kept = space.project(x)[0], space.project(masked.visible)[0]
+        z, kept = space.project(x)[0], space.project(masked.outside)[0]
         torch.testing.assert_close(kept[~hidden], z[~hidden], atol=1e-3, rtol=1e-3)
         assert float(kept[hidden].abs().max()) < 1e-3
 
@@ -35,9 +35,9 @@ def test_visible_and_hidden_make_the_image_and_differ_in_the_hidden_groups_alone
 def test_the_share_asked_for_is_the_share_hidden(material: Material, share: float) -> None:
     cosine, pixels = material.space("cosine"), material.space("pixels")
     x = material.standardized(material.picked.images[0])
-    hidden = hiding.hide(cosine, x, hiding.draw_for(cosine, share, 0)).units
+    hidden = panels.hide(cosine, x, panels.draw_for(cosine, share, 0)).units
     assert float(cosine.variance_share[hidden].sum()) == pytest.approx(share, abs=float(cosine.variance_share.max()))
-    patches = hiding.hide(pixels, x, hiding.draw_for(pixels, share, 0)).units
+    patches = panels.hide(pixels, x, panels.draw_for(pixels, share, 0)).units
     assert int(patches.sum()) == min(
         pixels.mask_group_count - 1, pixels.mask_group_count - int(pixels.mask_group_count * (1 - share))
     )
@@ -45,7 +45,7 @@ def test_the_share_asked_for_is_the_share_hidden(material: Material, share: floa
 
 def test_a_seed_is_a_mask(material: Material) -> None:
     space, x = material.space("pca"), material.standardized(material.picked.images[0])
-    first, again, other = (hiding.hide(space, x, hiding.draw_for(space, 0.3, seed)).units for seed in (1, 1, 2))
+    first, again, other = (panels.hide(space, x, panels.draw_for(space, 0.3, seed)).units for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -59,17 +59,17 @@ def test_a_run_sees_and_predicts_what_the_method_does(
     assert model is not None
     assert material.own_space == space
     own = material.space(space)
-    draw = hiding.draw_for(own, material.masked_share, 7)
-    masked, (prediction, r2) = hiding.hide(own, x, draw), hiding.predict(model, x, draw)
+    draw = panels.draw_for(own, material.masked_share, 7)
+    masked, (prediction, r2) = panels.hide(own, x, draw), panels.predict(model, x, draw)
     pictures = visualize(model, x, draw)
-    torch.testing.assert_close(masked.visible, pictures.visible, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(masked.hidden, pictures.target, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(masked.outside, pictures.visible, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(masked.inside, pictures.target, atol=1e-5, rtol=1e-5)
     assert torch.equal(prediction, pictures.prediction)
     marked = model.hidden_groups(draw) if isinstance(model, PrincipalMAE) else hidden_parts(model, draw)
     assert torch.equal(masked.units, marked[0])
     if isinstance(model, PrincipalMAE):
         # The basis is orthonormal, so the error in components is that of the pictures.
-        expected = 1 - (prediction - masked.hidden).square().sum() / masked.hidden.square().sum()
+        expected = 1 - (prediction - masked.inside).square().sum() / masked.inside.square().sum()
         assert r2 == pytest.approx(float(expected), abs=1e-3)
 
 
@@ -85,12 +85,12 @@ def test_bands_and_basis_are_those_of_scikit_learn(material: Material, splits: S
     reference = Reference().fit(rows)
     before = np.concatenate([[0.0], reference.explained_variance_ratio_.cumsum()[:-1]])
     top = np.flatnonzero(before < 0.5)
-    band = hiding.band(material.space("pca"), x, 0.0, 0.5)
+    band = panels.band(material.space("pca"), x, 0.0, 0.5)
     np.testing.assert_array_equal(np.flatnonzero(band.units.numpy()), top)
     axes, centred = reference.components_[top], x.flatten().double().numpy() - reference.mean_
-    np.testing.assert_allclose(band.alone.flatten(), axes.T @ (axes @ centred), atol=2e-3)
-    torch.testing.assert_close(band.alone + band.others, x, atol=1e-4, rtol=1e-4)
-    ranks, images = hiding.basis_images(material.space("pca"), band.units, 4)
+    np.testing.assert_allclose(band.inside.flatten(), axes.T @ (axes @ centred), atol=2e-3)
+    torch.testing.assert_close(band.inside + band.outside, x, atol=1e-4, rtol=1e-4)
+    ranks, images = panels.basis_images(material.space("pca"), band.units, 4)
     assert ranks.tolist()[0] == 0
     assert ranks.tolist()[-1] == top[-1]
     scaled = axes * np.sqrt(reference.explained_variance_[top])[:, None]
@@ -99,9 +99,9 @@ def test_bands_and_basis_are_those_of_scikit_learn(material: Material, splits: S
 
 def test_three_bands_are_the_whole_image(material: Material) -> None:
     space, x = material.space("wavelet"), material.standardized(material.picked.images[4])
-    bands = [hiding.band(space, x, *edges) for edges in ((0.0, 0.8), (0.8, 0.95), (0.95, 1.0))]
+    bands = [panels.band(space, x, *edges) for edges in ((0.0, 0.8), (0.8, 0.95), (0.95, 1.0))]
     mean = space.reconstruct(torch.zeros(1, len(space.variance)))
-    torch.testing.assert_close(mean + sum(band.alone for band in bands), x, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(mean + sum(band.inside for band in bands), x, atol=1e-4, rtol=1e-4)
     assert torch.equal(sum(band.units.int() for band in bands), torch.ones(space.mask_group_count, dtype=torch.int32))
 
 
@@ -118,8 +118,8 @@ def test_any_channels_sizes_and_dtypes_have_their_spaces(
     assert set(LABELS) - set(material.offered()) == expected
     for name in material.offered():
         space, x = material.space(name), material.standardized(images[0])
-        masked = hiding.hide(space, x, hiding.draw_for(space, 0.4, 0))
-        torch.testing.assert_close(masked.visible + masked.hidden, x, atol=1e-3, rtol=1e-3)
+        masked = panels.hide(space, x, panels.draw_for(space, 0.4, 0))
+        torch.testing.assert_close(masked.outside + masked.inside, x, atol=1e-3, rtol=1e-3)
 
 
 def test_neighbours_are_the_closest_features_and_not_the_image_itself(trained: Material, splits: Splits) -> None:

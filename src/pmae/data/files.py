@@ -1,37 +1,39 @@
-"""Which files a source is, by split: images below a folder, or shards (tar, Arrow, parquet) in one or by a pattern."""
+"""Which files a source is, by split: images below a folder, Tiny ImageNet's tree, or shards (tar, Arrow, parquet)."""
 
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from pmae.config import DataConfig
-from pmae.data.readers.decode import SUFFIXES
-from pmae.data.readers.samples import SHOWN, SPLITS, Samples, SampleSet, shown
-from pmae.data.readers.tables import ArrowSamples, ParquetSamples
-from pmae.data.readers.webdataset import TarSamples
+from pmae.data.decode import SUFFIXES, reading
+from pmae.data.images import Samples
+from pmae.data.streamed import SPLITS, SampleSet, shown
+from pmae.data.tables import ArrowSamples, ParquetSamples
+from pmae.data.webdataset import TarSamples
 from pmae.errors import UserError
 
 RUN_FILES = {"config.json", "environment.json"}
 """What tells the folder of a run: its figures are no images to train on."""
-SHARD_READERS: dict[str, Callable[[Sequence[Path], Path], Samples]] = {
+SHARD_READERS: dict[str, Callable[[Sequence[Path]], Samples]] = {
     ".tar": TarSamples,
     ".arrow": ArrowSamples,
     ".parquet": ParquetSamples,
 }
 MOST_SHARDS = 100_000
+TINY_ANNOTATIONS = Path("val", "val_annotations.txt")
+TINY_NOTE = "the published test images carry no labels and are not read; the validation images are the test split"
 _NAMED = re.compile(r"(train|val|test)(?:id|idation|ing)?(?![a-z])", re.IGNORECASE)
 Shards = dict[str, list[Path]]
 """Files by split; train is always there."""
 
 
-class FileSamples:
+class FileSamples(Samples):
     """Image files below a folder by position; of each only its path is kept."""
-
-    without_image: Sequence[str] = ()
 
     def __init__(
         self, folder: Path, paths: Sequence[str], labels: Sequence[int] | None, classes: tuple[str, ...]
@@ -44,15 +46,10 @@ class FileSamples:
         return len(self._paths)
 
     def read(self, position: int) -> tuple[str, Path]:
-        """The file's name, and the file."""
         return self.name(position), self._folder / self._paths[position]
 
     def name(self, position: int) -> str:
-        """Its path below the folder."""
         return printable(self._paths[position])
-
-    def blocks(self) -> None:
-        """Every file can be read alone."""
 
 
 def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
@@ -60,11 +57,12 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
     roots = {split: folder / split for split in SPLITS if (folder / split).is_dir()}
     if "train" not in roots or len(roots) == 1:
         roots = {"train": folder}
-    passed_over = PassedOver()
+    passed_over: Counter[str] = Counter()
     found = {s: [str(path.relative_to(folder)) for path in walk_images(root, passed_over)] for s, root in roots.items()}
-    used = sum(map(len, found.values()))
-    if not used:
+    if not any(found.values()):
         raise UserError(f"data.source: the folder {folder} holds no images ({', '.join(SUFFIXES)})")
+    notes = [] if len(roots) > 1 else ["no held-out images: the folder has no train/ and test/ (or val/)"]
+    notes += [f"{count} {what}" for what, count in passed_over.items()]
     depth = 0 if roots["train"] == folder else 1
     named = {s: [_class_of(path, depth) for path in paths if config.labels == "folders"] for s, paths in found.items()}
     classes = tuple(sorted(set().union(*named.values())))
@@ -73,23 +71,15 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
         split: FileSamples(folder, paths, [number[name] for name in named[split]] if classes else None, classes)
         for split, paths in found.items()
     }
-    return SampleSet(printable(folder.resolve().name), samples, _notes(folder, roots, used, passed_over))
+    return SampleSet(printable(folder.resolve().name), samples, tuple(notes))
 
 
-class PassedOver:
-    """Folders that were not looked into."""
-
-    def __init__(self) -> None:
-        self.runs: list[str] = []
-        self.links = 0
-
-
-def walk_images(folder: Path, passed_over: PassedOver | None = None) -> Iterator[Path]:
+def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
     """Image files below a folder in sorted order, with no more in memory than the names in one folder a level.
 
-    Hidden ones are skipped, links to folders (which may loop) not followed, and the folders of runs passed over.
+    Hidden ones are skipped; links to folders (which may loop) and the folders of runs are not looked into but counted.
     """
-    passed_over = passed_over or PassedOver()
+    passed_over = Counter() if passed_over is None else passed_over
     try:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
@@ -98,11 +88,11 @@ def walk_images(folder: Path, passed_over: PassedOver | None = None) -> Iterator
     for entry in found:
         if entry.is_dir(follow_symlinks=False):
             if all(os.path.isfile(os.path.join(entry, file)) for file in RUN_FILES):
-                passed_over.runs.append(printable(entry.name))
+                passed_over["folders of runs were passed over"] += 1
             elif not entry.name.startswith((".", "__MACOSX")):
                 yield from walk_images(folder / entry.name, passed_over)
         elif entry.is_symlink() and os.path.isdir(entry):
-            passed_over.links += 1
+            passed_over["linked folders were not followed"] += 1
         elif entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".") and os.path.isfile(entry):
             yield folder / entry.name
 
@@ -120,17 +110,60 @@ def _class_of(path: str, depth: int) -> str:
     return printable(folders[depth])
 
 
-def _notes(folder: Path, roots: dict[str, Path], used: int, passed_over: PassedOver) -> tuple[str, ...]:
-    """What was left out, in words."""
-    notes = [] if len(roots) > 1 else ["no held-out images: the folder has no train/ and test/ (or val/)"]
-    outside = sum(1 for _ in walk_images(folder)) - used if len(roots) > 1 else 0
-    if outside:
-        notes.append(f"{outside} images outside {', '.join(f'{split}/' for split in roots)} were left out")
-    if passed_over.links:
-        notes.append(f"{passed_over.links} linked folders were not followed")
-    if passed_over.runs:
-        notes.append(f"the folders of runs were passed over: {shown(passed_over.runs)}")
-    return tuple(notes)
+def is_tinyimagenet(folder: Path) -> bool:
+    """Whether the folder has the two landmarks of the tiny-imagenet-200 tree."""
+    return os.path.isdir(folder / "train") and os.path.isfile(folder / TINY_ANNOTATIONS)
+
+
+def tinyimagenet_samples(folder: Path) -> SampleSet:
+    """Labelled training folders, and validation images with their own table of labels.
+
+    The published test images carry no labels, so the validation images are what everybody tests on: they are `test`
+    here. Classes are in the order of their WordNet identifiers and named by words.txt.
+    """
+    identifiers = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
+    number = {identifier: index for index, identifier in enumerate(identifiers)}
+    train = [
+        (str(path.relative_to(folder)), label)
+        for identifier, label in number.items()
+        for path in walk_images(folder / "train" / identifier)
+    ]
+    files = {"train": train, "test": _val_files(folder, number)}
+    if not any(files.values()):
+        raise UserError(f"data.source: the Tiny ImageNet folder {folder} holds no images")
+    classes = _class_names(folder, identifiers)
+    samples = {
+        split: FileSamples(folder, [path for path, _ in pairs], [label for _, label in pairs], classes)
+        for split, pairs in files.items()
+    }
+    # Some files are saved as grey; the set is meant to be RGB.
+    return SampleSet("tinyimagenet", samples, (TINY_NOTE,), channels=3)
+
+
+def _val_files(folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
+    files = []
+    for line in filter(str.strip, _lines(folder / TINY_ANNOTATIONS)):
+        name, identifier = [*line.split("\t"), ""][:2]
+        if identifier not in number:
+            raise UserError(
+                f"data.source: {folder / TINY_ANNOTATIONS} names the class {identifier!r}, which train/ lacks"
+            )
+        if name in ("", "..") or "/" in name or "\0" in name:
+            raise UserError(f"data.source: {folder / TINY_ANNOTATIONS} must hold names of files, got {name!r}")
+        files.append((str(Path("val", "images", name)), number[identifier]))
+    return files
+
+
+def _class_names(folder: Path, identifiers: list[str]) -> tuple[str, ...]:
+    """The first word of each class; identifiers stand in where words.txt has nothing."""
+    lines = _lines(folder / "words.txt") if (folder / "words.txt").is_file() else []
+    names = {line.split("\t")[0]: line.split("\t")[1].split(",")[0] for line in lines if "\t" in line}
+    return tuple(names.get(identifier, printable(identifier)) for identifier in identifiers)
+
+
+def _lines(path: Path) -> list[str]:
+    with reading(path):
+        return path.read_text(encoding="utf-8").splitlines()
 
 
 def shard_files(source: str) -> Shards | None:
@@ -155,9 +188,8 @@ def shard_samples(source: str, shards: Shards) -> SampleSet:
     if irregular is not None:
         raise UserError(f"data.source: the shard {irregular} must be a regular file")
     path = Path(source).expanduser()
-    whole = path if path.is_dir() else shards["train"][0].parent
     name = path.stem if path.is_file() else path.resolve().name if path.is_dir() else path.resolve().parent.name
-    samples = {split: SHARD_READERS[kinds[0]](paths, whole) for split, paths in shards.items()}
+    samples = {split: SHARD_READERS[kinds[0]](paths) for split, paths in shards.items()}
     notes = () if len(shards) > 1 else ("no held-out images: no shards are named val or test",)
     return SampleSet(printable(name), samples, notes, sharded=True)
 
@@ -205,9 +237,7 @@ def _by_split(paths: list[Path], folder: Path) -> Shards | None:
     if len(found) == 1:
         return {"train": paths}
     if found and "train" not in found:
-        raise UserError(
-            f"data.source must have shards for training, got {', '.join(path.name for path in paths[:SHOWN])}"
-        )
+        raise UserError(f"data.source must have shards for training, got {shown([path.name for path in paths])}")
     return {split: found[split] for split in SPLITS if split in found} or None
 
 

@@ -1,4 +1,4 @@
-"""The plain words at the top, in every case that decides them differently."""
+"""Scores side by side, the paper's number beside them, and the plain words at the top of a report."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from pmae.config import replace
+from pmae.config import Config, replace
 from pmae.report.charts import learning_curves
+from pmae.report.compare import between, epochs_of, lineup, published_for, verdict
 from pmae.report.contents import load
 from pmae.report.samples import reconstructions
-from pmae.report.summary import between, verdict
+from pmae.results import Score
 from pmae.runs import Run
 
 Suite = Callable[..., dict[str, Any]]
@@ -129,3 +130,57 @@ def test_baselines_evaluated_with_another_run_of_the_same_encoder_serve_both(mak
     assert not any("Baselines are" in words for words in verdict(first, [first, second]).more)
     larger = dataclasses.replace(second, config=replace(second.config, encoder__width=36))
     assert verdict(larger, [first, larger]).headline.startswith("No evidence yet")
+
+
+def test_a_baseline_that_two_runs_share_is_listed_once(make_run: MakeRun, suite: Suite) -> None:
+    rivals = {"random weights": suite({OURS: 0.5}), "raw pixels": suite({"linear/pixels/test": 0.6})}
+    a = make_run("a", evaluation={"pmae epoch 1": suite({OURS: 0.6}), "pmae epoch 3": suite({OURS: 0.7}), **rivals})
+    other = {**rivals, "raw pixels": suite({"linear/pixels/test": 0.61})}
+    b = make_run("b", evaluation={"pmae epoch 3": suite({OURS: 0.7}), **other})
+    found = [entrant.name for entrant in lineup([load(a.path), load(b.path)], "test")]
+    ours = ["a: pmae epoch 3 (CLS)", "b: pmae epoch 3 (CLS)"]
+    assert found == [*ours, "random weights (CLS)", "a: raw pixels", "b: raw pixels"]
+    curves = epochs_of(load(a.path), "linear", "test")
+    assert [(name, [s.epoch for s in scores]) for name, scores in curves.items()] == [("pmae (CLS)", [1, 3])]
+
+
+def test_two_presets_of_one_encoder_stand_side_by_side(make_run: MakeRun, suite: Suite) -> None:
+    strong, paper = suite({OURS: 0.7}), {**suite({OURS: 0.6}), "preset": "paper"}
+    evaluation = {"pmae epoch 3 [strong]": {**strong, "preset": "strong"}, "pmae epoch 3 [paper]": paper}
+    run = load(make_run("a", evaluation=evaluation).path)
+    found = {entrant.name: entrant.score.accuracy.value for entrant in lineup([run], "test")}
+    assert found == {"pmae epoch 3 (CLS), strong": 70.0, "pmae epoch 3 (CLS), paper": 60.0}
+    assert set(epochs_of(run, "linear", "test")) == {"pmae (CLS), strong", "pmae (CLS), paper"}
+
+
+def test_two_data_sets_of_one_encoder_are_told_apart(make_run: MakeRun, suite: Suite) -> None:
+    evaluation = {"pmae epoch 3 [paper]": suite({OURS: 0.7}), "pmae epoch 3": suite({OURS: 0.6}, data="others")}
+    found = {e.name: e.score.accuracy.value for e in lineup([load(make_run("a", evaluation=evaluation).path)], "test")}
+    assert found == {"pmae epoch 3 (CLS), bloodmnist": 70.0, "pmae epoch 3 (CLS), others": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("data", "label", "key", "settings", "value"),
+    [
+        ("cifar10", "pmae epoch 800", OURS, {}, 59.0),
+        ("CIFAR-10", "pmae epoch 800", "knn/cls/test", {"masking__ratio_schedule": "uniform"}, 41.8),
+        ("bloodmnist_64", "pmae epoch 1", "mlp/cls/test", {"objective__target": "pixels"}, 91.0),
+        ("dermamnist", "mae epoch 1", "finetune/cls/test", {"space__name": "pixels"}, 80.4),
+        ("dermamnist", "mae epoch 1", OURS, {"space__name": "pixels", "masking__masked_patches": 0.5}, 73.7),
+        ("cifar10", "pmae epoch 800", OURS, {"space__name": "kernel_pca"}, 64.1),
+        ("cifar10", "pmae epoch 800", OURS, {"space__name": "wavelet"}, None),
+        ("cifar100", "pmae epoch 800", OURS, {}, None),
+        ("photos", "pmae epoch 800", OURS, {}, None),
+        ("cifar10", "raw pixels", "linear/pixels/test", {}, None),
+        ("cifar10", "pmae epoch 800", "linear/mean/test", {}, None),
+        ("cifar10", "pmae epoch 800", "finetune/cls/test", {"objective__target": "pixels"}, None),
+    ],
+)
+def test_published_numbers_of_the_paper(
+    data: str, label: str, key: str, settings: dict[str, object], value: float | None
+) -> None:
+    protocol, pooling, split = key.split("/")
+    method, _, epoch = label.partition(" epoch ")
+    score = Score(protocol, pooling, split, 100, {}, method=method, epoch=int(epoch or 0), data=data)
+    found = published_for(score, replace(Config(), **settings))
+    assert (found[0] if found else None) == value

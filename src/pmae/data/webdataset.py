@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pmae.data.readers.decode import SUFFIXES
+from pmae.data.decode import SUFFIXES, reading
+from pmae.data.images import Samples
 from pmae.errors import UserError, require
 
 IMAGES = (*(suffix[1:] for suffix in SUFFIXES), "npy")
@@ -117,106 +118,86 @@ def _decoded(name: bytes) -> str:
     return name.partition(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
-class Index(NamedTuple):
-    """The samples of one shard: where the image's headers begin and how far its content goes, and class numbers."""
-
-    start: np.ndarray
-    length: np.ndarray
-    labels: np.ndarray
-    without_image: list[str]
-
-
-class TarSamples:
+class TarSamples(Samples):
     """The samples of many shards by position."""
 
-    classes: tuple[str, ...] | None = None
-    """The numbers of .cls files have no names."""
-
-    def __init__(self, paths: Sequence[Path], _: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(index_shard, paths))
         self._paths = paths
-        self._shard = np.repeat(np.arange(len(paths), dtype=np.int32), [len(one.start) for one in found])
-        self._start, self._length = (
-            np.concatenate([getattr(one, key) for one in found]) for key in ("start", "length")
-        )
-        self.labels = _all_or_none(paths, found)
-        self.without_image: Sequence[str] = [name for one in found for name in one.without_image]
+        self._shard = np.repeat(np.arange(len(paths), dtype=np.int32), [len(places) for places, _ in found])
+        self._start, self._length, labels = np.concatenate([places for places, _ in found]).T.copy()
+        self.without_image = [name for _, without in found for name in without]
+        lacking = labels == UNLABELLED
+        if lacking.all():
+            return
+        if lacking.any():
+            shard = self._shard[lacking.argmax()]
+            count = f"{lacking[self._shard == shard].sum()} of {paths[shard]}"
+            raise UserError(f"data.source: all samples must have a class or none, and {count} lack one")
+        self.labels = labels
 
     def __len__(self) -> int:
         return len(self._start)
 
     def read(self, position: int) -> tuple[str, bytes]:
-        """The image's name and the bytes of its file."""
-        piece = self._piece(position, int(self._length[position]))
-        member = next(members(lambda at, size: piece[at : at + size], self._path(position)))
+        member, piece = self._member(position, int(self._length[position]))
         return member.name, piece[member.offset : member.stop]
 
     def name(self, position: int) -> str:
-        """The image's name alone."""
-        piece = self._piece(position, min(HEADERS, int(self._length[position])))
-        return next(members(lambda at, size: piece[at : at + size], self._path(position))).name
+        return self._member(position, min(HEADERS, int(self._length[position])))[0].name
 
-    def blocks(self) -> None:
-        """Every sample can be read alone."""
-
-    def _piece(self, position: int, size: int) -> bytes:
+    def _member(self, position: int, size: int) -> tuple[Member, bytes]:
+        path = self._paths[self._shard[position]]
         # Opened anew each time: ten microseconds, against a limit on open files that many shards would reach.
-        with open(self._path(position), "rb", buffering=0) as file:
-            return os.pread(file.fileno(), size, int(self._start[position]))
-
-    def _path(self, position: int) -> str:
-        return str(self._paths[self._shard[position]])
+        with open(path, "rb", buffering=0) as file:
+            piece = os.pread(file.fileno(), size, int(self._start[position]))
+        return next(members(lambda at, count: piece[at : at + count], str(path))), piece
 
 
-def index_shard(path: Path) -> Index:
-    """Walk the headers of one tar file."""
-    starts, lengths, labels, without = [], [], [], []
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            for key, sample in _samples(lambda at, count: os.pread(file.fileno(), count, at), path, size):
-                image = next((sample[kind] for kind in sample if kind in IMAGES), None)
-                if image is None:
-                    without.append(f"{key!r} of {path.name} (no image among .{', .'.join(sample)})")
-                    continue
-                starts.append(image.start)
-                lengths.append(image.stop - image.start)
-                labels.append(_label(sample, lambda m: os.pread(file.fileno(), m.size, m.offset), f"{key!r} of {path}"))
-    except OSError as error:
-        raise UserError(f"data.source: {path} cannot be read: {error.strerror}") from error
-    if not starts and not without:
+def index_shard(path: Path) -> tuple[np.ndarray, list[str]]:
+    """(N, 3) where an image's headers begin, how far its content goes, its class; and what has no image, in words."""
+    places, without = [], []
+    with reading(path), path.open("rb", buffering=0) as file:
+        for key, sample in _samples(file.fileno(), path):
+            image = next((sample[kind] for kind in sample if kind in IMAGES), None)
+            if image is None:
+                without.append(f"{key!r} of {path.name} (no image among .{', .'.join(sample)})")
+            else:
+                label = _label(sample, file.fileno(), f"{key!r} of {path}")
+                places.append((image.start, image.stop - image.start, label))
+    if not places and not without:
         raise UserError(f"data.source: the shard {path} holds no samples")
-    start, length, label = (np.array(numbers, np.int64) for numbers in (starts, lengths, labels))
-    return Index(start, length, label, without)
+    return np.array(places, np.int64).reshape(-1, 3), without
 
 
-def _samples(read: Read, path: Path, size: int) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Keys and their members by extension: what follows the first dot of a file's name, as WebDataset has it."""
-    there = (_whole(member, path, size) for member in members(read, str(path)))
-    named = ((*_key(member.name), member) for member in there)
-    for key, group in groupby((entry for entry in named if entry[1]), key=lambda entry: entry[0]):
+def _samples(file: int, path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
+    """Keys and their members by extension: what follows the first dot of a file's name, as WebDataset has it.
+
+    `a/b.seg.png` has the key `a/b` and the extension `seg.png`; hidden files have none and are passed over.
+    """
+    size = os.fstat(file).st_size
+
+    def named() -> Iterator[tuple[str, str, Member]]:
+        for member in members(lambda at, count: os.pread(file, count, at), str(path)):
+            if member.stop > size:
+                lacks = f"{member.name!r} lacks {member.stop - size:,} of its {member.size:,} bytes"
+                raise UserError(f"data.source: {path} is cut short: {lacks}")
+            folder, slash, name = member.name.rpartition("/")
+            stem, _, extension = name.partition(".")
+            if stem and extension:
+                yield folder + slash + stem, extension.lower(), member
+
+    for key, group in groupby(named(), key=lambda entry: entry[0]):
         yield key, {extension: member for _, extension, member in group}
 
 
-def _key(name: str) -> tuple[str, str]:
-    """`a/b.seg.png` is key `a/b`, extension `seg.png`; hidden files have none."""
-    folder, slash, file = name.rpartition("/")
-    stem, _, extension = file.partition(".")
-    return folder + slash + stem, extension.lower() if stem else ""
-
-
-def _whole(member: Member, path: Path, size: int) -> Member:
-    if member.stop > size:
-        short = member.stop - size
-        raise UserError(
-            f"data.source: {path} is cut short: {member.name!r} lacks {short:,} of its {member.size:,} bytes"
-        )
-    return member
-
-
-def _label(sample: dict[str, Member], read: Callable[[Member], bytes], what: str) -> int:
+def _label(sample: dict[str, Member], file: int, what: str) -> int:
     """The whole number in .cls, or under "label" in .json."""
+
+    def read(member: Member) -> bytes:
+        return os.pread(file, member.size, member.offset)
+
     if "cls" in sample:
         text = read(sample["cls"]).strip() if sample["cls"].size <= BLOCK else b"a long text"
         if not text.removeprefix(b"-").isdigit() or len(text) > DIGITS:
@@ -231,14 +212,3 @@ def _label(sample: dict[str, Member], read: Callable[[Member], bytes], what: str
         raise UserError(f"data.source: the .json of {what} is not JSON: {error}") from error
     label = fields.get("label") if isinstance(fields, dict) else None
     return label if type(label) is int and abs(label) < 10**DIGITS else UNLABELLED
-
-
-def _all_or_none(paths: Sequence[Path], found: Sequence[Index]) -> np.ndarray | None:
-    """The class numbers of all shards, if they have any."""
-    missing = [int((one.labels == UNLABELLED).sum()) for one in found]
-    if sum(missing) == sum(len(one.labels) for one in found):
-        return None
-    for path, lacking in zip(paths, missing, strict=True):
-        if lacking:
-            raise UserError(f"data.source: all samples must have a class or none, and {lacking} of {path} lack one")
-    return np.concatenate([one.labels for one in found])

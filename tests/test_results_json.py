@@ -15,8 +15,7 @@ from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.protocols import KnnProtocol, Protocols
 from pmae.report.contents import load
-from pmae.results import Evaluation, scores_of
-from pmae.results_file import read_evaluations
+from pmae.results import Evaluation, read_evaluations, scores_of
 from pmae.runs import Run
 
 ROOT = Path(__file__).parent.parent
@@ -78,15 +77,19 @@ def newest() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("evaluations",), {}, "evaluations must be a list, got {}"),
+        (("evaluations",), {}, r"evaluations must be a list, got \{\}"),
         (("evaluations", 0), 3, r"evaluations\[0\] must be an object, got 3"),
         (("evaluations", 0, "method"), None, r"evaluations\[0\]\.method must be text, got None"),
-        (("evaluations", 0, "epoch"), "2", r"\.epoch must be a whole number .*, got '2'"),
-        (("evaluations", 0, "epoch"), 10**30, r"\.epoch must be a whole number of at most"),
+        (("evaluations", 0, "epoch"), "2", r"\.epoch must be a whole number, got '2'"),
+        (("evaluations", 0, "epoch"), 10**30, r"\.epoch must be below 2"),
         (("evaluations", 0, "epoch"), True, r"\.epoch must be a whole number"),
         (("evaluations", 0, "data", "name"), "\ud800", r"data\.name must be text, got '\\ud800'"),
         (("evaluations", 0, "scores", 0, "images"), 1.5, r"scores\[0\]\.images must be a whole number"),
-        (("evaluations", 0, "scores", 0, "metrics", "accuracy", "value"), 7.0, r"accuracy must be a share between"),
+        (
+            ("evaluations", 0, "scores", 0, "metrics", "accuracy", "value"),
+            7.0,
+            r"accuracy\.value must be a share",
+        ),
         (("evaluations", 0, "scores", 0, "confusion"), [[1, 2]], r"confusion must be a row and a column for each"),
         (("evaluations", 0, "seconds", "knn"), float("inf"), r"seconds\.knn must be a number"),
     ],
@@ -107,7 +110,7 @@ def test_what_is_missing_is_named_and_what_is_undefined_is_none(newest: dict[str
     damaged["evaluations"][0]["of a later version"] = 1
     assert read_evaluations(damaged, "results.json")[0].scores[0].accuracy.value is None
     del damaged["evaluations"][0]["preset"]
-    with pytest.raises(UserError, match=r"evaluations\[0\]\.preset must be there"):
+    with pytest.raises(UserError, match=r"evaluations\[0\] must have 'preset'"):
         read_evaluations(damaged, "results.json")
 
 

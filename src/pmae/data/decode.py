@@ -1,0 +1,288 @@
+"""One image file as an array, in the depth it was saved in and the way up it was taken, in the memory there is.
+
+Pillow reads most of them, pydicom DICOM files, and tifffile TIFF files that Pillow cannot hold (extra `data`).
+"""
+
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from pmae.config import DataConfig
+from pmae.errors import UserError, missing_extra
+
+DICOM_SUFFIXES = (".dcm", ".dicom")
+TIFF_SUFFIXES = (".tif", ".tiff")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
+# Only these decoders may run, whatever a file claims to be.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
+# Grey of more than 8 bits, which Pillow can hold but hardly convert.
+DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+# Modes that are a way of writing another one.
+PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
+# Where the channels lie among the axes that tifffile names: C and S (samples) are channels, Y and X the plane.
+CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
+TIFF_DEFLATE = (8, 32946)
+"""TIFF's numbers for zlib's compression."""
+DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"
+"""DICOM's name of files that are compressed whole, header and all."""
+BUDGET_BYTES = 2**30
+"""What all images that are being unpacked may take together; a larger one waits until it is alone."""
+SMALL_BYTES = 2**20
+"""What is not counted: as many of these as there are threads are nothing."""
+
+_freed = threading.Condition()
+_taken = 0
+
+
+class LossError(ValueError):
+    """Pillow cannot hold what is in this file without cutting something off."""
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    # Not every system counts its free pages; then the installed ones are the only bound left.
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def require_room(need: int, what: str) -> None:
+    """Refuse what would not fit in memory, with the bytes."""
+    free = available_bytes()
+    if need > free:
+        raise UserError(
+            f"data.source: {what} would take {need:,} bytes in memory, and {free:,} are available; "
+            "make the images smaller (data.resize, for a folder) or save them as one .npy file, which is read from disk"
+        )
+
+
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """Inside, every failure becomes one sentence that begins with `what`."""
+    try:
+        yield
+    except UserError:
+        raise
+    # Parsers raise whatever a broken file trips over (KeyError, MemoryError, tokenize.TokenError, zlib.error, ...).
+    except Exception as error:
+        words = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{what}: {words}") from error
+
+
+def reading(path: Path, kind: str = "") -> AbstractContextManager[None]:
+    """Inside, whatever a library says of a broken file is one sentence with the file's name."""
+    return failing_as(f"data.source: {path} cannot be read{kind}")
+
+
+@contextmanager
+def unpacking(values: int, bytes_each: int) -> Iterator[None]:
+    """Inside, an image of so many values is unpacked; it waits for the other threads where all would take too much.
+
+    A small file can unpack to more than a machine holds: Pillow's limit guards every format, from the header, before
+    anything is unpacked. (Pillow itself only warns up to twice its limit, and many threads would unpack those at once.)
+    """
+    global _taken
+    limit, need = Image.MAX_IMAGE_PIXELS, values * bytes_each
+    if limit is not None and values > limit:
+        raise ValueError(f"{values:,} values, more than {limit:,}; it may be a decompression bomb")
+    if need <= SMALL_BYTES:
+        yield
+        return
+    with _freed:
+        _freed.wait_for(lambda: _taken == 0 or _taken + need <= BUDGET_BYTES)
+        _taken += need
+    try:
+        if need > BUDGET_BYTES // 4 and need > available_bytes():
+            raise ValueError(f"{need:,} bytes when unpacked, more than are available")
+        yield
+    finally:
+        with _freed:
+            _taken -= need
+            _freed.notify_all()
+
+
+def decode(path: Path, config: DataConfig, content: bytes | None = None) -> np.ndarray:
+    """(C, H, W) pixels, converted and resized as the settings ask; raises whatever a broken file makes Pillow raise.
+
+    With the file's `content` at hand, the path is only its name.
+    """
+
+    def opened() -> Path | BytesIO:
+        return path if content is None else BytesIO(content)
+
+    suffix = path.suffix.lower()
+    if suffix in DICOM_SUFFIXES:
+        return convert(_read_dicom(path.read_bytes() if content is None else content), config)
+    try:
+        return _read_with_pillow(opened(), config)
+    except (LossError, UnidentifiedImageError):
+        if suffix not in TIFF_SUFFIXES:
+            raise
+    return convert(_read_tiff(opened()), config)
+
+
+def convert(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
+    """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for."""
+    if config.channels not in (None, len(pixels)):
+        if len(pixels) > 1:
+            raise ValueError(f"{len(pixels)} channels, which data.channels {config.channels} cannot make of them")
+        pixels = np.repeat(pixels, config.channels, axis=0)
+    if config.resize is not None:
+        pixels = np.stack([_resize_deep(plane, config.resize) for plane in pixels])
+    return pixels
+
+
+def _resize_deep(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Bicubic in floats and back; the cubic kernel overshoots, so whole numbers are clipped to their range."""
+    resized = Image.fromarray(pixels.astype(np.float32)).resize((side, side), Image.Resampling.BICUBIC)
+    result = np.asarray(resized)
+    if pixels.dtype.kind != "f":
+        limits = np.iinfo(pixels.dtype)
+        result = np.clip(np.rint(result), limits.min, limits.max).astype(pixels.dtype)
+    return result
+
+
+def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
+    # Twice: what Pillow unpacks, of four bytes a pixel, and its conversion or its array.
+    with Image.open(file, formats=FORMATS) as image, unpacking(image.width * image.height, 8):
+        raw_mode = _raw_mode(image)
+        _refuse_losses(image, raw_mode)
+        try:
+            image.load()
+        except ValueError as error:
+            # So Pillow says that it has no mode for these channels.
+            raise LossError(str(error)) from error
+        # The way the camera was held; damaged EXIF data say nothing, and the pixels beside them are whole.
+        with suppress(Exception):
+            ImageOps.exif_transpose(image, in_place=True)
+        if image.mode in DEEP_MODES:
+            signed = "16" in raw_mode and raw_mode.endswith("S")
+            return convert(_narrow(np.asarray(image), signed)[None], config)
+        return _read_bytes(image, config)
+
+
+def _raw_mode(image: Image.Image) -> str:
+    """How the pixels lie in the file; it tells depths that Pillow's own mode hides."""
+    tiles = getattr(image, "tile", None)
+    arguments = tiles[0][3] if tiles else ""
+    first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+    return first if isinstance(first, str) else ""
+
+
+def _refuse_losses(image: Image.Image, raw_mode: str) -> None:
+    # A BMP of 16 bits a pixel ("BGR;16") has 5 or 6 a channel, which 8 hold.
+    if ";16" in raw_mode and image.mode not in DEEP_MODES and not raw_mode.startswith("BGR"):
+        raise LossError("16-bit colour, which would be cut to 8 bits; save it in a .npy file")
+    frames = getattr(image, "n_frames", 1)
+    # A photo with an embedded preview counts as two frames; that one loses nothing.
+    if frames > 1 and image.format != "MPO":
+        raise LossError(f"{frames} pages in one file; save each as a file of its own")
+
+
+def _narrow(pixels: np.ndarray, signed: bool) -> np.ndarray:
+    """Pillow's 32-bit integers as the 16 bits they came from."""
+    if pixels.dtype.kind == "f":
+        return pixels
+    kind = np.iinfo(np.int16 if signed else np.uint16)
+    if pixels.min() < kind.min or pixels.max() > kind.max:
+        raise ValueError(f"values from {pixels.min()} to {pixels.max()} need more than 16 bits; save it in a .npy file")
+    return pixels.astype(kind.dtype)
+
+
+def _read_bytes(image: Image.Image, config: DataConfig) -> np.ndarray:
+    mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
+    plain = image if image.mode == mode else image.convert(mode)
+    if config.resize is not None:
+        plain = plain.resize((config.resize, config.resize), Image.Resampling.BICUBIC)
+    return _first_channels(np.asarray(plain))
+
+
+def _first_channels(pixels: np.ndarray) -> np.ndarray:
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _read_dicom(content: bytes) -> np.ndarray:
+    """Pixels in the modality's own units; a rescale slope and intercept (Hounsfield units) make float32."""
+    try:
+        import pydicom
+        from pydicom.pixels.utils import pixel_array
+    except ImportError as error:
+        raise missing_extra("a DICOM file", "data", error) from error
+    with unpacking(_inflated(content), 2 * 8):
+        header = pydicom.dcmread(BytesIO(content))
+    frames, kind = int(header.get("NumberOfFrames") or 1), header.get("PhotometricInterpretation")
+    if frames > 1:
+        raise ValueError(f"{frames} frames in one file; save each as a file of its own")
+    if kind == "PALETTE COLOR":
+        raise ValueError("palette colour, whose numbers are names of colours; save it as RGB")
+    values = int(header.Rows) * int(header.Columns) * int(header.get("SamplesPerPixel") or 1)
+    # Beside the file's own and their array, values take float64 and float32 while units are computed.
+    with unpacking(values, 8 + 4 + 2 * int(header.BitsAllocated) // 8):
+        pixels = np.asarray(pixel_array(header))
+        if kind == "MONOCHROME1":
+            # From white to black; the lowest plus the highest value of so many bits turns it round.
+            ends = -1 if header.PixelRepresentation else 2 ** int(header.BitsStored) - 1
+            pixels = (ends - pixels.astype(np.int32)).astype(pixels.dtype)
+        slope, intercept = float(header.get("RescaleSlope") or 1), float(header.get("RescaleIntercept") or 0)
+        if (slope, intercept) != (1.0, 0.0):
+            pixels = (pixels * slope + intercept).astype(np.float32)
+    return _first_channels(pixels)
+
+
+def _inflated(content: bytes) -> int:
+    """How many values a DICOM file may hold that is compressed whole, counted without keeping them; 0 for any other."""
+    if DICOM_DEFLATED not in content:
+        return 0
+    # The preamble, "DICM", and one element that tells how long the group with the transfer syntax is.
+    start = 144 + int.from_bytes(content[140:144], "little")
+    if DICOM_DEFLATED not in content[144:start]:
+        raise ValueError("a deflated file whose first group is not as long as it says")
+    limit = 8 * (Image.MAX_IMAGE_PIXELS or 2**60)
+    count, inflate, rest = 0, zlib.decompressobj(-zlib.MAX_WBITS), content[start:]
+    while rest and not inflate.eof and count <= limit:
+        count += len(inflate.decompress(rest, 2**20))
+        rest = inflate.unconsumed_tail
+    return count // 8
+
+
+def _read_tiff(path: Path | BytesIO) -> np.ndarray:
+    """Pixels in their own depth; a stack of planes that are not channels is refused."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise missing_extra("a TIFF of this kind", "data", error) from error
+    with tifffile.TiffFile(path) as file:
+        series, pages = file.series[0], len(file.pages)
+        # Axes of length one say nothing, except that an image may be one row or column.
+        kept = [(name, n) for name, n in zip(series.axes, series.shape, strict=True) if n > 1 or name in "YX"]
+        axes = "".join(name for name, _ in kept)
+        if len(file.series) > 1 or axes not in CHANNEL_AXES:
+            raise ValueError(f"{pages} pages in one file; save each as a file of its own, or all in a .npy file")
+        with unpacking(int(series.size), 3 * series.dtype.itemsize):
+            _refuse_long_segments(file, series)
+            pixels = series.asarray().reshape([n for _, n in kept])
+    pixels, axis = pixels.astype(pixels.dtype.newbyteorder("="), copy=False), CHANNEL_AXES[axes]
+    return pixels[None] if axis is None else np.moveaxis(pixels, axis, 0)
+
+
+def _refuse_long_segments(file: Any, series: Any) -> None:
+    """Refuse strips and tiles that unpack to more than their part of the image, which tifffile would unpack whole."""
+    for page in series.pages:
+        if page is None or int(page.compression) not in TIFF_DEFLATE:
+            continue
+        whole = series.dtype.itemsize * int(np.prod(page.chunks))
+        for segment, _ in file.filehandle.read_segments(page.dataoffsets, page.databytecounts):
+            if segment is not None and len(zlib.decompressobj().decompress(segment, whole + 1)) > whole:
+                raise ValueError("a strip or tile is longer than the header says; it may be a decompression bomb")

@@ -1,1 +1,0 @@
-"""Readers of formats: arrays, CIFAR-10, Tiny ImageNet and folders of image files."""

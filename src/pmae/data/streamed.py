@@ -1,0 +1,186 @@
+"""Images decoded from samples: files in a folder, members of tar files, rows of tables.
+
+Reading one sample, counting those that cannot be read, and reading all of them are the same for every format.
+"""
+
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pmae.config import DataConfig
+from pmae.data.arrays import array_of_npy, channels_first, number_classes
+from pmae.data.decode import convert, decode, require_room
+from pmae.data.images import DTYPES, ImageSet, OnDemand, Samples, Splits
+from pmae.errors import UserError
+
+SPLITS = ("train", "val", "test")
+SHOWN = 5
+
+
+class SampleSet(NamedTuple):
+    """A data set before anything is decoded: the samples of each split, and what must be said of it."""
+
+    name: str
+    samples: Mapping[str, Samples]
+    notes: tuple[str, ...] = ()
+    sharded: bool = False
+    """Whether the images are in shards, and stay there."""
+    channels: Literal[3] | None = None
+    """What images are converted to unless the settings say otherwise."""
+
+
+class Picture(NamedTuple):
+    """One decoded sample."""
+
+    name: str
+    pixels: np.ndarray
+    vector: bool
+
+
+class Unreadable:
+    """The samples of all splits that cannot be read, each counted once; more than `most` are refused."""
+
+    def __init__(self, most: int, found: SampleSet, warn_at_once: bool) -> None:
+        self._most, self._warn_at_once = most, warn_at_once
+        self._lock = threading.Lock()
+        self.left_out = [words for own in found.samples.values() for words in own.without_image]
+        self._found = {("", i): words for i, words in enumerate(self.left_out)}
+        self._refuse_too_many()
+
+    def add(self, split: str, position: int, name: str, words: str) -> None:
+        """Count one more, unless it is known by its split and place; names may occur twice."""
+        with self._lock:
+            if (split, position) in self._found:
+                return
+            self._found[split, position] = f"{name!r} ({words})"
+            self._refuse_too_many()
+        if self._warn_at_once:
+            warnings.warn(f"skipped an unreadable sample: {self._found[split, position]}", stacklevel=2)
+
+    def warn(self) -> tuple[str, ...]:
+        """One warning of all of them, and the note that names each; nothing where all could be read."""
+        found = [self._found[place] for place in sorted(self._found)]
+        if not found:
+            return ()
+        warnings.warn(f"skipped {len(found)} unreadable files: {self}", stacklevel=3)
+        return (f"skipped {len(found)} unreadable files: {', '.join(found)}",)
+
+    def __str__(self) -> str:
+        return shown([self._found[place] for place in sorted(self._found)])
+
+    def _refuse_too_many(self) -> None:
+        if len(self._found) > self._most:
+            raise UserError(f"data.max_unreadable is {self._most}, and more files than that cannot be read: {self}")
+
+
+def shown(words: list[str]) -> str:
+    """The first few, and whether there are more."""
+    return ", ".join(words[:SHOWN]) + (", ..." if len(words) > SHOWN else "")
+
+
+def read_samples(found: SampleSet, config: DataConfig) -> Splits:
+    """A data set whose images are decoded now, all of them, or stay in their shards until they are asked for."""
+    unreadable = Unreadable(config.max_unreadable, found, warn_at_once=found.sharded)
+    sets, notes = open_images(found, config, unreadable), found.notes
+    if "train" not in sets:
+        raise UserError(f"data.source {found.name!r} must have at least one training image, got none")
+    if not found.sharded:
+        count, (channels, height, width) = sum(map(len, sets.values())), sets["train"].shape
+        need = sum(part.images.nbytes for part in sets.values())
+        require_room(need, f"{count:,} images of {width}x{height} pixels and {channels} channels")
+        sets = {split: part.loaded() for split, part in sets.items()}
+        notes += unreadable.warn()
+    elif unreadable.left_out:
+        without = unreadable.left_out
+        notes += (f"skipped {len(without)} samples without an image: {shown(without)}",)
+    return Splits(found.name, sets["train"], sets.get("val"), sets.get("test"), notes)
+
+
+def open_images(
+    found: SampleSet, config: DataConfig, unreadable: Unreadable, only: Sequence[str] = SPLITS
+) -> dict[str, ImageSet]:
+    """The splits as images that are decoded on demand; classes are numbered over all splits, `only` some opened."""
+    config = replace(config, channels=config.channels or found.channels)
+    numbers, classes = _class_numbers(found.samples)
+    first: Picture | None = None
+    sets = {}
+    for (split, samples), labels in zip(found.samples.items(), numbers, strict=True):
+        if split in only and len(samples):
+            read = partial(_read, split, samples, config, unreadable)
+            first = first or next(filter(None, map(read, range(len(samples)))), None)
+            if first is None:
+                raise UserError(f"data.source must have at least one readable image, got none: {unreadable}")
+            images = OnDemand(samples, partial(_pixels, read, first), first.pixels, config.threads or _cores())
+            sets[split] = ImageSet(images, labels, classes if labels is not None else (), images.names, first.vector)
+    return sets
+
+
+def _class_numbers(samples: Mapping[str, Samples]) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
+    """Class numbers of all splits: those of the names that the files have, else whatever numbers occur, from 0 on."""
+    named = next((own.classes for own in samples.values() if own.classes), None)
+    labels = [own.labels for own in samples.values()]
+    # Hugging Face writes -1 where the class is kept secret, as in many test splits.
+    labels = [None if one is None or (named and (one < 0).all()) else one for one in labels]
+    if named is None:
+        return number_classes(labels)
+    for one in labels:
+        if one is not None and (one.min() < 0 or one.max() >= len(named)):
+            raise UserError(f"data.source must have labels from 0 to {len(named) - 1}, got {one.min()} to {one.max()}")
+    return labels, named
+
+
+def _read(split: str, samples: Samples, config: DataConfig, unreadable: Unreadable, position: int) -> Picture | None:
+    """One sample, decoded; None if it cannot be read."""
+    name, content = f"sample {position}", None
+    try:
+        name, content = samples.read(position)
+        if isinstance(content, bytes) and name.lower().endswith(".npy"):
+            content = array_of_npy(content)
+        if isinstance(content, np.ndarray):
+            pixels = convert(channels_first(content[None], config.layout)[0], config)
+        elif isinstance(content, Path):
+            pixels = decode(content, config)
+        else:
+            pixels = decode(Path(name), config, content)
+        if pixels.dtype.name not in DTYPES:
+            raise ValueError(f"unsupported depth {pixels.dtype}")
+        return Picture(name, pixels, vector=isinstance(content, np.ndarray) and content.ndim == 1)
+    # Decoders raise whatever a broken file trips over (OSError, SyntaxError, struct.error, MemoryError, ...).
+    except Exception as error:
+        words = str(error).replace(repr(str(content)), "the file")
+        words = re.sub(r"<_io.BytesIO[^>]*>", "the file", f"{type(error).__name__}: {words}")
+        unreadable.add(split, position, name, " ".join(words.split()))
+        return None
+
+
+def _pixels(read: Callable[[int], Picture | None], first: Picture, position: int) -> np.ndarray | None:
+    """One image; one that is unlike the first is refused, with the setting that would make them alike."""
+    other = read(position)
+    if other is None:
+        return None
+    a, b = first.pixels, other.pixels
+    if a.shape == b.shape and a.dtype == b.dtype:
+        return b
+    if a.shape[1:] != b.shape[1:]:
+        setting = "data.resize must be given when sizes differ"
+        one, two = (f"{x.shape[2]}x{x.shape[1]}" for x in (a, b))
+    elif a.shape[0] != b.shape[0]:
+        setting = "data.channels must be given when channels differ"
+        one, two = (f"{len(x)}-channel" for x in (a, b))
+    else:
+        setting, one, two = "images must be saved in one depth", str(a.dtype), str(b.dtype)
+    raise UserError(f"{setting}: {first.name!r} is {one} and {other.name!r} is {two}")
+
+
+def _cores() -> int:
+    """The cores that this process may use, divided among those that `torchrun` started on the machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

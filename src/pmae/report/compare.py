@@ -1,0 +1,279 @@
+"""Scores set beside others: those of several runs, the paper's numbers, and baselines (did pretraining help?)."""
+
+import dataclasses
+import functools
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from pmae.config import Config
+from pmae.report.contents import Contents
+from pmae.report.style import minus
+from pmae.results import BASELINES, Score, pretrained, primary
+
+PROBES = {"linear": "a linear probe", "knn": "k-NN", "mlp": "an MLP probe", "finetune": "fine-tuning"}
+"""How a sentence calls each protocol; the first that was evaluated stands for a run."""
+RIVALS = ("random weights", "raw pixels", "pca features")
+SPOKEN = {
+    "random weights": "the same encoder with random weights",
+    "pca features": "PCA features",
+    "from scratch": "training from scratch",
+}
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A score, the run that holds it, and a name that tells it from all others of the line-up."""
+
+    run: Contents
+    score: Score
+    name: str
+
+
+def lineup(runs: Sequence[Contents], split: str) -> list[Entrant]:
+    """The last epoch of every pretrained encoder, then the baselines; one that runs measured alike comes once."""
+    found = [(run, score) for run in runs for score in pretrained(run.scores) if score.split == split]
+    baselines: dict[object, tuple[Contents, Score]] = {}
+    for run in runs:
+        for score in run.scores:
+            if score.is_baseline and score.split == split:
+                key = (score.protocol, score.preset, score.representation, score.data, score.accuracy)
+                baselines.setdefault(key, (run, score))
+    found += baselines.values()
+    alike = Counter((score.protocol, score.preset, score.representation) for _, score in found)
+    presets = len({score.preset for _, score in found})
+    entrants = []
+    for run, score in found:
+        # Runs are named where there are several, except for baselines that they share.
+        shared = score.is_baseline and alike[score.protocol, score.preset, score.representation] == 1
+        start = "" if shared or len(runs) == 1 else f"{run.name}: "
+        entrants.append(Entrant(run, score, start + score.representation + _how(run, score, presets)))
+    return entrants
+
+
+def epochs_of(run: Contents, protocol: str, split: str) -> dict[str, list[Score]]:
+    """Scores of one run by the name of what was pretrained, each over its epochs in order."""
+    found: dict[str, list[Score]] = {}
+    presets = len({score.preset for score in run.scores})
+    for score in sorted(run.scores, key=lambda score: score.epoch):
+        if not score.is_baseline and (score.protocol, score.split) == (protocol, split):
+            name = dataclasses.replace(score, epoch=0).representation
+            found.setdefault(name + _how(run, score, presets), []).append(score)
+    return found
+
+
+def _how(run: Contents, score: Score, presets: int) -> str:
+    """The preset, and the data where the run was scored on several sets: what else tells two scores apart."""
+    several = len({other.data for other in run.scores}) > 1
+    return (f", {score.preset}" if presets > 1 else "") + (f", {score.data}" if several else "")
+
+
+def splits_of(runs: Sequence[Contents]) -> list[str]:
+    """The splits that were scored, test first."""
+    return sorted({score.split for run in runs for score in run.scores}, key=lambda split: (split != "test", split))
+
+
+@functools.cache
+def published() -> dict[str, Any]:
+    """The paper's numbers, settings and claims: everything in published.json."""
+    return dict(json.loads(files("pmae.report").joinpath("published.json").read_text(encoding="utf-8")))
+
+
+def published_source() -> str:
+    """Where the published numbers come from, and how they were measured."""
+    return f"{published()['source']} {published()['setting']}"
+
+
+def published_accuracy(protocol: str, method: str, data: str | None) -> float | None:
+    """The paper's accuracy in percent; None where it has none."""
+    value = published()["accuracy"].get(protocol, {}).get(method, {}).get(data)
+    return None if value is None else float(value)
+
+
+def published_split(data: str | None) -> str:
+    """The images that the published numbers of a data set are of: test or val."""
+    return "val" if data in published()["validation"] else "test"
+
+
+def published_data(name: str) -> str | None:
+    """The paper's name of a data set, whatever follows it (`bloodmnist_64`) but another number (`cifar100`)."""
+    plain = re.sub(r"[-_ ]", "", name.lower())
+    for known in published()["data"]:
+        following = plain.removeprefix(known)
+        if plain.startswith(known) and not (known[-1].isdigit() and following[:1].isdigit()):
+            return str(known)
+    return None
+
+
+def published_for(score: Score, config: Config) -> tuple[float, str] | None:
+    """The paper's accuracy for this data, protocol and kind of method, and what it calls it; None without one."""
+    if score.is_baseline or score.pooling != "cls":
+        return None
+    method = _published_method(score.method == "mae", config)
+    value = published_accuracy(score.protocol, method, published_data(score.data))
+    return None if value is None else (value, str(published()["methods"][method]))
+
+
+def _published_method(is_mae: bool, config: Config) -> str:
+    """Which published row is the nearest: by the kind of ratio and loss."""
+    usual = is_mae and config.masking.masked_patches in (None, 0.75)
+    kind = "random" if config.masking.ratio_schedule == "uniform" else "std" if usual else "oracle"
+    if is_mae:
+        return f"mae_{kind}"
+    if config.space.name != "pca":
+        # The paper has kernel PCA beside PCA; its numbers say nothing about other spaces.
+        return f"kmae_{kind}" if config.space.name == "kernel_pca" else "unpublished"
+    return f"pmae_{kind}_{'pixels' if config.objective.target == 'pixels' else 'components'}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A headline of kind yes, no or open; the evidence, the comparisons it rests on, and what else there is to say."""
+
+    run: str
+    kind: str
+    headline: str
+    sentences: list[str]
+    comparisons: list[str] = field(default_factory=list)
+    more: list[str] = field(default_factory=list)
+
+
+def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
+    """Compare the pretrained encoder with what was not pretrained, on the same protocol, split and preset.
+
+    Baselines that were evaluated with one of the other runs of the page serve this one too.
+    """
+    score, borrowed = main_score(run), _borrowed(run, others)
+    run = dataclasses.replace(run, scores=[*run.scores, *(score for found in borrowed.values() for score in found)])
+    more = [*_finetuning(run), _training_words(run)]
+    if score is None:
+        words = "Nothing was evaluated with labels, so this page cannot say whether pretraining helped."
+        tip = "Evaluate the run together with its baselines (random weights, raw pixels, PCA features) to find out."
+        return Verdict(run.name, "open", "No evidence yet", [words, tip], more=more)
+    if borrowed:
+        more.append(f"Baselines are those evaluated with {_listed(list(borrowed))}.")
+    rivals = [rival for rival in primary(run.scores) if rival.label in RIVALS and _comparable(score, rival)]
+    twins = [s for s in primary(pretrained(run.scores)) if s.label != score.label and _comparable(score, s)]
+    missing = [name for name in RIVALS if name not in {rival.label for rival in rivals}]
+    kind, headline = _judge(score, rivals, missing)
+    compared = [f"{_compare(score, other, SPOKEN.get(other.label, other.label))}." for other in (*rivals, *twins)]
+    limits = [f"Not compared, because not evaluated in the same way: {_listed(missing)}."] if missing else []
+    if score.chance is not None and score.accuracy.low is not None and score.accuracy.low <= score.chance:
+        limits.append(f"Always answering the commonest class gets {score.chance:.1f}%: this is not clearly above it.")
+    return Verdict(run.name, kind, headline, [_evidence(score)], compared, [*limits, *more])
+
+
+def main_score(run: Contents, with_classes: bool = False) -> Score | None:
+    """The score that stands for the run: its own method first, then test, the linear probe, and frozen encoders.
+
+    `with_classes`: only one that tells which classes are taken for which.
+    """
+    order, own, trained_on = list(PROBES), run.method.lower(), run.data.get("name")
+    found = [s for s in primary(pretrained(run.scores)) if s.protocol in order and s.accuracy.value is not None]
+    found = [s for s in found if s.confusion or not with_classes]
+    found.sort(key=lambda s: (s.method != own, s.data != trained_on, s.split != "test", order.index(s.protocol)))
+    return found[0] if found else None
+
+
+def between(runs: Sequence[Contents]) -> list[str]:
+    """The first run against each of the others, where both were evaluated in the same way."""
+    scored = [(f"{run.name} ({score.label})", score) for run in runs if (score := main_score(run)) is not None]
+    if not scored:
+        return []
+    (first, best), *others = scored
+    return [f"{first} gets {_compare(best, s, name)}." for name, s in others if _comparable(best, s)]
+
+
+def _compare(score: Score, rival: Score, name: str) -> str:
+    """How many points lie between a score and that of a named rival, and whether their intervals overlap."""
+    points = _points(score, rival)
+    distance = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than" if points else "as much as"
+    overlaps = score.accuracy.overlaps(rival.accuracy)
+    overlap = "the intervals overlap, so this may be chance" if overlaps else "the intervals do not overlap"
+    return f"{distance} {name} ({rival.accuracy.value:.1f}%): {overlap}"
+
+
+def _borrowed(run: Contents, others: Sequence[Contents]) -> dict[str, list[Score]]:
+    """Baselines this run lacks, by the run that has them, of the same encoder and statistics: they are the same."""
+    own, found = {score.label for score in run.scores}, dict[str, list[Score]]()
+    for other in others:
+        alike = other.config.encoder == run.config.encoder
+        if other.name != run.name and alike and other.config.data.standardize == run.config.data.standardize:
+            lent = [s for s in other.scores if s.label in BASELINES and s.label not in own]
+            found |= {other.name: lent} if lent else {}
+            own |= {score.label for score in lent}
+    return found
+
+
+def _comparable(score: Score, rival: Score) -> bool:
+    alike = all(getattr(score, key) == getattr(rival, key) for key in ("protocol", "split", "preset", "data", "images"))
+    return alike and rival.accuracy.value is not None
+
+
+def _points(score: Score, rival: Score) -> float:
+    """The difference as the rounded numbers on the page show it."""
+    return round(round(score.accuracy.value or 0, 1) - round(rival.accuracy.value or 0, 1), 1)
+
+
+def _judge(score: Score, rivals: Sequence[Score], missing: Sequence[str]) -> tuple[str, str]:
+    """Yes, no or open, and why in a line: what of the rivals is beaten, and what by more than the intervals."""
+    if not rivals:
+        return "open", "No evidence yet: nothing to compare with was evaluated"
+    ahead = [rival for rival in rivals if _points(score, rival) <= 0]
+    beaten = [rival for rival in rivals if rival not in ahead]
+    close = [rival for rival in beaten if score.accuracy.overlaps(rival.accuracy)]
+    if not beaten:
+        return "no", f"No: pretraining did not beat {_names(rivals, 'or')}"
+    if ahead:
+        return "no", f"Not convincingly: ahead of {_names(beaten)}, but not of {_names(ahead)}"
+    if close:
+        how, which = ("Unclear", "each of them") if len(close) == len(rivals) else ("Probably", _names(close))
+        return "open", f"{how}: ahead of {_names(rivals)}, but within the error of {which}"
+    if missing:
+        return "open", f"So far yes: clearly better than {_names(rivals)}; {_listed(missing)} not evaluated"
+    return "yes", "Yes: pretraining helped"
+
+
+def _evidence(score: Score) -> str:
+    interval = score.accuracy
+    known = interval.low is not None and interval.high is not None
+    bounds = f" (95% interval {interval.low:.1f} to {interval.high:.1f})" if known else ""
+    where = f"{score.images:,} images of the {score.split} split of {score.data}"
+    return f"On {where}, {PROBES[score.protocol]} on {score.representation} gets {interval.value:.1f}% right{bounds}."
+
+
+def _finetuning(run: Contents) -> list[str]:
+    """Fine-tuning against training the same network from scratch."""
+    own = [s for s in pretrained(run.scores) if s.method == run.method.lower() and s.accuracy.value is not None]
+    tuned = sorted((s for s in own if s.protocol == "finetune"), key=lambda s: s.split != "test")
+    if not tuned:
+        return []
+    start = f"Fine-tuned, it gets {tuned[0].accuracy.value:.1f}% right on {tuned[0].split}"
+    rivals = [s for s in run.scores if s.label == "from scratch" and _comparable(tuned[0], s)]
+    if not rivals:
+        return [f"{start}; training from scratch was not evaluated."]
+    return [f"{start}: {_compare(tuned[0], rivals[0], SPOKEN['from scratch'])}."]
+
+
+def _training_words(run: Contents) -> str:
+    """What training itself says about its success: R2 on held-out images, or on its own where none were held out."""
+    last = next((line[run.r2_name] for line in reversed(run.signals) if line.get(run.r2_name) is not None), None)
+    if last is None:
+        return "How much of the hidden part is predicted on held-out images was not measured."
+    if last <= 0:
+        shown = minus(f"R² {last:.1%}")
+        return f"The model predicts hidden parts no better than their mean ({shown}): it has not learned the task."
+    return f"It predicts {last:.1%} of the hidden variance of {run.measured_on} (R²)."
+
+
+def _names(scores: Sequence[Score], word: str = "and") -> str:
+    return _listed([score.label.replace("pca", "PCA") for score in scores], word)
+
+
+def _listed(names: Sequence[str], word: str = "and") -> str:
+    """a, b and c."""
+    return f" {word} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
