@@ -80,9 +80,16 @@ def hints_of(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
+@functools.cache  # files of results have tens of thousands of values
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def coerced(value: Any, hint: Any, name: str) -> Any:
     """A value as the declared type, or an error that names the parameter, the rule and the value."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if type(value) is hint and (hint is float or hint is int) and abs(value) < LARGEST:
+        return value
+    origin, inner = _parts(hint)
     if hint is Any:
         return value
     if origin is NotRequired:
@@ -120,7 +127,7 @@ def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
 
 def _collection(value: Any, hint: Any, name: str) -> Any:
     """Tuples of so many or of any number, lists, and objects: with any keys, or with at least the declared ones."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin, inner = _parts(hint)
     if origin in (tuple, list):
         items = value.tolist() if hasattr(value, "tolist") else value
         size = len(inner) if origin is tuple and ... not in inner else None
