@@ -25,12 +25,6 @@ from pmae.train.checkpoint import load_space, load_standardize
 Share = float | tuple[float, float]
 
 
-def _is_image(value: object) -> bool:
-    """Whether a leaf of a sample is an image; boxes, masks and labels are not."""
-    plain = isinstance(value, Tensor) and not isinstance(value, tv_tensors.TVTensor)
-    return plain or isinstance(value, tv_tensors.Image | Image.Image)
-
-
 class ComponentMask(v2.Transform):  # type: ignore[misc]
     """Hides a random set of components that holds a share of the data's variance, and gives back the visible image.
 
@@ -38,15 +32,14 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
     numbers, and floats in the units of the data it was fitted on, 0 to 1 where those were whole numbers. Type and dtype
     are kept; whole numbers are rounded and clipped, floats may leave the range. Boxes, masks and labels pass through.
 
-    With `complementary` it gives back two views, (visible, hidden). Both are images about the data's mean image, so
-    visible + hidden = image + mean image.
+    With `complementary` it gives back two views, (visible, hidden), with visible + hidden = image + mean image.
 
     Where `masked_variance` is a range, every image draws its own share. Masks follow `torch.manual_seed`, which reaches
     the workers of a DataLoader too; `hide` takes a generator. On single images the two GEMMs of a large space are slow:
     prefer whole batches, on the device that `.to(device)` moved it to.
     """
 
-    _transformed_types = (_is_image,)
+    _transformed_types = (F.is_pure_tensor, tv_tensors.Image, Image.Image)
 
     def __init__(
         self,
@@ -97,31 +90,29 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
         image = F.pil_to_tensor(inpt) if isinstance(inpt, Image.Image) else inpt.as_subclass(Tensor)
         known = str(image.dtype).removeprefix("torch.")
         require(known in DTYPES, "images", f"of a dtype among {', '.join(DTYPES)}", known)
-        views = tuple(_like(_to_dtype(view, image.dtype), inpt) for view in self.hide(image))
+        views = tuple(_like(view, image.dtype, inpt) for view in self.hide(image))
         return views if self.complementary else views[0]
 
     @torch.no_grad()
     def hide(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """The visible and the hidden view of images (..., C, H, W), as float32; whole numbers become 0 to 1."""
-        shape = tuple(images.shape[-3:])
-        require(shape == self.space.shape, "images", f"of the shape that was fitted, {self.space.shape}", shape)
+        shape, space, (low, high) = tuple(images.shape[-3:]), self.space, self.masked_variance
+        require(shape == space.shape, "images", f"of the shape that was fitted, {space.shape}", shape)
         x = self.standardize((images.float() / _largest(images.dtype)).reshape(-1, *shape))
-        z = self.space.project(x)
-        visible = self.space.reconstruct(z.masked_fill(self._draw(len(x), generator), 0.0))
-        if self.space.keeps_rest:
-            visible = visible + x - self.space.reconstruct(z)
-        hidden = x - visible + self.space.reconstruct(torch.zeros_like(z[:1]))
+        noise = torch.rand(len(x), space.mask_group_count + 1, generator=generator, device=x.device)
+        ratio = low + (high - low) * noise[:, -1:]
+        masked = space.expand_mask(masking.hide_components(noise[:, :-1], space.mask_group_share, ratio))
+        z = space.project(x)
+        visible = space.reconstruct(z.masked_fill(masked, 0.0))
+        if space.keeps_rest:
+            visible = visible + x - space.reconstruct(z)
+        hidden = x - visible + space.reconstruct(torch.zeros_like(z[:1]))
         first, second = (self.standardize.invert(view).reshape(images.shape) for view in (visible, hidden))
         return first, second
 
-    def _draw(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, K) booleans: which coefficients of each image are hidden."""
-        low, high = self.masked_variance
-        noise = torch.rand(
-            count, self.space.mask_group_count + 1, generator=generator, device=self.standardize.mean.device
-        )
-        ratio = low + (high - low) * noise[:, -1:]
-        return self.space.expand_mask(masking.hide_components(noise[:, :-1], self.space.mask_group_share, ratio))
+
+def _largest(dtype: torch.dtype) -> int:
+    return 1 if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def _from_unit_range(standardize: Standardize, dtype: str) -> Standardize:
@@ -130,18 +121,11 @@ def _from_unit_range(standardize: Standardize, dtype: str) -> Standardize:
     return Standardize(standardize.mean / largest, standardize.std / largest)
 
 
-def _largest(dtype: torch.dtype) -> int:
-    return 1 if dtype.is_floating_point else torch.iinfo(dtype).max
-
-
-def _to_dtype(view: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype.is_floating_point:
-        return view.to(dtype)
-    return (view * _largest(dtype)).round().clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
-
-
-def _like(view: Tensor, given: Any) -> Any:
-    """The view as the kind of image that was given."""
+def _like(view: Tensor, dtype: torch.dtype, given: Any) -> Any:
+    """The view in the dtype and as the kind of image that was given."""
+    if not dtype.is_floating_point:
+        view = (view * _largest(dtype)).round().clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    view = view.to(dtype)
     if isinstance(given, Image.Image):
         # torchvision makes no 16-bit pictures; Pillow does.
         return Image.fromarray(view[0].numpy()) if len(view) == 1 else F.to_pil_image(view, given.mode)

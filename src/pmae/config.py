@@ -31,8 +31,7 @@ class DataConfig(Settings):
     root: str = "data"
     """Folder that holds the files of named sets."""
     layout: Literal["auto", "NHWC", "NCHW", "NCL", "ND"] = "auto"
-    """Axis order of arrays: images, signals (NCL) or vectors (ND). auto takes two axes of floats as vectors, three as
-    grey images, and of four the smaller of the outer candidates as channels; it refuses a tie."""
+    """Axis order of arrays: images, signals (NCL) or vectors (ND); auto tells them by their axes, or refuses."""
     labels: Literal["none", "folders"] = "none"
     """For a folder of images: whether its subfolders are classes."""
     resize: Count | None = None
@@ -73,10 +72,9 @@ class SpaceConfig(Settings):
     grouped: bool = False
     """Hide whole bands as one: rings of frequencies, wavelet subbands, or a component of patch_pca everywhere."""
     components: Count | None = None
-    """For pca: keep only so many leading components and the orthogonal rest as one more; all if not given, or 512 where
-    there is no GPU and more than 4,096 pixels.
-    For ica and learned: how many leading components are recombined; at most 128 if not given.
-    For kernel_pca and diffusion: how many leading coefficients there are; as many as landmarks if not given."""
+    """How many leading components. For pca: the others are one more, the rest; all if not given, or 512 without a GPU
+    beyond 4,096 pixels. For ica and learned: how many are recombined; at most 128 if not given. For kernel_pca and
+    diffusion: as many as landmarks if not given."""
     gamma: Positive | None = None
     """For kernel_pca and diffusion: of the kernel exp(-gamma |x - y|^2); 1 / median |x - y|^2 if not given."""
     landmarks: Count | None = None
@@ -95,7 +93,6 @@ class SpaceConfig(Settings):
     """For learned: whether the basis turns to components that are hard or easy to predict from the others."""
 
     def check(self) -> None:
-        """Refuse settings of another space."""
         for key, names in SPACES_OF.items():
             rule = f"left unset unless space.name is {' or '.join(map(repr, names))} (it is {self.name!r})"
             require(getattr(self, key) is None or self.name in names, f"space.{key}", rule, getattr(self, key))
@@ -130,8 +127,7 @@ class ObjectiveConfig(Settings):
     scale: Literal["constant", "sum", "mean"] = "constant"
     """Divide by ratio x total variance, by nothing (the paper's norm), or by the batch's hidden count (released)."""
     contrastive_weight: NonNegative | None = None
-    """Weight of a contrastive loss (NT-Xent) between two crops of every image, each with its own hidden part. 0 leaves
-    it out (the paper); if not given, 1 for many images."""
+    """Weight of NT-Xent between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
     temperature: Positive = 0.2
     """For the contrastive loss: its softmax temperature."""
 
@@ -156,7 +152,6 @@ class EncoderConfig(Settings):
     """Start from a run folder, or from a local safetensors file or folder that timm or Hugging Face wrote."""
 
     def check(self) -> None:
-        """Refuse a shape and initial weights for a network that has its own."""
         ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"
         require(ours or not (self.width or self.depth or self.heads), "encoder.width, depth and heads", rule, self.name)
         require(ours or self.init == "xavier", "encoder.init", rule, self.init)
@@ -191,8 +186,7 @@ class OptimConfig(Settings):
     decay_all: bool = False
     """Decay biases, norms and tokens too, as the released code, instead of matrices only."""
     schedule: Literal["cosine", "released", "constant"] = "cosine"
-    """Linear warm-up then cosine to 0; the released code's 10^-(warmup - epoch) then a cosine as long as training, so
-    that it ends above 0; or warm-up then constant."""
+    """Linear warm-up then cosine to 0, or constant; released: 10^-(warmup - epoch), and a cosine that ends above 0."""
     warmup_epochs: NonNegative | None = None
     """Length of the warm-up; 5% of the epochs if not given."""
     warmup_steps: WholeNumber | None = None
@@ -201,7 +195,6 @@ class OptimConfig(Settings):
     """Largest norm of the gradient; no clipping if not given."""
 
     def check(self) -> None:
-        """Refuse two lengths of the warm-up."""
         both = self.warmup_epochs is not None and self.warmup_steps is not None
         require(not both, "optim.warmup_steps", "unset where optim.warmup_epochs is set", self.warmup_steps)
 
@@ -223,8 +216,7 @@ class TrainConfig(Settings):
     engine: Literal["auto", "plain", "graph"] = "auto"
     """plain: eager, readable, the reference; graph: compiled, the whole step in one CUDA graph; auto: graph on CUDA."""
     kernels: Kernels = "all"
-    """Our kernels and captured steps (`pmae.fast`): all, the attention kernels alone, or none, which leaves timm's own
-    code; the environment variable PMAE_KERNELS wins."""
+    """Of `pmae.fast`: all, the attention kernels alone, or none (timm's own code); the variable PMAE_KERNELS wins."""
     self_check: bool = True
     """On a GPU, the first batch also passes the plain path; a loss that differs by more than rounding stops the run."""
     shard: bool = False
@@ -241,7 +233,6 @@ class TrainConfig(Settings):
     """Draw the metrics in TensorBoard or Weights & Biases (offline) too, in the run folder."""
 
     def check(self) -> None:
-        """Refuse the graph engine where a setting needs the plain one."""
         plain = {"train.shard is on": self.shard, "train.deterministic is on": self.deterministic}
         plain["train.kernels is not all"] = self.kernels != "all"
         for why, needed in plain.items():
@@ -274,7 +265,6 @@ class Config(Settings):
     probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def check(self) -> None:
-        """Refuse sections that contradict each other."""
         space, masking, target = self.space.name, self.masking, self.objective.target
         pixels = space == "pixels"
         wrong, right = ("masked_variance", "masked_patches") if pixels else ("masked_patches", "masked_variance")
@@ -290,9 +280,8 @@ class Config(Settings):
 def require_config(config: object) -> None:
     """Refuse what is no `Config`, such as a dictionary."""
     if not isinstance(config, Config):
-        raise UserTypeError(
-            f"config must be a pmae.Config (see pmae.config_file.from_dict), got a {type(config).__name__}"
-        )
+        got = type(config).__name__
+        raise UserTypeError(f"config must be a pmae.Config (see pmae.config_file.from_dict), got a {got}")
 
 
 def replace(config: Config, **dotted: Any) -> Config:

@@ -1,7 +1,7 @@
-"""Settings to and from JSON: what is written can be read back; a misspelt key or a wrong type is refused by name."""
+"""Settings to and from JSON and text: what is written can be read back; a wrong key or type is refused by name."""
 
+import contextlib
 import dataclasses
-import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,10 @@ from typing import Any
 
 from pmae.config import Config
 from pmae.errors import UserTypeError, require, unknown_name
-from pmae.validation import RENAMED, check_names, check_not_renamed
+from pmae.validation import check_names
+
+RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
+"""Settings that had another name in earlier versions, translated in files of old runs."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -19,20 +22,18 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(values: Any) -> Config:
     """The inverse of `to_dict`: unknown keys and wrong types are refused by name."""
-    kinds = typing.get_type_hints(Config)
-    sections = {}
-    for name, part in _object("config", values).items():
-        check_names(Config, [name])
-        known = _object(name, part)
-        check_names(kinds[name], known)
-        sections[name] = kinds[name](**known)
+    _require_object("config", values)
+    check_names(Config, values)
+    kinds, sections = typing.get_type_hints(Config), {}
+    for name, part in values.items():
+        _require_object(name, part)
+        sections[name] = kinds[name](**part)
     return Config(**sections)
 
 
-def _object(name: str, values: Any) -> dict[str, Any]:
+def _require_object(name: str, values: Any) -> None:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserTypeError(f"{name} must be an object of settings, got {values!r}")
-    return values
 
 
 def of_older_versions(values: Any) -> Any:
@@ -60,46 +61,39 @@ def settings_given(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 def with_settings(config: Config, given: Mapping[str, str]) -> Config:
     """A copy with settings changed by dotted name, their values as text: `with_settings(c, {"train.epochs": "3"})`."""
-    values = to_dict(config)
-    hints = {section: typing.get_type_hints(kind) for section, kind in typing.get_type_hints(Config).items()}
+    values, kinds = to_dict(config), typing.get_type_hints(Config)
     for name, text in given.items():
         section, _, key = name.partition(".")
         if key not in values.get(section, {}):
-            check_not_renamed(name)
             raise unknown_name("setting", name, [f"{room}.{known}" for room, part in values.items() for known in part])
-        values[section][key] = _from_text(text, hints[section][key])
+        values[section][key] = _from_text(text, typing.get_type_hints(kinds[section])[key])
     return from_dict(values)
 
 
 def _from_text(text: str, kind: Any) -> Any:
-    """What text means for a declared type: itself, `none`, or JSON; if nothing, it stays text and will be refused."""
-    if typing.get_origin(kind) is tuple:
-        return [_from_text(part, typing.get_args(kind)[0]) for part in re.split(r",\s*", text.strip("[]"))]
+    """What text means for a declared type: itself, none, true, false or numbers; else it stays text, to be refused."""
     allowed = {kind, *typing.get_args(kind)}
-    if text.lower() == "none" and type(None) in allowed:
-        return None
+    words = {"none": None} if type(None) in allowed else {"true": True, "false": False} if kind is bool else {}
+    if text.lower() in words:
+        return words[text.lower()]
     if str in allowed:
         return text
-    for read in (json.loads, float):  # JSON has no .5 and no nan
-        try:
+    if typing.get_origin(kind) is tuple:
+        return [_from_text(part, float) for part in re.split(r",\s*", text.strip("[]"))]
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
             return read(text)
-        except ValueError:
-            continue
     return text
 
 
 def describe(config: Config, reasons: dict[str, str]) -> str:
     """The resolved settings as aligned lines, derived ones with their reason."""
     lines = []
-    for section in dataclasses.fields(config):
-        part = getattr(config, section.name)
-        for entry in dataclasses.fields(part):
-            name, value = f"{section.name}.{entry.name}", getattr(part, entry.name)
+    for section, part in to_dict(config).items():
+        for key, value in part.items():
+            name = f"{section}.{key}"
+            shown = " to ".join(map(str, value)) if isinstance(value, tuple) else value
             reason = f"   <- {reasons[name]}" if name in reasons else ""
             if value is not None:
-                lines.append(f"  {name:<29} {_plain(value)}{reason}")
+                lines.append(f"  {name:<29} {shown}{reason}")
     return "\n".join(lines)
-
-
-def _plain(value: object) -> str:
-    return " to ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,11 +1,10 @@
-"""Settings that follow from the data and the machine: a table of rules, one a line, each with its reason."""
+"""Settings that follow from the data and the machine: a table of rules, each with its reason."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pmae.config import Config, DecoderConfig, EncoderConfig, replace
+from pmae.config import KERNEL_SPACES, Config, DecoderConfig, EncoderConfig, replace
 from pmae.errors import UserError, require
 
 TOKENS_A_SIDE, TOKENS_A_ROW, FEWEST_TOKENS, MOST_TOKENS = 8, 12, 4, 64
@@ -16,39 +15,25 @@ MANY_IMAGES = 8 * LARGE_BATCH
 EXACT_ON_CPU, LEADING = 4096, 512
 """Pixels from which the exact PCA is too slow for a CPU, and how many components are kept there: at 64x64x3 and 50,000
 images a seventh of the operations and 0.3 instead of 4.8 GB; 4,096 pixels take about a minute on two cores."""
-SMALL_NETWORKS = [("encoder", "width", 96), ("encoder", "depth", 4), ("encoder", "heads", 6)]
-SMALL_NETWORKS += [("decoder", "width", 96), ("decoder", "depth", 1), ("decoder", "heads", 6)]
+SMALL_NETWORKS = {"encoder.width": 96, "encoder.depth": 4, "encoder.heads": 6}
+SMALL_NETWORKS |= {"decoder.width": 96, "decoder.depth": 1, "decoder.heads": 6}
 """For a machine without a GPU, where the paper's networks learn nothing in the time these need to learn something."""
 UNORDERED = "columns of vectors have neither an order nor a unit in common"
 
 
-@dataclasses.dataclass(frozen=True)
 class Case:
     """What rules look at: the data, the machine, the settings as given and as settled so far."""
 
-    count: int
-    shape: tuple[int, int, int]
-    vectors: bool
-    gpu: bool
-    given: Config
-    config: Config
-
-    @property
-    def pixels(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def uniform(self) -> bool:
-        return self.config.masking.ratio_schedule == "uniform"
-
-    @property
-    def patches(self) -> bool:
-        """Whether patches are hidden (MAE), not components."""
-        return self.config.space.name == "pixels"
+    def __init__(self, config: Config, count: int, shape: tuple[int, int, int], vectors: bool, gpu: bool) -> None:
+        self.given, self.config = config, config
+        self.count, self.shape, self.vectors, self.gpu = count, shape, vectors, gpu
+        self.pixels = math.prod(shape)
+        self.patches = config.space.name == "pixels"  # they are hidden (MAE), not components
+        self.fixed = config.masking.ratio_schedule == "fixed"
 
     @property
     def grid(self) -> str:
-        patch = patch_for(*self.shape[1:])
+        patch = self.config.encoder.patch_size or 1
         return f"{max(1, self.shape[1] // patch)}x{self.shape[2] // patch}"
 
     @property
@@ -89,56 +74,58 @@ class Rule(NamedTuple):
     """A setting that is not given becomes `value` where the rule applies; one that `overrules`, given or not."""
 
     setting: str
+    when: Callable[[Case], bool] | None
     value: object
     """Itself, or a function of the case."""
     reason: str
     """Printed, with the case as `c`."""
-    when: Callable[[Case], bool] = lambda c: True
     overrules: bool = False
 
 
 # A rule sees what those above it settled; of several for one setting the first that applies counts.
 RULES = (
-    Rule("objective.target", lambda c: "patches" if c.patches else "components", "space.name is {c.config.space.name}"),
-    Rule("masking.masked_patches", 0.75, "the usual share for patches", lambda c: c.patches and not c.uniform),
-    Rule("masking.masked_variance", 0.2, "best or near best on every data set of the paper",
-         lambda c: not c.patches and not c.uniform),
-    Rule("space.landmarks", lambda c: min(2048, c.count), "2,048, or all of {c.count:,} images",
-         lambda c: c.config.space.name in ("kernel_pca", "diffusion")),
+    Rule("objective.target", lambda c: c.patches, "patches", "space.name is pixels"),
+    Rule("objective.target", None, "components", "space.name is {c.config.space.name}"),
+    Rule("masking.masked_patches", lambda c: c.patches and c.fixed, 0.75, "the usual share for patches"),
+    Rule("masking.masked_variance", lambda c: not c.patches and c.fixed, 0.2,
+         "best or near best on every data set of the paper"),
+    Rule("space.landmarks", lambda c: c.config.space.name in KERNEL_SPACES, lambda c: min(2048, c.count),
+         "2,048, or all of {c.count:,} images"),
     # The paper's losses (sum, mean) are over all components, so its recipes keep the exact basis.
-    Rule("space.components", LEADING, "no GPU, where all {c.pixels:,} would take minutes and gigabytes; {c.pixels} "
-         "keeps all", lambda c: not c.gpu and c.pixels > EXACT_ON_CPU and c.config.space.name == "pca"
-         and c.config.objective.scale == "constant"),
-    Rule("encoder.patch_size", lambda c: patch_for(*c.shape[1:]), "{c.grid} tokens of {c.shape[1]}x{c.shape[2]}"),
-    *(Rule(f"{network}.{key}", size, "no GPU: small networks, unless you give a size of one",
-           lambda c: not c.gpu and c.networks_open) for network, key, size in SMALL_NETWORKS),
-    Rule("augment.flip", False, "signals are rarely natural backwards", lambda c: c.shape[1] == 1, overrules=True),
-    Rule("augment.crop", False, UNORDERED, lambda c: c.vectors, overrules=True),
-    Rule("data.standardize", "pixel", UNORDERED, lambda c: c.vectors, overrules=True),
-    Rule("objective.normalize_patches", False, "a patch of one number has no standard deviation",
-         lambda c: c.shape[:2] == (1, 1) and c.config.encoder.patch_size == 1, overrules=True),
-    Rule("objective.contrastive_weight", 0.0, "no crops of images, so no two views of one",
-         lambda c: c.shape[1] == 1 or not c.config.augment.crop),
-    Rule("objective.contrastive_weight", 0.0, f"fewer than {MANY_IMAGES:,} images: two views are not tried there",
-         lambda c: c.count < MANY_IMAGES),
-    Rule("objective.contrastive_weight", 1.0, "two views of an image find each other: better or level on every set we "
-         "tried"),
-    Rule("decoder.name", "small", "enough beside a contrastive loss", lambda c: c.two_views),
-    Rule("decoder.name", "released", "as in the authors' code", lambda c: c.gpu),
-    Rule("decoder.name", "small", "no GPU"),
-    Rule("train.batch_size", LARGE_BATCH, "many others, among which a view finds its partner",
-         lambda c: c.two_views and c.count >= MANY_IMAGES),
-    Rule("train.batch_size", lambda c: batch_for(c.count), "about 64 steps an epoch of {c.count:,} images"),
-    Rule("optim.base_lr", lambda c: float(f"{c.peak_lr * 256 / c.batch:.3g}"),
+    Rule("space.components", lambda c: not c.gpu and c.pixels > EXACT_ON_CPU and c.config.space.name == "pca"
+         and c.config.objective.scale == "constant", LEADING,
+         "no GPU, where all {c.pixels:,} would take minutes and gigabytes; {c.pixels} keeps all"),
+    Rule("encoder.patch_size", None, lambda c: patch_for(*c.shape[1:]),
+         "{c.grid} tokens of {c.shape[1]}x{c.shape[2]}"),
+    *(Rule(name, lambda c: not c.gpu and c.networks_open, size, "no GPU: small networks, unless you give a size of one")
+      for name, size in SMALL_NETWORKS.items()),
+    Rule("augment.flip", lambda c: c.shape[1] == 1, False, "signals are rarely natural backwards", overrules=True),
+    Rule("augment.crop", lambda c: c.vectors, False, UNORDERED, overrules=True),
+    Rule("data.standardize", lambda c: c.vectors, "pixel", UNORDERED, overrules=True),
+    Rule("objective.normalize_patches", lambda c: c.shape[:2] == (1, 1) and c.config.encoder.patch_size == 1, False,
+         "a patch of one number has no standard deviation", overrules=True),
+    Rule("objective.contrastive_weight", lambda c: c.shape[1] == 1 or not c.config.augment.crop, 0.0,
+         "no crops of images, so no two views of one"),
+    Rule("objective.contrastive_weight", lambda c: c.count < MANY_IMAGES, 0.0,
+         f"fewer than {MANY_IMAGES:,} images: two views are not tried there"),
+    Rule("objective.contrastive_weight", None, 1.0,
+         "two views of an image find each other: better or level on every set we tried"),
+    Rule("decoder.name", lambda c: c.two_views, "small", "enough beside a contrastive loss"),
+    Rule("decoder.name", lambda c: c.gpu, "released", "as in the authors' code"),
+    Rule("decoder.name", None, "small", "no GPU"),
+    Rule("train.batch_size", lambda c: c.two_views and c.count >= MANY_IMAGES, LARGE_BATCH,
+         "many others, among which a view finds its partner"),
+    Rule("train.batch_size", None, lambda c: batch_for(c.count), "about 64 steps an epoch of {c.count:,} images"),
+    Rule("optim.base_lr", None, lambda c: float(f"{c.peak_lr * 256 / c.batch:.3g}"),
          "a peak rate of {c.peak_lr:g} with batches of {c.batch}"),
-    Rule("train.epochs", lambda c: min(800, max(10, round(c.images_seen / c.count))),
+    Rule("train.epochs", None, lambda c: min(800, max(10, round(c.images_seen / c.count))),
          "about {c.images_seen:,} images seen, 10 to 800 epochs"),
-    Rule("optim.warmup_epochs", lambda c: round(0.05 * c.epochs, 2), "5% of the epochs",
-         lambda c: c.config.optim.warmup_steps is None),
-    Rule("train.checkpoint_every", lambda c: max(1, c.epochs // 10), "a tenth of the epochs"),
-    Rule("probe.every", lambda c: max(1, c.epochs // 10), "a tenth of the epochs"),
+    Rule("optim.warmup_epochs", lambda c: c.config.optim.warmup_steps is None, lambda c: round(0.05 * c.epochs, 2),
+         "5% of the epochs"),
+    Rule("train.checkpoint_every", None, lambda c: max(1, c.epochs // 10), "a tenth of the epochs"),
+    Rule("probe.every", None, lambda c: max(1, c.epochs // 10), "a tenth of the epochs"),
     # Each line waits for the device: of a long run a thousand will do, and the ends of its epochs.
-    Rule("train.log_every", lambda c: min(50, max(1, c.steps // 10, c.steps * c.epochs // 1000)),
+    Rule("train.log_every", None, lambda c: min(50, max(1, c.steps // 10, c.steps * c.epochs // 1000)),
          "{c.steps} steps an epoch"),
 )  # fmt: skip
 
@@ -148,15 +135,15 @@ def resolve(
 ) -> tuple[Config, dict[str, str]]:
     """The configuration with nothing left open for `count` images (C, H, W), and a reason per derived setting."""
     require(count >= 2, "data", "at least 2 images", count)
-    case, reasons = Case(count, shape, vectors, gpu, config, config), dict[str, str]()
+    case, reasons = Case(config, count, shape, vectors, gpu), dict[str, str]()
     for rule in RULES:
         section, key = rule.setting.split(".")
         now = getattr(getattr(case.config, section), key)
-        if (now is not None and not rule.overrules) or not rule.when(case):
+        if (now is not None and not rule.overrules) or (rule.when and not rule.when(case)):
             continue
         if (value := rule.value(case) if callable(rule.value) else rule.value) != now:
+            case.config = replace(case.config, **{f"{section}__{key}": value})
             reasons[rule.setting] = rule.reason.format(c=case)
-            case = dataclasses.replace(case, config=replace(case.config, **{f"{section}__{key}": value}))
     warmup, images = case.config.optim.warmup_epochs or 0, f"at most the number of training images ({count})"
     require(case.batch <= count, "train.batch_size", images, case.batch)
     require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)
@@ -175,16 +162,16 @@ def patch_for(height: int, width: int) -> int:
     Where the image is one row, the divisor of its length that comes closest to twelve tokens, within 4 and 64.
     """
     if height == 1:
-        fewest, most = FEWEST_TOKENS, MOST_TOKENS
+        side, tokens, fewest, most = width, TOKENS_A_ROW, FEWEST_TOKENS, MOST_TOKENS
         divisors = [p for p in range(1, width) if width % p == 0 and min(fewest, width) <= width // p <= most]
         below = width - width % fewest or fewest
         wrong = f"the signal's length; no divisor of {width} leaves {fewest} to {most} tokens: cut or pad the signals "
         wrong += f"(to {below} or {below + fewest}, say)"
     else:
-        divisors = [p for p in range(2, 17) if height % p == width % p == 0 and p < min(height, width)]
+        side, tokens = min(height, width), TOKENS_A_SIDE
+        divisors = [p for p in range(2, 17) if height % p == width % p == 0 and p < side]
         wrong = f"the image's sides; {height}x{width} have no common divisor from 2 to 16: set data.resize "
-        wrong += f"(say {max(8, round(min(height, width) / 8) * 8)})"
+        wrong += f"(say {max(8, round(side / 8) * 8)})"
     if not divisors:
         raise UserError(f"encoder.patch_size must divide {wrong} or set encoder.patch_size")
-    side, tokens = (width, TOKENS_A_ROW) if height == 1 else (min(height, width), TOKENS_A_SIDE)
     return min(divisors, key=lambda p: abs(math.log(side / p / tokens)))

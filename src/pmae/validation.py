@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Self
 from pmae.errors import UserError, UserTypeError, require, unknown_name
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
-RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
-"""Settings that had another name in earlier versions: refused with the new one, translated in files of old runs."""
 LARGEST = 2**63
 """Whole numbers stay below: beyond it they are no float, no tensor's and no file's."""
 
@@ -63,15 +61,8 @@ def check_names(kind: type, given: Iterable[str]) -> None:
     section = _section(kind)
     known = [entry.name for entry in dataclasses.fields(kind)]
     for name in given:
-        check_not_renamed(f"{section}.{name}")
         if name not in known:
             raise unknown_name(f"setting of {section}" if section else "section", name, known)
-
-
-def check_not_renamed(name: str) -> None:
-    """Refuse a setting by the name it had."""
-    if name in RENAMED:
-        raise UserError(f"setting {name} is now called {RENAMED[name]}")
 
 
 @functools.cache
@@ -92,9 +83,7 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
     origin, inner = _parts(hint)
     if hint is Any:
         return value
-    if origin is NotRequired:
-        return coerced(value, inner[0], name)
-    if origin is Annotated:
+    if origin in (Annotated, NotRequired):
         value = coerced(value, inner[0], name)
         for rule in inner[1:]:
             require(rule.holds(value), name, rule.words, value)
@@ -102,9 +91,14 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         return None if value is None and type(None) in inner else _first_that_fits(value, inner, name)
     if origin is Literal:
-        return _choice(value, inner, name)
-    if origin in (tuple, list, dict) or typing.is_typeddict(hint):
-        return _collection(value, hint, name)
+        value = _plain(value)
+        if not any(type(value) is type(choice) and value == choice for choice in inner):
+            raise unknown_name(name, value, map(str, inner))
+        return value
+    if origin in (tuple, list):
+        return _sequence(value, hint, name)
+    if origin is dict or typing.is_typeddict(hint):
+        return _object(value, hint, name)
     if dataclasses.is_dataclass(hint) and not issubclass(hint, Settings):  # type: ignore[arg-type]
         return _dataclass(value, hint, name)
     return _scalar(value, hint, name)
@@ -118,34 +112,27 @@ def _first_that_fits(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
     return coerced(value, last, name)
 
 
-def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
-    plain = _plain(value)
-    if not any(type(plain) is type(choice) and plain == choice for choice in choices):
-        raise unknown_name(name, value, map(str, choices))
-    return plain
+def _sequence(value: Any, hint: Any, name: str) -> Any:
+    """A tuple of so many or of any number, or a list."""
+    kind, inner = _parts(hint)
+    items = value.tolist() if hasattr(value, "tolist") else value
+    size = len(inner) if kind is tuple and ... not in inner else None
+    if not isinstance(items, list | tuple) or size not in (None, len(items)):
+        raise UserTypeError(f"{name} must be a list{f' of {size} values' if size else ''}, got {_shown(value)}")
+    if size is None:
+        return kind(coerced(item, inner[0], f"{name}[{n}]") for n, item in enumerate(items))
+    return kind(coerced(item, of, name) for item, of in zip(items, inner, strict=True))
 
 
-def _collection(value: Any, hint: Any, name: str) -> Any:
-    """Tuples of so many or of any number, lists, and objects: with any keys, or with at least the declared ones."""
-    origin, inner = _parts(hint)
-    if origin in (tuple, list):
-        items = value.tolist() if hasattr(value, "tolist") else value
-        size = len(inner) if origin is tuple and ... not in inner else None
-        if not isinstance(items, list | tuple) or (size is not None and len(items) != size):
-            how_many = "" if size is None else f" of {size} values"
-            raise UserTypeError(f"{name} must be a list{how_many}, got {_shown(value)}")
-        if ... in inner:
-            return tuple(coerced(item, inner[0], f"{name}[{n}]") for n, item in enumerate(items))
-        kinds = inner if size is not None else inner * len(items)
-        return origin(coerced(item, kind, name) for item, kind in zip(items, kinds, strict=True))
+def _object(value: Any, hint: Any, name: str) -> dict[str, Any]:
+    """A dictionary of one type, or with at least the keys that a TypedDict requires."""
     if not isinstance(value, dict):
         raise UserTypeError(f"{name} must be an object, got {_shown(value)}")
-    if origin is dict:
-        keys = [coerced(key, str, f"a key of {name}") for key in value]
-        return {key: coerced(item, inner[1], f"{name}.{key}") for key, item in zip(keys, value.values(), strict=True)}
+    if not typing.is_typeddict(hint):
+        kind, keys = typing.get_args(hint)[1], [coerced(key, str, f"a key of {name}") for key in value]
+        return {key: coerced(item, kind, f"{name}.{key}") for key, item in zip(keys, value.values(), strict=True)}
     _require_keys(value, hint.__required_keys__, name)
-    known = hints_of(hint)
-    return {key: coerced(item, known.get(key, Any), f"{name}.{key}") for key, item in value.items()}
+    return {key: coerced(item, hints_of(hint).get(key, Any), f"{name}.{key}") for key, item in value.items()}
 
 
 def _dataclass(value: Any, kind: Any, name: str) -> Any:
@@ -173,10 +160,13 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
         raise UserError(f"{name} must be below 2**63, got a number of {plain.bit_length()} bits")
     require(kind is not float or math.isfinite(plain), name, "a finite number", value)
     # Half of a surrogate pair is no text: neither a terminal nor a page can show it.
-    require(
-        kind is not str or plain.isascii() or plain == plain.encode("utf-8", "replace").decode(), name, "text", value
-    )
+    require(kind is not str or plain == plain.encode("utf-8", "replace").decode(), name, "text", value)
     return plain
+
+
+def _shown(value: Any) -> str:
+    """As Python writes it, but no page of digits or of a dictionary."""
+    return "a number too large" if type(value) is int and abs(value) >= LARGEST else repr(value)[:200]
 
 
 def _plain(value: Any) -> Any:
@@ -186,8 +176,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return str(value) if f"{type(value).__module__}.{type(value).__name__}" == "torch.device" else value
-
-
-def _shown(value: Any) -> str:
-    """As Python writes it, but no page of digits or of a dictionary."""
-    return "a number too large" if type(value) is int and abs(value) >= LARGEST else repr(value)[:200]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data import arrays
-from pmae.data import decode as memory
+from pmae.data import arrays, decode
 from pmae.data.arrays import from_arrays, read_npz
 from pmae.data.images import DTYPES
 from pmae.data.sets import load, read_chunks
@@ -168,13 +167,13 @@ def test_npz_without_images_or_with_unlike_splits(tmp_path: Path) -> None:
 
 def test_npz_larger_than_memory_is_refused_with_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "x.npz", images=np.zeros((100, 50, 50), np.uint8))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(decode, "available_bytes", lambda: 100_000)
     with pytest.raises(UserError, match=r"250,\d{3} bytes.*100,000"):
         arrays.read_npz(tmp_path / "x.npz")
 
 
 def test_available_memory_is_a_sane_number() -> None:
-    assert 1 << 20 < memory.available_bytes() < 1 << 50
+    assert 1 << 20 < decode.available_bytes() < 1 << 50
 
 
 SAVERS = [np.savez, np.savez_compressed]
@@ -304,7 +303,7 @@ def test_labels_that_unpack_to_more_than_the_images_are_refused_by_their_header(
 
 def test_more_labels_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "in.npz", images=values(5000, 1, 1), labels=np.zeros(5000, np.int64))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 150_000)
+    monkeypatch.setattr(decode, "available_bytes", lambda: 150_000)
     with pytest.raises(UserError, match="sorted to find the classes, would take 160,000 bytes"):
         load(DataConfig(str(tmp_path / "in.npz")))
 

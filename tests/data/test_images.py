@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data import sets as held_out
+from pmae.data import sets
 from pmae.data.images import ImageSet, Splits, fingerprint
 from pmae.data.sets import load, with_held_out
 
@@ -52,7 +52,7 @@ def test_sets_with_a_part_of_their_own_or_too_few_or_too_many_are_left_alone(mon
     train, other = numbered(40), numbered(2)
     alone = [Splits("x", train, other), Splits("x", train, None, other), Splits("x", numbered(19))]
     assert all(with_held_out(splits) is splits for splits in alone)
-    monkeypatch.setattr(held_out, "LARGEST", train.images.nbytes - 1)
+    monkeypatch.setattr(sets, "LARGEST", train.images.nbytes - 1)
     large = Splits("x", train)
     assert with_held_out(large) is large
 

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data.test_decode import write_dicom
 
 from pmae.config import DataConfig
-from pmae.data import decode as memory
+from pmae.data import decode
 from pmae.data.sets import load
 from pmae.errors import UserError
 
@@ -24,12 +24,12 @@ def read(folder: Path) -> np.ndarray:
 
 
 def test_threads_wait_for_each_other_and_a_large_one_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "BUDGET_BYTES", 1000)
-    monkeypatch.setattr(memory, "SMALL_BYTES", 0)
+    monkeypatch.setattr(decode, "BUDGET_BYTES", 1000)
+    monkeypatch.setattr(decode, "SMALL_BYTES", 0)
     lock, inside, seen = threading.Lock(), [0], []
 
     def unpack(values: int) -> None:
-        with memory.unpacking(values, 1):
+        with decode.unpacking(values, 1):
             with lock:
                 inside[0] += values
                 seen.append(inside[0])
@@ -43,15 +43,15 @@ def test_threads_wait_for_each_other_and_a_large_one_goes_alone(monkeypatch: pyt
     for thread in threads:
         thread.join()
     assert set(seen) == {400, 800, 5000}
-    with pytest.raises(ZeroDivisionError), memory.unpacking(900, 1):
+    with pytest.raises(ZeroDivisionError), decode.unpacking(900, 1):
         raise ZeroDivisionError
-    with memory.unpacking(900, 1):
-        assert memory._taken == 900
+    with decode.unpacking(900, 1):
+        assert decode._taken == 900
 
 
 def test_more_than_is_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 10**6)
-    with pytest.raises(ValueError, match="more than are available"), memory.unpacking(10**7, 1000):
+    monkeypatch.setattr(decode, "available_bytes", lambda: 10**6)
+    with pytest.raises(ValueError, match="more than are available"), decode.unpacking(10**7, 1000):
         pytest.fail("it was unpacked")
 
 

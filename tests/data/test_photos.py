@@ -9,13 +9,13 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
 
-from pmae.data import named as photos
+from pmae.data import named
 from pmae.errors import UserError
 
 
 def test_counts_shapes_and_speed() -> None:
     start = time.perf_counter()
-    splits = photos.load_photos()
+    splits = named.load_photos()
     assert time.perf_counter() - start < 5
     assert splits.test is not None
     assert splits.train.labels is not None
@@ -26,15 +26,15 @@ def test_counts_shapes_and_speed() -> None:
     assert 1000 <= len(splits.test) <= 1700
     assert len(splits.train.classes) == 17 == len(set(splits.train.classes))
     assert len(set(np.bincount(splits.train.labels))) == len(set(np.bincount(splits.test.labels))) == 1
-    np.testing.assert_array_equal(splits.train.images, photos.load_photos().train.images)
+    np.testing.assert_array_equal(splits.train.images, named.load_photos().train.images)
 
 
 def test_train_and_test_share_no_pixel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A picture whose every column has its own colour shows where each crop was cut."""
     columns = np.broadcast_to(np.arange(240, dtype=np.uint8)[None, :, None], (160, 240, 3))
     Image.fromarray(columns).save(tmp_path / "columns.png")
-    monkeypatch.setattr(photos, "photo_paths", lambda: [tmp_path / "columns.png"])
-    splits = photos.load_photos()
+    monkeypatch.setattr(named, "photo_paths", lambda: [tmp_path / "columns.png"])
+    splits = named.load_photos()
     assert splits.test is not None
     train, test = set(np.unique(splits.train.images)), set(np.unique(splits.test.images))
     assert not train & test
@@ -42,7 +42,7 @@ def test_train_and_test_share_no_pixel(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_no_test_crop_is_a_training_crop() -> None:
-    splits = photos.load_photos()
+    splits = named.load_photos()
     assert splits.test is not None
     train = {crop.tobytes() for crop in splits.train.images if crop.std() > 0}
     assert not any(crop.tobytes() in train for crop in splits.test.images)
@@ -50,7 +50,7 @@ def test_no_test_crop_is_a_training_crop() -> None:
 
 
 def test_the_task_is_neither_trivial_nor_void() -> None:
-    splits = photos.load_photos()
+    splits = named.load_photos()
     assert splits.test is not None
     train, test = (part.images.reshape(len(part), -1) / 255 for part in (splits.train, splits.test))
     pca = PCA(32, random_state=0).fit(train)
@@ -63,9 +63,9 @@ def test_the_task_is_neither_trivial_nor_void() -> None:
 
 
 def test_a_package_without_the_picture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photos, "PHOTOS", {"skimage/data": ("nothing_here.png",)})
+    monkeypatch.setattr(named, "PHOTOS", {"skimage/data": ("nothing_here.png",)})
     with pytest.raises(UserError, match=r"nothing_here.png"):
-        photos.load_photos()
-    monkeypatch.setattr(photos, "PHOTOS", {"no_such_package/data": ("a.png",)})
+        named.load_photos()
+    monkeypatch.setattr(named, "PHOTOS", {"no_such_package/data": ("a.png",)})
     with pytest.raises(UserError, match="no_such_package"):
-        photos.load_photos()
+        named.load_photos()

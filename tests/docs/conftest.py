@@ -21,7 +21,7 @@ from pmae.data import fetch as archives
 from pmae.data.images import Splits
 from pmae.data.named import load_photos
 from pmae.data.sets import NAMED
-from pmae.doctor.probes import PROBES, Answer
+from pmae.doctor import PROBES
 from pmae.evaluate import protocols
 from pmae.spaces import moments
 
@@ -134,7 +134,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(demo, "load_photos", few_photos)
     monkeypatch.setitem(NAMED, "photos", lambda _: few_photos())
     monkeypatch.setattr(api, "save_figures", lambda run: [])
-    monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: Answer(PROBES[name](*given)))
+    monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: PROBES[name](*given))
     for name, make in protocols.PRESETS.items():
         monkeypatch.setitem(protocols.PRESETS, name, lambda make=make: short(make()))
     for name in ("compiler", "communication"):

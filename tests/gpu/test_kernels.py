@@ -95,12 +95,12 @@ def test_fused_blocks_are_timms_in_float64(tokens: int, heads: int, last: int | 
 @pytest.mark.parametrize("ratio", [0.05, 0.2, 0.5, 0.9])
 @pytest.mark.parametrize(("components", "decay"), [(3072, 0.01), (300, 0.0), (17, 1.0), (2, 0.0), (12288, 0.002)])
 def test_masks_hide_what_the_sort_hides(components: int, decay: float, ratio: float, note: Note) -> None:
-    from pmae.fast import masks
+    from pmae.fast import kernels
 
     torch.manual_seed(components)
     share = torch.exp(-decay * torch.arange(components, device="cuda", dtype=torch.float32))
     share, noise = share / share.sum(), torch.rand(512, components, device="cuda")
-    found = masks.hide_components(noise, share, torch.tensor(ratio, device="cuda"))
+    found = kernels.hide_components(noise, share, torch.tensor(ratio, device="cuda"))
     expected = masking.hide_components(noise, share, ratio)
     assert found.any(1).all()
     assert not found.all(1).any()

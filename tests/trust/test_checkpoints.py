@@ -19,8 +19,8 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
-from pmae.train.environment import locked
 from pmae.train.loop import pretrain
+from pmae.train.setup import locked
 
 FILES = ("encoder.safetensors", "decoder.safetensors", "optimizer.safetensors", "state.json")
 
@@ -120,7 +120,7 @@ def test_only_the_last_checkpoints_can_be_resumed_from(config: Config, toy: Spli
     assert kept == ["epoch_0002", "epoch_0003", "epoch_0004"]
 
 
-HOLD = "import sys, time; from pathlib import Path; from pmae.train.environment import locked\n"
+HOLD = "import sys, time; from pathlib import Path; from pmae.train.setup import locked\n"
 HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
 
 

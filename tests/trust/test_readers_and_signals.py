@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from pmae import api
 from pmae.cli import main
@@ -19,8 +18,8 @@ from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.files import write_json
 from pmae.runs import Run
-from pmae.train.environment import locked
 from pmae.train.loop import Pretraining, pretrain
+from pmae.train.setup import locked
 
 SMALL = (
     "--epochs 3 --batch-size 16 --encoder.width 16 --encoder.depth 1 --encoder.heads 2 --patch-size 4 --decoder small"
@@ -143,21 +142,6 @@ def test_other_images_of_the_same_shapes_are_refused_and_old_folders_accepted(
     assert pretrain(config, others, run.path, resume=True, quiet=True).results["pretrain"]["epoch"] == 2
 
 
-def test_another_number_of_threads_is_told_at_resume(
-    config: Config, toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    threads = torch.get_num_threads()
-    run = pretrain(config, toy, tmp_path / "run", quiet=True)
-    assert run.environment["threads"] == threads
-    torch.set_num_threads(threads + 1)
-    try:
-        pretrain(config, toy, run.path, resume=True)
-    finally:
-        torch.set_num_threads(threads)
-    said = f"the run began with {threads} threads and goes on with {threads + 1}: results agree to rounding"
-    assert said in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("value", [0.0, 7.0, 1e-310])
 def test_images_that_do_not_vary_leave_no_folder(config: Config, tmp_path: Path, value: float) -> None:
     images = ImageSet(np.full((64, 1, 16, 16), value))
@@ -201,7 +185,7 @@ def test_a_tilde_is_ones_home(
 def test_a_folder_is_held_without_the_systems_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     hold = "import sys; sys.modules['fcntl'] = None\nimport time; from pathlib import Path\n"
-    hold += "from pmae.train.environment import locked\n"
+    hold += "from pmae.train.setup import locked\n"
     hold += f"with locked(Path({str(tmp_path)!r})): print('held', flush=True); time.sleep(600)"
     holder = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

@@ -11,11 +11,11 @@ from pmae.errors import Interrupted, UserError, unknown_name
 
 COMMANDS = {
     "pretrain": ("pretrain", "Pretrain an encoder without labels on a named set, a folder or an array file."),
-    "evaluate": ("evaluate", "Score a run's encoder with probes, k-NN and fine-tuning, beside simple baselines."),
-    "report": ("evaluate", "Write one self-contained HTML page about one or several runs."),
-    "embed": ("encoder", "Write the features of any number of images to a .npz, .csv or .parquet file."),
-    "export": ("encoder", "Write a run's encoder for timm, Hugging Face, ONNX or torch; re-loaded and compared first."),
-    "explore": ("encoder", "Open a page on this machine to play with masks, walk the spectrum and find neighbours."),
+    "evaluate": ("runs", "Score a run's encoder with probes, k-NN and fine-tuning, beside simple baselines."),
+    "report": ("runs", "Write one self-contained HTML page about one or several runs."),
+    "embed": ("runs", "Write the features of any number of images to a .npz, .csv or .parquet file."),
+    "export": ("runs", "Write a run's encoder for timm, Hugging Face, ONNX or torch; re-loaded and compared first."),
+    "explore": ("runs", "Open a page on this machine to play with masks, walk the spectrum and find neighbours."),
     "sweep": ("research", "Pretrain over a grid of settings and find the best by validation."),
     "spaces": ("research", "Compare masking spaces at the same budget in one table, and draw what each hides."),
     "paper": ("research", "Reproduce a table or figure of the paper, beside the published numbers."),

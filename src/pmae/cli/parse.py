@@ -26,10 +26,7 @@ RULES = (
     (r"Error parsing (\S+): no type matching (.+) could be instantiated from \[(.*?)\].*", r"\1 must be \2, got \3"),
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number, got \2"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 must be a number, got \2"),
-    (
-        r"Error parsing (--\S+): Could not find valid parse for arguments: (.*)",
-        r"\1 has a value of another kind, got \2",
-    ),
+    (r"Error parsing (--\S+): Could not find valid parse for arguments: (.*)", r"\1 must be of another kind, got \2"),
     (r"Error parsing (\S+): Could not parse arguments \[(.*)\] into .*", r"\1 must be numbers, got \2"),
     (r"Error parsing \S+: (.*)", r"\1"),
     (r"invalid choice (.*) for argument '(\S+)'. Expected one of \((.*)\).*", r"\2: unknown name \1; choices: \3"),
@@ -44,7 +41,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
     """The dataclass that a command line describes; `--help` prints its page and leaves."""
     arguments, said = joined(arguments, "--set"), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), _unwrapped("--help" not in arguments):
+        with contextlib.redirect_stderr(said), contextlib.nullcontext() if "--help" in arguments else _unwrapped():
             found: T = tyro.cli(kind, args=list(arguments), prog=f"pmae {command}", default=default)  # type: ignore[assignment]
             return found
     except SystemExit as stop:
@@ -55,9 +52,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
 
 def joined(arguments: Sequence[str], option: str) -> list[str]:
     """The values of an option that was given several times behind its first mention: tyro takes the last alone."""
-    rest: list[str] = []
-    values: list[str] = []
-    inside = False
+    rest, values, inside = list[str](), list[str](), False
     for argument in arguments:
         inside = argument == option or (inside and not argument.startswith("--"))
         if argument != option:
@@ -72,8 +67,7 @@ def sentence(page: str) -> str:
     # What is missing is listed with a sentence on each, indented further.
     text = re.sub(r"^ {10}.*$", "", text, flags=re.MULTILINE) if "Missing from" in text else text
     text = " ".join(text.partition("Got errors:")[0].split())
-    found = next(((match, words) for pattern, words in RULES if (match := re.fullmatch(pattern, text))), None)
-    text = found[0].expand(found[1]) if found else text
+    text = next((match.expand(said) for pattern, said in RULES if (match := re.fullmatch(pattern, text))), text)
     for symbol, word in WORDS.items():
         text = text.replace(symbol, word)
     near = re.findall(r"^ {4,}(?:-\w \w+, )?(--[\w.-]+)", rest[0], re.MULTILINE) if "Perhaps you meant" in page else []
@@ -81,15 +75,12 @@ def sentence(page: str) -> str:
 
 
 @contextlib.contextmanager
-def _unwrapped(wide: bool) -> Iterator[None]:
-    """Wide enough that tyro breaks no line of an error."""
-    before = os.environ.get("COLUMNS")
-    if wide:
-        os.environ["COLUMNS"] = "1000"
+def _unwrapped() -> Iterator[None]:
+    """A terminal so wide that tyro breaks no line of an error."""
+    before = os.environ.pop("COLUMNS", None)
+    os.environ["COLUMNS"] = "1000"
     try:
         yield
     finally:
-        if wide and before is None:
-            del os.environ["COLUMNS"]
-        elif wide and before is not None:
-            os.environ["COLUMNS"] = before
+        del os.environ["COLUMNS"]
+        os.environ.update({} if before is None else {"COLUMNS": before})

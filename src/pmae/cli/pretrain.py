@@ -10,7 +10,6 @@ import tyro
 from pmae.cli.parse import Count, Number, Switch, Text, parse
 from pmae.config import Config, replace
 from pmae.errors import UserError
-from pmae.validation import check_not_renamed
 
 SHORT = {
     "data": "data.source",
@@ -31,7 +30,45 @@ SHORT = {
 
 
 @dataclass(frozen=True)
-class Common:
+class Start:
+    """The options that choose where the settings start from."""
+
+    out: Text = None
+    """Run folder to write; runs/DATA-SPACE if not given."""
+    resume: Switch = False
+    """Continue the run in --out from its last checkpoint."""
+    recipe: Text = None
+    """Start from a named recipe: ours (the default), paper, released, mae, mae_released, kmae, masking, ..."""
+    config: Text = None
+    """Start from a config.json; with a run's own file this repeats the run."""
+
+    @classmethod
+    def among(cls, arguments: Sequence[str]) -> "Start":
+        """These options alone; what is wrong with them, the whole command line says better."""
+        try:
+            return tyro.cli(Start, args=list(arguments), return_unknown_args=True, console_outputs=False)[0]
+        except SystemExit:
+            return Start()
+
+    def base(self) -> Config:
+        """The settings of the recipe, the file or the run."""
+        from pmae.files import folder_path
+        from pmae.paper.recipes import recipe
+        from pmae.runs import Run, read_config
+
+        if sum((self.recipe is not None, self.config is not None, self.resume)) > 1:
+            raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
+        if self.resume:
+            if self.out is None:
+                raise UserError("--resume must come with --out, the run folder to continue")
+            return Run(folder_path(self.out)).config
+        if self.config is not None:
+            return read_config(folder_path(self.config, "config"))
+        return recipe("ours" if self.recipe is None else self.recipe)
+
+
+@dataclass(frozen=True)
+class Common(Start):
     """Pretrain an encoder without labels on a named set, a folder or an array file.
 
     Whatever is not given follows from the data, and is printed with its reason. Every other setting is an option too,
@@ -45,14 +82,6 @@ class Common:
       pmae pretrain --out runs/c --resume
     """
 
-    out: Text = None
-    """Run folder to write; runs/DATA-SPACE if not given."""
-    resume: Switch = False
-    """Continue the run in --out from its last checkpoint."""
-    recipe: Text = None
-    """Start from a named recipe: ours (the default), paper, released, mae, mae_released, kmae, masking, ..."""
-    config: Text = None
-    """Start from a config.json; with a run's own file this repeats the run."""
     data: Text = None
     """A named set, or the path of a folder, .npy or .npz file, or shards; the embedded photos if not given."""
     root: Text = None
@@ -94,9 +123,7 @@ class Pretrain(Common):
             parse(Common, ["--help"], "pretrain")
         if "--help-all" in arguments:
             parse(cls, ["--help"], "pretrain")
-        for argument in arguments:
-            check_not_renamed(argument.removeprefix("--").partition("=")[0].replace("-", "_"))
-        return parse(cls, arguments, "pretrain", cls(settings=_base(_start(arguments))))
+        return parse(cls, arguments, "pretrain", cls(settings=Start.among(arguments).base()))
 
     def configured(self) -> Config:
         """The settings, the short options among them."""
@@ -117,38 +144,3 @@ class Pretrain(Common):
         scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
         print("\n".join(f"  {name:<18} {value:.4f}" for name, value in scores.items()))
         print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
-
-
-@dataclass(frozen=True)
-class Start:
-    """The options that choose where the settings start from."""
-
-    out: Text = None
-    resume: Switch = False
-    recipe: Text = None
-    config: Text = None
-
-
-def _start(arguments: Sequence[str]) -> Start:
-    """These options alone; what is wrong with them, the whole command line says better."""
-    try:
-        start, _ = tyro.cli(Start, args=list(arguments), return_unknown_args=True, console_outputs=False)
-    except SystemExit:
-        return Start()
-    return start
-
-
-def _base(start: Start) -> Config:
-    from pmae.files import folder_path
-    from pmae.paper.recipes import recipe
-    from pmae.runs import Run, read_config
-
-    if sum((start.recipe is not None, start.config is not None, start.resume)) > 1:
-        raise UserError("--recipe, --config and --resume must not be combined: each names a whole set of settings")
-    if start.resume:
-        if start.out is None:
-            raise UserError("--resume must come with --out, the run folder to continue")
-        return Run(folder_path(start.out)).config
-    if start.config is not None:
-        return read_config(folder_path(start.config, "config"))
-    return recipe("ours" if start.recipe is None else start.recipe)

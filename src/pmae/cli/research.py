@@ -1,7 +1,7 @@
 """`pmae sweep`, `spaces` and `paper`: many runs at the same budget, set side by side."""
 
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pmae.sweep.find import Scoring
     from pmae.sweep.spaces import SpaceGrid
 
-Words = Annotated[list[str], tyro.conf.arg(metavar="WORD...", help_behavior_hint="")]
-Numbers = Annotated[list[float], tyro.conf.arg(metavar="X...", help_behavior_hint="")]
-Whole = Annotated[list[int], tyro.conf.arg(metavar="N...", help_behavior_hint="")]
+Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD...", help_behavior_hint="")]
+Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X...", help_behavior_hint="")]
+Whole = Annotated[tuple[int, ...], tyro.conf.arg(metavar="N...", help_behavior_hint="")]
 PARTS = ("figures", "table")
 
 
@@ -27,11 +27,11 @@ class ManyRuns:
 
     epochs: Count = None
     """Epochs of pretraining."""
-    seeds: Whole = field(default_factory=lambda: [0])
+    seeds: Whole = (0,)
     """Repetitions of pretraining and evaluation; 0 if not given."""
-    settings: Annotated[Words, tyro.conf.arg(name="set", metavar="NAME=VALUE...")] = field(default_factory=list)
+    settings: Annotated[Words, tyro.conf.arg(name="set", metavar="NAME=VALUE...")] = ()
     """Further settings of all runs."""
-    runs: Words = field(default_factory=list)
+    runs: Words = ()
     """More folders of runs to look in."""
     root: str = "data"
     """Folder of named data sets."""
@@ -82,9 +82,9 @@ class Sweep(ManyRuns):
       pmae sweep ratio --data cifar10 --ratios 0.1 0.2 0.3 0.4 --epochs 90 --search asha --ray local --gpus-each 0.25
     """
 
-    grid: Annotated[tyro.conf.Positional[list[str]], tyro.conf.arg(metavar="SETTING VALUE...")]
+    grid: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SETTING VALUE...")]
     """`ratio` or a dotted setting, followed by its values."""
-    ratios: Words = field(default_factory=list)
+    ratios: Words = ()
     """Values of the masking ratio."""
     data: Text = None
     """A named set, a folder, a .npy or a .npz file."""
@@ -109,11 +109,10 @@ class Sweep(ManyRuns):
         given = {key: value for key, value in given.items() if value is not None}
         base = replace(recipe(self.recipe), train__device=self.device, data__root=self.root, **given)
         base = with_settings(base, dict(settings_given(self.settings)))
-        words = list(self.grid)
+        words, out = list(self.grid), Path(self.out)
         if self.ratios:
             words = [word for word in words if word != RATIO] + [RATIO, *self.ratios]
-        grid, out = parse_grid(words, base), Path(self.out)
-        page = sweep(base, grid, self.seeds, out, self.search, self.workers(), list(self.folders))
+        page = sweep(base, parse_grid(words, base), self.seeds, out, self.search, self.workers(), self.folders)
         files = write_page("sweep", "Sweep", page, out)
         print("\n".join([to_markdown(page.tables[0]), *page.notes, *map(str, files)]))
 
@@ -133,17 +132,15 @@ class Spaces(ManyRuns):
       pmae spaces table --only-found --runs results/runs          from stored results, running nothing
     """
 
-    parts: Annotated[tyro.conf.Positional[list[str]], tyro.conf.arg(metavar="PART...", help_behavior_hint="")] = field(
-        default_factory=list
-    )
+    parts: Annotated[tyro.conf.Positional[Words], tyro.conf.arg(metavar="PART...")] = ()
     """figures, table or, if not given, both."""
     data: str = "photos"
     """A named set, a folder, a .npy or a .npz file."""
-    spaces: Words = field(default_factory=list)
+    spaces: Words = ()
     """Spaces to compare; thirteen if not given."""
-    ratios: Numbers = field(default_factory=list)
+    ratios: Numbers = ()
     """Masked shares of the variance; 0.1 0.2 0.4 if not given."""
-    mae_ratios: Numbers = field(default_factory=list)
+    mae_ratios: Numbers = ()
     """Masked shares of the patches; 0.5 0.75 0.9 if not given."""
     preset: str = "strong"
     """How to evaluate: strong, paper, released or plain."""
@@ -188,9 +185,9 @@ class Spaces(ManyRuns):
         of_data = {name: value for name, value in given.items() if name.startswith("data.")}
         data = with_settings(Config(data=DataConfig(source=self.data, root=self.root)), of_data).data
         others = tuple((name, value) for name, value in given.items() if name not in of_data)
-        named = {name: tuple(value) for name in ("spaces", "ratios", "mae_ratios") if (value := getattr(self, name))}
+        named = {name: value for name in ("spaces", "ratios", "mae_ratios") if (value := getattr(self, name))}
         epochs = 50 if self.epochs is None else self.epochs
-        return SpaceGrid(data, epochs=epochs, seeds=tuple(self.seeds), settings=others, device=self.device, **named)
+        return SpaceGrid(data, epochs=epochs, seeds=self.seeds, settings=others, device=self.device, **named)
 
 
 @dataclass(frozen=True)
@@ -208,23 +205,21 @@ class Paper(ManyRuns):
       pmae paper knn --datasets cifar10 --runs results/runs --only-found    from stored results, running nothing
     """
 
-    names: Annotated[tyro.conf.Positional[list[str]], tyro.conf.arg(metavar="NAME...", help_behavior_hint="")] = field(
-        default_factory=list
-    )
+    names: Annotated[tyro.conf.Positional[Words], tyro.conf.arg(metavar="NAME...")] = ()
     """Tables and figures by the names that --list gives, or status."""
     listed: Annotated[Switch, tyro.conf.arg(name="list")] = False
     """Tables and figures, all or those named, with runs, images seen and hours."""
-    datasets: Words = field(default_factory=list)
+    datasets: Words = ()
     """cifar10 tinyimagenet dermamnist bloodmnist pathmnist."""
-    methods: Words = field(default_factory=list)
+    methods: Words = ()
     """Only these rows: mae_std mae_oracle mae_random ..."""
     recipe: str = "paper"
     """How to train: paper, released, masking or ours."""
-    ratios: Numbers = field(default_factory=list)
+    ratios: Numbers = ()
     """Masking ratios to search; 0.1 to 0.9 if not given."""
-    protocols: Words = field(default_factory=list)
+    protocols: Words = ()
     """Only these of linear mlp knn finetune."""
-    preset: Words = field(default_factory=list)
+    preset: Words = ()
     """How to evaluate: paper, released, plain, strong; the recipe's own if not given."""
     pooling: str = "cls"
     """Which representation's accuracies to show: cls, as the paper does, or mean."""
@@ -244,7 +239,7 @@ class Paper(ManyRuns):
         from pmae.report.tables import to_markdown
 
         pretraining, scoring = self._pretraining(), self._scoring()
-        if self.names == ["status"]:
+        if self.names == ("status",):
             print(to_markdown(status(pretraining, scoring)))
             return
         wanted = [] if self.listed and not self.names else items(self.names)
@@ -265,28 +260,13 @@ class Paper(ManyRuns):
         from pmae.config_file import settings_given
         from pmae.paper.tables import RATIOS, RunChoices
 
-        return RunChoices(
-            self.recipe,
-            tuple(self.datasets),
-            self.epochs,
-            tuple(self.seeds),
-            tuple(self.ratios or RATIOS),
-            settings_given(self.settings),
-            self.root,
-            self.device,
-            tuple(self.methods),
-        )
+        ratios, settings = self.ratios or RATIOS, settings_given(self.settings)
+        how = (self.recipe, self.datasets, self.epochs, self.seeds, ratios, settings)
+        return RunChoices(*how, self.root, self.device, self.methods)
 
     def _scoring(self) -> "Scoring":
         from pmae.sweep.find import Scoring
 
-        presets = tuple(self.preset or ["released" if self.recipe == "released" else "paper"])
-        return Scoring(
-            Path(self.out),
-            self.folders,
-            presets,
-            tuple(self.protocols),
-            self.head_epochs,
-            self.only_found,
-            self.pooling,
-        )
+        presets = self.preset or ("released" if self.recipe == "released" else "paper",)
+        how = (presets, self.protocols, self.head_epochs, self.only_found, self.pooling)
+        return Scoring(Path(self.out), self.folders, *how)

@@ -82,21 +82,14 @@ def _as_numpy(values: Any) -> np.ndarray:
 
 def number_classes(labels: Sequence[Any]) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
     """Integer labels of several splits as int64 0..K-1, numbered together, and the name of each class."""
-    columns = [None if values is None else _one_per_image(_as_numpy(values)) for values in labels]
-    # Python integers, because NumPy would meet int64 and uint64 halfway, in floats.
-    known = sorted(set().union(*(np.unique(column).tolist() for column in columns if column is not None)))
-    number = {value: index for index, value in enumerate(known)}
-    return [None if column is None else _renumber(column, number) for column in columns], tuple(map(str, known))
-
-
-def _renumber(column: np.ndarray, number: dict[int, int]) -> np.ndarray:
-    values, inverse = np.unique(column, return_inverse=True)
-    return np.array([number[value] for value in values.tolist()], dtype=np.int64)[inverse]
-
-
-def _one_per_image(labels: np.ndarray) -> np.ndarray:
-    require_one_class(labels.shape, labels.dtype)
-    return labels.reshape(len(labels))
+    columns = [_as_numpy(values) for values in labels if values is not None]
+    for column in columns:
+        require_one_class(column.shape, column.dtype)
+    joined = np.concatenate([column.ravel() for column in columns]) if columns else np.zeros(0, np.int64)
+    # NumPy lets int64 and uint64 meet halfway, in floats.
+    known, numbers = np.unique(joined.astype(np.int64) if joined.dtype.kind == "f" else joined, return_inverse=True)
+    parts = iter(np.split(numbers.astype(np.int64), np.cumsum([len(column) for column in columns])))
+    return [None if values is None else next(parts) for values in labels], tuple(map(str, known.tolist()))
 
 
 def require_one_class(shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -123,7 +116,7 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
     """
     with reading(path, NUMBERS), zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        headers = {key: _member_header(archive, key) for key in keys if key.endswith(("images", "labels"))}
+        headers = {key: _npy_header(archive.open(f"{key}.npy")) for key in keys if key.endswith(("images", "labels"))}
     prefix = "train_" if "train_images" in headers else ""
     if f"{prefix}images" not in headers:
         found = ", ".join(keys)[:100] or "neither"
@@ -144,11 +137,6 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
         found = " and ".join(f"{split} {kind}" for split, kind in kinds.items())
         raise UserError(f"data.source: {path} must hold images alike in all splits, got {found}")
     return Splits(path.stem, sets["train"], sets.get("val"), sets.get("test"))
-
-
-def _member_header(archive: zipfile.ZipFile, key: str) -> "Header":
-    with archive.open(f"{key}.npy") as file:
-        return _npy_header(file)
 
 
 def _has_labels(headers: dict[str, "Header"], prefix: str, path: Path) -> bool:

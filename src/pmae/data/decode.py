@@ -7,7 +7,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,8 @@ def require_room(need: int, what: str) -> None:
 
 
 @contextmanager
-def reading(path: Path, kind: str = "") -> Iterator[None]:
-    """Whatever a library says of a broken file, as one sentence with the file's name."""
+def failing_as(what: str) -> Iterator[None]:
+    """Inside, every failure becomes one sentence that begins with `what`."""
     try:
         yield
     except UserError:
@@ -78,7 +78,12 @@ def reading(path: Path, kind: str = "") -> Iterator[None]:
     # Parsers raise whatever a broken file trips over (KeyError, MemoryError, tokenize.TokenError, zlib.error, ...).
     except Exception as error:
         words = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"data.source: {path} cannot be read{kind}: {words}") from error
+        raise UserError(f"{what}: {words}") from error
+
+
+def reading(path: Path, kind: str = "") -> AbstractContextManager[None]:
+    """Inside, whatever a library says of a broken file is one sentence with the file's name."""
+    return failing_as(f"data.source: {path} cannot be read{kind}")
 
 
 @contextmanager

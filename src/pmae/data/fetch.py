@@ -1,7 +1,6 @@
 """Downloads named sets, only when called: into a folder of their own, checked, then moved into place."""
 
 import hashlib
-import http.client
 import os
 import shutil
 import stat
@@ -9,14 +8,13 @@ import tarfile
 import tempfile
 import urllib.request
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from pmae.data.decode import failing_as
 from pmae.data.files import walk_images
 from pmae.data.images import ImageSet
 from pmae.data.named import read_cifar10
@@ -109,7 +107,7 @@ def fetch(name: str, root: Path) -> list[str]:
         return [f"{name} needs no download: it comes with {BUILT_IN[name]}"]
     if name not in FETCHABLE:
         raise unknown_name("data name", name, [*FETCHABLE, *BUILT_IN])
-    with _told(f"cannot write to {root}"):
+    with failing_as(f"cannot write to {root}"):
         root.mkdir(parents=True, exist_ok=True)
     return FETCHABLE[name](name, root)
 
@@ -151,7 +149,7 @@ def _fetch_cifar10(_: str, root: Path) -> list[str]:
 def _bring(archive: Archive, target: Path, inside: str | None = None) -> str:
     """Download, check, unpack what is an archive, and move what is `inside` into place."""
     with (
-        _told(f"cannot write to {target.parent}"),
+        failing_as(f"cannot write to {target.parent}"),
         # Beside the target, so that the last step is one rename; it goes whatever happens.
         tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=target.parent) as folder,
     ):
@@ -183,7 +181,7 @@ def download(archive: Archive, target: Path) -> None:
     """Stream one file to disk and check it; a file that is not as published is not left there."""
     # Some hosts turn away the standard library's default agent.
     request = urllib.request.Request(archive.url, headers={"User-Agent": "pmae"})
-    with _told(f"cannot fetch {archive.url}"):
+    with failing_as(f"cannot fetch {archive.url}"):
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response, target.open("xb") as file:
             shutil.copyfileobj(response, file)
         wrong = archive.mismatch(target)
@@ -194,7 +192,7 @@ def download(archive: Archive, target: Path) -> None:
 
 def extract(archive: Path, folder: Path) -> None:
     """Unpack a .zip or a tar file; a member that would land outside the folder is refused."""
-    with _told(f"cannot unpack {archive.name}"):
+    with failing_as(f"cannot unpack {archive.name}"):
         if archive.suffix != ".zip":
             with tarfile.open(archive) as members:
                 members.extractall(folder, filter="data")
@@ -205,17 +203,6 @@ def extract(archive: Path, folder: Path) -> None:
                 if not inside or stat.S_ISLNK(member.external_attr >> 16):
                     raise UserError(f"cannot unpack {archive.name}: the member {member.filename!r} leaves the folder")
             files.extractall(folder)
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Failures of network, disk and archives as one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, http.client.HTTPException, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{what}: {error}") from error
 
 
 FETCHABLE: dict[str, Callable[[str, Path], list[str]]] = {

@@ -19,7 +19,7 @@ from pmae.errors import UserError
 
 RUN_FILES = {"config.json", "environment.json"}
 """What tells the folder of a run: its figures are no images to train on."""
-SHARD_READERS: dict[str, Callable[[Sequence[Path], Path], Samples]] = {
+SHARD_READERS: dict[str, Callable[[Sequence[Path]], Samples]] = {
     ".tar": TarSamples,
     ".arrow": ArrowSamples,
     ".parquet": ParquetSamples,
@@ -46,11 +46,9 @@ class FileSamples(Samples):
         return len(self._paths)
 
     def read(self, position: int) -> tuple[str, Path]:
-        """The file's name, and the file."""
         return self.name(position), self._folder / self._paths[position]
 
     def name(self, position: int) -> str:
-        """Its path below the folder."""
         return printable(self._paths[position])
 
 
@@ -61,14 +59,10 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
         roots = {"train": folder}
     passed_over: Counter[str] = Counter()
     found = {s: [str(path.relative_to(folder)) for path in walk_images(root, passed_over)] for s, root in roots.items()}
-    used = sum(map(len, found.values()))
-    if not used:
+    if not any(found.values()):
         raise UserError(f"data.source: the folder {folder} holds no images ({', '.join(SUFFIXES)})")
-    if len(roots) > 1:
-        outside = f"images outside {', '.join(f'{split}/' for split in roots)} were left out"
-        passed_over[outside] = sum(1 for _ in walk_images(folder)) - used
     notes = [] if len(roots) > 1 else ["no held-out images: the folder has no train/ and test/ (or val/)"]
-    notes += [f"{count} {what}" for what, count in passed_over.items() if count]
+    notes += [f"{count} {what}" for what, count in passed_over.items()]
     depth = 0 if roots["train"] == folder else 1
     named = {s: [_class_of(path, depth) for path in paths if config.labels == "folders"] for s, paths in found.items()}
     classes = tuple(sorted(set().union(*named.values())))
@@ -194,9 +188,8 @@ def shard_samples(source: str, shards: Shards) -> SampleSet:
     if irregular is not None:
         raise UserError(f"data.source: the shard {irregular} must be a regular file")
     path = Path(source).expanduser()
-    whole = path if path.is_dir() else shards["train"][0].parent
     name = path.stem if path.is_file() else path.resolve().name if path.is_dir() else path.resolve().parent.name
-    samples = {split: SHARD_READERS[kinds[0]](paths, whole) for split, paths in shards.items()}
+    samples = {split: SHARD_READERS[kinds[0]](paths) for split, paths in shards.items()}
     notes = () if len(shards) > 1 else ("no held-out images: no shards are named val or test",)
     return SampleSet(printable(name), samples, notes, sharded=True)
 

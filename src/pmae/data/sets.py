@@ -124,19 +124,14 @@ def _find(config: DataConfig) -> SampleSet | Splits:
     if os.path.isdir(path):
         return folder_samples(path, config)
     if os.path.isfile(path):
-        return _load_file(path, config)
+        if path.suffix.lower() not in (".npy", ".npz"):
+            known = "a name, a folder, a .npy, .npz, .tar, .parquet or .arrow file"
+            raise UserError(f"data.source must be {known}, got {path}")
+        _refuse_file_settings(config)
+        return (read_npy if path.suffix.lower() == ".npy" else read_npz)(path, config.layout)
     if os.path.dirname(config.source) or path.suffix:
         raise UserError(f"data.source: there is no file or folder {path}")
     raise unknown_name("data.source", config.source, NAMED)
-
-
-def _load_file(path: Path, config: DataConfig) -> Splits:
-    readers = {".npy": read_npy, ".npz": read_npz}
-    if path.suffix.lower() not in readers:
-        known = "a name, a folder, a .npy, .npz, .tar, .parquet or .arrow file"
-        raise UserError(f"data.source must be {known}, got {path}")
-    _refuse_file_settings(config)
-    return readers[path.suffix.lower()](path, config.layout)
 
 
 def _refuse_file_settings(config: DataConfig, settings: Sequence[str] = FILE_SETTINGS) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.data.decode import available_bytes, reading, require_room
+from pmae.data.decode import reading, require_room
 from pmae.data.images import DTYPES, Blocks, Samples
 from pmae.errors import UserError, missing_extra, require
 
@@ -27,6 +27,7 @@ class Columns(NamedTuple):
     """Where a table has its images and classes; `shape` and `dtype` where images are arrays, not files."""
 
     image: str
+    stored_as: Any
     shape: tuple[int, ...] | None
     dtype: str | None
     label: str | None
@@ -36,11 +37,10 @@ class Columns(NamedTuple):
 class TableSamples(Samples):
     """The rows of many files by position, found in chunks."""
 
-    def __init__(self, columns: Columns, counts: Sequence[int], labels: Sequence[Any], what: Path, root: Path) -> None:
+    def __init__(self, columns: Columns, counts: Sequence[int], labels: Sequence[Any], what: Path) -> None:
         if not sum(counts):
             raise UserError(f"data.source: {what} holds no rows")
-        self._columns, self._root = columns, root.resolve()
-        self.classes = columns.classes
+        self._columns, self.classes = columns, columns.classes
         self._ends = np.cumsum(counts, dtype=np.int64)
         if labels:
             with reading(what, TABLE):
@@ -57,32 +57,18 @@ class TableSamples(Samples):
         return int(self._ends[-1])
 
     def read(self, position: int) -> tuple[str, bytes | np.ndarray]:
-        """The image's name and the bytes of its file, or its numbers."""
         cell = self._cell(position)
         if self._columns.shape is not None:
             return f"row {position}", _numbers(cell, self._columns)
         value = cell[0].as_py()
         fields: dict[str, Any] = value if isinstance(value, dict) else {"bytes": value}
-        content, path = fields.get("bytes"), fields.get("path") or ""
-        if not isinstance(path, str) or not isinstance(content, bytes | None):
-            raise ValueError("this row holds neither the bytes nor the path of an image")
-        if content is None and not path:
-            raise ValueError("no image in this row")
-        return path or f"row {position}", self._file(path) if content is None else content
-
-    def _file(self, path: str) -> bytes:
-        """The bytes of a file that a row names: a regular one below the data's folder, and nothing else."""
-        file = (self._root / path).resolve()
-        if not file.is_relative_to(self._root):
-            raise ValueError(f"it is outside the data's folder {self._root}")
-        if file.exists() and not file.is_file():
-            raise ValueError("it is not a regular file")
-        if file.stat().st_size > available_bytes() // 2:
-            raise ValueError(f"{file.stat().st_size:,} bytes, too many for memory")
-        return file.read_bytes()
+        content, path = fields.get("bytes"), fields.get("path") or f"row {position}"
+        # A row that only names a file is not followed: it could name any file of the machine.
+        if not isinstance(path, str) or not isinstance(content, bytes):
+            raise ValueError("this row does not hold the bytes of an image")
+        return path, content
 
     def name(self, position: int) -> str:
-        """The path in the row, or its number."""
         cell = self._cell(position)
         # Only this field: the bytes beside it are an image.
         has_path = hasattr(cell, "field") and cell.type.get_field_index("path") >= 0
@@ -101,37 +87,36 @@ class TableSamples(Samples):
 class ArrowSamples(TableSamples):
     """Files of the Arrow stream format, mapped: the disk is read where a row is asked for."""
 
-    def __init__(self, paths: Sequence[Path], root: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         arrow, _ = _pyarrow()
-        tables = []
+        tables: list[Any] = []
+        columns: Any = None
         for path in paths:
             with reading(path, TABLE):
-                tables.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
-        columns = _same_columns(paths, [table.schema for table in tables])
-        tables = [table.select([name for name in (columns.image, columns.label) if name]) for table in tables]
-        for path, table in zip(paths, tables, strict=True):
-            # An offset beyond the file's end would end the process without a message.
-            with reading(path, TABLE):
-                table.validate(full=True)
+                table = arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all()
+                columns = _columns_of(table.schema, path, columns)
+                tables.append(table.select([name for name in (columns.image, columns.label) if name]))
+                # An offset beyond the file's end would end the process without a message.
+                tables[-1].validate(full=True)
         self._chunks = [chunk for table in tables for chunk in table.column(columns.image).chunks if len(chunk)]
         labels = [] if columns.label is None else [table.column(columns.label) for table in tables]
-        super().__init__(columns, [len(chunk) for chunk in self._chunks], labels, paths[0], root)
+        super().__init__(columns, [len(chunk) for chunk in self._chunks], labels, paths[0])
 
     def chunk(self, number: int) -> Any:
-        """A view of the file."""
         return self._chunks[number]
 
 
 class ParquetSamples(TableSamples):
     """Parquet files, of which the row groups read last are kept."""
 
-    def __init__(self, paths: Sequence[Path], root: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         _, parquet = _pyarrow()
-        files = []
+        files: list[Any] = []
+        columns: Any = None
         for path in paths:
             with reading(path, TABLE):
                 files.append(parquet.ParquetFile(path))
-        columns = _same_columns(paths, [file.schema_arrow for file in files])
+                columns = _columns_of(files[-1].schema_arrow, path, columns)
         groups = [(file, i, file.metadata.row_group(i)) for file in files for i in range(file.metadata.num_row_groups)]
         self._groups = [(file, i) for file, i, group in groups if group.num_rows]
         largest = max((group.total_byte_size for _, _, group in groups), default=0)
@@ -144,10 +129,9 @@ class ParquetSamples(TableSamples):
         for path, file in zip(paths, files, strict=True):
             with reading(path, TABLE):
                 labels += [] if columns.label is None else [file.read([columns.label]).column(0)]
-        super().__init__(columns, counts, labels, paths[0], root)
+        super().__init__(columns, counts, labels, paths[0])
 
     def chunk(self, number: int) -> Any:
-        """A row group, from the disk if it was not among the last ones."""
         with self._lock:
             return self._kept(number)
 
@@ -156,24 +140,11 @@ class ParquetSamples(TableSamples):
         return file.read_row_group(group, [self._columns.image]).column(0).combine_chunks()
 
     def blocks(self) -> Blocks:
-        """Row groups."""
         return np.concatenate([[0], self._ends[:-1]]), self._window
 
 
-def _same_columns(paths: Sequence[Path], schemas: Sequence[Any]) -> Columns:
-    """The columns of the first file, if they are those of all."""
-    found = []
-    for path, schema in zip(paths, schemas, strict=True):
-        with reading(path, TABLE):
-            columns = _columns_of(schema, path)
-            found.append((columns, schema.field(columns.image).type))
-        if found[-1] != found[0]:
-            raise UserError(f"data.source: tables must have the same columns, and {path} differs from {paths[0]}")
-    return found[0][0]
-
-
-def _columns_of(schema: Any, path: Path) -> Columns:
-    """The columns by the features that `datasets` notes in a file, else by the kind of their values."""
+def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
+    """The columns by the features that `datasets` notes in a file, else by what they hold; the same in all files."""
     if len(set(schema.names)) < len(schema.names):
         raise UserError(f"data.source: {path} must have columns of different names, got {', '.join(schema.names)}")
     noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -192,7 +163,11 @@ def _columns_of(schema: Any, path: Path) -> Columns:
     classes = features.get(label, {}).get("names") if label else None
     if classes is not None and not _are(str, classes):
         raise UserError(f"data.source: the class names of {path} must be a list of text, got {str(classes)[:50]}")
-    return Columns(image, tuple(shape) if shape else None, dtype, label, tuple(classes) if classes else None)
+    shape, classes = (tuple(values) if values else None for values in (shape, classes))
+    found = Columns(image, schema.field(image).type, shape, dtype, label, classes)
+    if before not in (None, found):
+        raise UserError(f"data.source: tables must have the same columns, and {path} differs from the one before it")
+    return found
 
 
 def _are(kind: type, values: object) -> bool:

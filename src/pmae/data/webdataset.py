@@ -118,24 +118,16 @@ def _decoded(name: bytes) -> str:
     return name.partition(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
-class Index(NamedTuple):
-    """The samples of one shard."""
-
-    places: np.ndarray
-    """(N, 3): where the image's headers begin, how far its content goes from there, and the class number."""
-    without_image: list[str]
-
-
 class TarSamples(Samples):
     """The samples of many shards by position."""
 
-    def __init__(self, paths: Sequence[Path], _: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(index_shard, paths))
         self._paths = paths
-        self._shard = np.repeat(np.arange(len(paths), dtype=np.int32), [len(one.places) for one in found])
-        self._start, self._length, labels = np.concatenate([one.places for one in found]).T.copy()
-        self.without_image = [name for one in found for name in one.without_image]
+        self._shard = np.repeat(np.arange(len(paths), dtype=np.int32), [len(places) for places, _ in found])
+        self._start, self._length, labels = np.concatenate([places for places, _ in found]).T.copy()
+        self.without_image = [name for _, without in found for name in without]
         lacking = labels == UNLABELLED
         if lacking.all():
             return
@@ -149,12 +141,10 @@ class TarSamples(Samples):
         return len(self._start)
 
     def read(self, position: int) -> tuple[str, bytes]:
-        """The image's name and the bytes of its file."""
         member, piece = self._member(position, int(self._length[position]))
         return member.name, piece[member.offset : member.stop]
 
     def name(self, position: int) -> str:
-        """The image's name alone."""
         return self._member(position, min(HEADERS, int(self._length[position])))[0].name
 
     def _member(self, position: int, size: int) -> tuple[Member, bytes]:
@@ -165,8 +155,8 @@ class TarSamples(Samples):
         return next(members(lambda at, count: piece[at : at + count], str(path))), piece
 
 
-def index_shard(path: Path) -> Index:
-    """Walk the headers of one tar file."""
+def index_shard(path: Path) -> tuple[np.ndarray, list[str]]:
+    """(N, 3) where an image's headers begin, how far its content goes, its class; and what has no image, in words."""
     places, without = [], []
     with reading(path), path.open("rb", buffering=0) as file:
         for key, sample in _samples(file.fileno(), path):
@@ -178,7 +168,7 @@ def index_shard(path: Path) -> Index:
                 places.append((image.start, image.stop - image.start, label))
     if not places and not without:
         raise UserError(f"data.source: the shard {path} holds no samples")
-    return Index(np.array(places, np.int64).reshape(-1, 3), without)
+    return np.array(places, np.int64).reshape(-1, 3), without
 
 
 def _samples(file: int, path: Path) -> Iterator[tuple[str, dict[str, Member]]]:

@@ -18,7 +18,7 @@ LOCAL = ("data.source", "data.root", "probe.data", "encoder.weights", "train.dev
 def write_card(source: Source, folder: Path, usage: str, library: str, difference: float) -> None:
     """Write README.md."""
     checked = (
-        f"Re-loaded with {library} {version(library)} and compared with the original on {len(source.images())} images: "
+        f"Re-loaded with {library} {version(library)} and compared with the original on images of noise: "
         f"the largest difference of a feature is {difference:.1e}."
     )
     parts = [
@@ -55,8 +55,8 @@ def _input(source: Source) -> str:
     scaled = ", after division by 255" if source.scale != 1 else ""
     lines = [f"{channels} x {height} x {width} (channels, height, width), trained on {kind.name}, values {values}."]
     if source.per_channel:
-        mean, std = source.statistics("card")
-        lines.append(f"Mean {_numbers(mean)} and standard deviation {_numbers(std)} per channel{scaled}.")
+        mean_text, std_text = (", ".join(f"{value:.6g}" for value in values) for values in source.statistics("card"))
+        lines.append(f"Mean {mean_text} and standard deviation {std_text} per channel{scaled}.")
     else:
         lines.append("Mean and standard deviation of every pixel are inside the graph.")
     return "\n".join([*lines, "`preprocessing.json` holds the same in full."])
@@ -109,7 +109,3 @@ def _text(value: object) -> str:
 def _marked(text: str) -> str:
     """Text whose marks of Markdown are shown and mean nothing."""
     return re.sub(r"([\\`*_\[\]#~])", r"\\\1", text)
-
-
-def _numbers(values: list[float]) -> str:
-    return ", ".join(f"{value:.6g}" for value in values)

@@ -12,7 +12,6 @@ from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError, missing_extra
-from pmae.files import read_tensors
 from pmae.models import Encoder
 from pmae.runs import Run, read_state
 from pmae.train.checkpoint import load_encoder
@@ -71,13 +70,9 @@ class Source:
         }
 
     def images(self) -> np.ndarray:
-        """A few images in the data's type: those that the run kept, or noise with their statistics."""
-        kept = self.run.path / "samples.safetensors"
-        if kept.is_file():
-            pixels = read_tensors(kept)["original"].numpy()[:COMPARED]
-        else:
-            noise = torch.randn(COMPARED, *self.shape, generator=torch.Generator().manual_seed(0))
-            pixels = self.standardize.invert(noise).numpy()
+        """A few images of noise with the type and the statistics of the data."""
+        noise = torch.randn(COMPARED, *self.shape, generator=torch.Generator().manual_seed(0))
+        pixels = self.standardize.invert(noise).numpy()
         if self.dtype.kind == "f":
             return pixels.astype(self.dtype)
         limits = np.iinfo(self.dtype)

@@ -19,9 +19,9 @@ from pmae.fast import attention, blocks
 from pmae.models import encoder as plain
 
 try:
-    from pmae.fast import masks
+    from pmae.fast import kernels
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
-    masks = None  # type: ignore[assignment]
+    kernels = None  # type: ignore[assignment]
 
 VARIABLE = "PMAE_KERNELS"
 """Environment variable that overrides the setting `train.kernels`."""
@@ -36,7 +36,7 @@ FAST: dict[str, Hooks] = {
     "all": {
         "run_blocks": blocks.run_blocks,
         "embed_patches": blocks.embed_patches,
-        "hide_components": masks.hide_components if masks else masking.hide_components,
+        "hide_components": kernels.hide_components if kernels else masking.hide_components,
     },
     "attention": {"run_blocks": attention.run_blocks},
     "none": {},
@@ -64,4 +64,4 @@ def accelerate(model: nn.Module, setting: str | None = None) -> None:
 
 def can_capture(device: torch.device, setting: str = "all") -> bool:
     """Whether steps may be compiled and captured in a CUDA graph: all kernels are on, on a GPU that has them."""
-    return level(setting) == "all" and device.type == "cuda" and masks is not None
+    return level(setting) == "all" and device.type == "cuda" and kernels is not None

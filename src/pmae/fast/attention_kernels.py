@@ -18,9 +18,6 @@ from torch.library import triton_op, wrap_triton
 
 SHORT = 32
 """The most tokens for which a warp holds a head; beyond, the score matrix lies in tiles."""
-BACKWARD_WARPS = 2
-"""Of a program of the tiled backward kernel: 109 us at 65 tokens, 12 heads of 16 and a batch of 512 on an H200; 214 for
-16 heads of 32 (217 with four warps, 260 with queries in equal tiles)."""
 LOG2_E = tl.constexpr(1.4426950408889634)  # the hardware's exponential is a power of two
 Launch = tuple[Any, tuple[int, ...], int, int]
 """A kernel, its sizes beyond those of the tensors, how many programs an image takes and how many warps a program."""
@@ -209,12 +206,6 @@ def plan(heads: int, head_dim: int) -> int:
     return gcd(heads, 64 // _padded(head_dim))
 
 
-def tile(head_dim: int) -> tuple[int, int]:
-    """How many queries a tiled program takes at a time forward, and its warps there."""
-    # The fastest of 12 on an H200 at 65 tokens and a batch of 512: 31 us for 12 heads of 16, 64 us for 16 of 32.
-    return (32, 2) if head_dim <= 16 else (64, 4)
-
-
 def _padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())  # matrix units take 16 at least, Triton powers of two only
 
@@ -225,9 +216,11 @@ def _choose(tokens: int, heads: int, head_dim: int, backward: bool) -> Launch:
         return kernel, (_padded(tokens), _padded(head_dim), group), heads // group, group
     first = 1 << (tokens - 1).bit_length() - 1
     sizes = (_padded(head_dim), first, _padded(tokens - first))
+    # The fastest on an H200 at 65 tokens and a batch of 512: for 12 heads of 16 and 16 of 32, 31 and 64 us forward, 109
+    # and 214 us backward (217 with four warps, 260 with queries in equal tiles).
     if backward:
-        return _tiled_backward_kernel, sizes, heads, BACKWARD_WARPS
-    queries, warps = tile(head_dim)
+        return _tiled_backward_kernel, sizes, heads, 2
+    queries, warps = (32, 2) if head_dim <= 16 else (64, 4)
     return _tiled_forward_kernel, (*sizes, queries), heads, warps
 
 

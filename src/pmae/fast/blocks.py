@@ -22,7 +22,7 @@ from torch.nn import functional
 from pmae.fast import attention
 
 try:
-    from pmae.fast import block_kernels as kernels
+    from pmae.fast import kernels
     from pmae.fast.attention_kernels import backward_into, forward_into
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     kernels = None  # type: ignore[assignment]
@@ -31,6 +31,8 @@ PARTS = 12
 """Tensors of a block: weight and bias of norm1, qkv, proj, norm2, fc1, fc2."""
 GEMMS = (2, 4, 8, 10)
 """Which of them are the weights of qkv, proj, fc1 and fc2."""
+How = tuple[int, float, float]
+"""The number of heads, the scale of their scores and the norms' epsilon."""
 KEPT = 8
 """What a block keeps of its own: input, mean and rstd of the first norm, qkv, the same of the second norm, hidden."""
 
@@ -66,7 +68,7 @@ def _run_fused(blocks: Any, norm: Any, x: Tensor, last: int | None = None) -> Te
     layers = [m for b in blocks for m in (b.norm1, b.attn.qkv, b.attn.proj, b.norm2, b.mlp.fc1, b.mlp.fc2)] + [norm]
     tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
     factors = _draw_factors([place for b in blocks for place in (b.drop_path1, b.drop_path2)], x)
-    return Stack.apply(x, blocks[0].attn.num_heads, blocks[0].attn.scale, norm.eps, factors, last, *tensors)
+    return Stack.apply(x, (blocks[0].attn.num_heads, blocks[0].attn.scale, norm.eps), factors, last, *tensors)
 
 
 def _draw_factors(places: list[nn.Module], x: Tensor) -> Tensor | None:
@@ -88,18 +90,9 @@ class Stack(torch.autograd.Function):
     """Tokens (B, N, W) through all blocks and the last norm; out come all, or each sequence's `last`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        heads: int,
-        scale: float,
-        eps: float,
-        factors: Tensor | None,
-        last: int | None,
-        *params: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, how: How, factors: Tensor | None, last: int | None, *params: Tensor) -> Tensor:
         """Each block keeps what its backward reads; what its GEMMs read lies in one tensor for all blocks."""
-        shape, stream, branch, kept = x.shape, x.flatten(0, 1), None, []
+        (heads, scale, eps), shape, stream, branch, kept = how, x.shape, x.flatten(0, 1), None, []
         depth, hidden_width, (rows, width) = len(params) // PARTS, params[8].shape[0], stream.shape
         few = rows if last is None else shape[0] * last
         read: dict[str, Any] = {"device": x.device, "dtype": params[2].dtype}
@@ -107,7 +100,9 @@ class Stack(torch.autograd.Function):
         normed, (attended, normed_2, active) = inputs[0], (_by_block(each, few) for each in inputs[1:])
         (of_attention, of_mlp), of_branch = _by_kind(factors, depth), None
         for block in range(depth):
-            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = _of(params, block)
+            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = params[
+                PARTS * block : PARTS * (block + 1)
+            ]
             before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[block], of_branch)
             qkv = torch.addmm(b_qkv, normed[block], w_qkv.t())
             _attend(attended[block], qkv.unflatten(0, shape[:2]), heads, scale)
@@ -161,7 +156,7 @@ class Stack(torch.autograd.Function):
             grads[first:-2:PARTS] = _of_weights(to, seen, count)
         added = [kernels.add_up(partial) for partial in (norms, of_qkv, hidden_sums)]
         _fill_sums(grads, added[0], added[1], added[2], params[3].dtype)
-        return g.view(ctx.shape), None, None, None, None, None, *grads
+        return g.view(ctx.shape), None, None, None, *grads
 
 
 def _by_block(each: Tensor, few: int) -> list[Tensor]:

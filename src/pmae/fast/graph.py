@@ -46,27 +46,20 @@ class Replay:
         self._buffers = self._buffers or tuple(torch.empty_like(tensor) for tensor in inputs)
         for buffer, tensor in zip(self._buffers, inputs, strict=True):
             buffer.copy_(tensor)
-        if self._graph:
-            self._graph.replay()
-        elif self._warm < WARM_STEPS:
-            self._run_once()
-        else:
-            self._capture().replay()
-
-    def _run_once(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self._step(*self._buffers)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        self._warm += 1
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._step(*self._buffers)
-        self._captured()
-        self._graph = graph
-        return graph
+        if self._graph is None and self._warm < WARM_STEPS:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._step(*self._buffers)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._warm += 1
+            return
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._step(*self._buffers)
+            self._captured()
+            self._graph = graph
+        self._graph.replay()
 
 
 def compiled(measure: Callable[P, R]) -> Callable[P, R]:

@@ -50,14 +50,11 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE)."""
-        if keep is not None or self.is_vit:
-            return self._forward_vit(x, keep)
-        return split_tokens(self.net, self.net.forward_features(x))  # type: ignore[operator]
-
-    def _forward_vit(self, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         net: Any = self.net
         if not self.is_vit:
-            raise UserError(f"masking patches (MAE) must have a ViT encoder from timm, got {type(net).__name__}")
+            if keep is not None:
+                raise UserError(f"masking patches (MAE) must have a ViT encoder from timm, got {type(net).__name__}")
+            return split_tokens(net, net.forward_features(x))
         prefix = net.num_prefix_tokens
         tokens = net._pos_embed(self.embed_patches(net.patch_embed, x))
         if keep is not None:

@@ -174,15 +174,7 @@ def _with_patches(config: Config) -> Config:
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    "paper": paper,
-    "released": released,
-    "mae": mae,
-    "mae_released": mae_released,
-    "kmae": kmae,
-    "masking": masking,
-    "mae_masking": mae_masking,
-    "ours": ours,
-    "mae_ours": mae_ours,
+    make.__name__: make for make in (paper, released, mae, mae_released, kmae, masking, mae_masking, ours, mae_ours)
 }
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pmae.config import Config, replace
 from pmae.config_file import with_settings
-from pmae.errors import UserError, require, unknown_name
+from pmae.errors import UserError, require
 from pmae.paper.recipes import recipe
-from pmae.sweep.find import RunSpec
+from pmae.sweep.find import RunSpec, require_known
 
 DATASETS = ("cifar10", "tinyimagenet", "dermamnist", "bloodmnist", "pathmnist")
 MEDICAL = ("dermamnist", "pathmnist", "bloodmnist")
@@ -69,14 +69,9 @@ class RunChoices:
     """Rows to keep, by their names among the published numbers; all if empty."""
 
     def __post_init__(self) -> None:
-        for name in self.methods:
-            if name not in ROWS:
-                raise unknown_name("methods", name, ROWS)
-        if self.recipe not in PAIRS:
-            raise unknown_name("recipe", self.recipe, PAIRS)
-        for name in self.datasets:
-            if name not in DATASETS:
-                raise unknown_name("datasets", name, DATASETS)
+        require_known("methods", self.methods, ROWS)
+        require_known("recipe", [self.recipe], PAIRS)
+        require_known("datasets", self.datasets, DATASETS)
         require(len(set(self.datasets)) == len(self.datasets), "datasets", "all different", self.datasets)
         require(self.epochs is None or self.epochs > 0, "epochs", "at least 1", self.epochs)
         require(len(set(self.seeds)) == len(self.seeds) > 0, "seeds", "at least one number, no two alike", self.seeds)
@@ -169,9 +164,7 @@ def specs_of(item: Item, chosen: RunChoices) -> list[RunSpec]:
 
 def items(names: Sequence[str]) -> list[Item]:
     """The items of these names."""
-    for name in names:
-        if name not in ITEMS:
-            raise unknown_name("table or figure", name, ITEMS)
+    require_known("table or figure", names, ITEMS)
     if not names:
         raise UserError(f"name at least one table or figure; choices: {', '.join(ITEMS)}")
     return [ITEMS[name] for name in names]

@@ -14,7 +14,7 @@ from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
 from pmae.report.style import Drawing, as_inline_svg, save_drawing
 from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
-from pmae.results import DuplicatePair, Duplicates
+from pmae.results import Duplicates
 from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
@@ -163,21 +163,17 @@ def _notes(run: Contents) -> list[str]:
 
 def _duplicates(split: str, found: Duplicates) -> Iterator[str]:
     """A sentence about images that train holds byte for byte, and one about those it nearly holds."""
-    where = "in the training part as well"
-    if found.count:
-        yield f"{_images(found.count)} of {split} can be found byte for byte {where}{_examples('=', found.pairs)}"
-    if found.near:
-        how = f"nearly unchanged {where} ({found.near_of} were compared)"
-        yield f"{_images(found.near)} of {split} can be found {how}{_examples('~', found.near_pairs)}"
-
-
-def _images(count: int) -> str:
-    return "1 image" if count == 1 else f"{count} images"
-
-
-def _examples(sign: str, pairs: Sequence[DuplicatePair]) -> str:
-    named = ", ".join(f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3])
-    return f", for example {named}" if named else ""
+    compared = f" ({found.near_of} were compared)"
+    kinds = (
+        (found.count, "byte for byte", "", "=", found.pairs),
+        (found.near or 0, "nearly unchanged", compared, "~", found.near_pairs),
+    )
+    for count, how, remark, sign, pairs in kinds:
+        images = "1 image" if count == 1 else f"{count} images"
+        named = ", ".join(f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3])
+        examples = f", for example {named}" if named else ""
+        if count:
+            yield f"{images} of {split} can be found {how} in the training part as well{remark}{examples}"
 
 
 def _tables(runs: Sequence[Contents]) -> dict[str, Table]:

@@ -175,15 +175,17 @@ def gallery(
 
 def sheet(columns: Sequence[Array]) -> tuple[Array, list[float], list[float]]:
     """One RGBA image of all pictures with clear gutters, and the centres of its rows and columns in pixels."""
-    count, height, width, _ = columns[0].shape
+    _, height, width, _ = columns[0].shape
     gap = max(1, round(0.06 * max(height, width)))
-    tops, lefts = [i * (height + gap) for i in range(count)], [j * (width + gap) for j in range(len(columns))]
-    image = np.zeros((tops[-1] + height, lefts[-1] + width, 4))
-    for left, pictures in zip(lefts, columns, strict=True):
-        for top, picture in zip(tops, pictures, strict=True):
-            image[top : top + height, left : left + width, :3] = picture
-            image[top : top + height, left : left + width, 3] = 1
-    return image, [top + (height - 1) / 2 for top in tops], [left + (width - 1) / 2 for left in lefts]
+    tiles = np.pad(np.stack(columns, 1), ((0, 0),) * 4 + ((0, 1),), constant_values=1)  # (rows, columns, H, W, RGBA)
+    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)))
+    rows, across, high, wide, _ = tiles.shape
+    image = tiles.swapaxes(1, 2).reshape(rows * high, across * wide, 4)[:-gap, :-gap]
+    return (
+        image,
+        [i * high + (height - 1) / 2 for i in range(rows)],
+        [j * wide + (width - 1) / 2 for j in range(across)],
+    )
 
 
 def save_drawing(drawing: Drawing, path: Path) -> Path:

@@ -107,7 +107,7 @@ class LandmarkSpace(Space):
         def features(x: Tensor) -> Tensor:
             return self.features(-gamma * squared_distances(x, landmarks) - log_density)
 
-        moments = joint_moments(batches, shift, features, count, self.distributed)
+        moments = joint_moments(batches, shift, features, self.distributed)
         self._store(self.leading_axes(kernel, moments.covariance)[: len(self.axes)], moments)
         self.landmarks[:count] = landmarks + (shift - moments.mean)
         self.gamma.fill_(gamma)
@@ -259,21 +259,16 @@ class Moments(NamedTuple):
 
 
 def joint_moments(
-    batches: Iterable[Tensor],
-    shift: Tensor,
-    features: Callable[[Tensor], Tensor],
-    count: int,
-    distributed: DistributedFit,
+    batches: Iterable[Tensor], shift: Tensor, features: Callable[[Tensor], Tensor], distributed: DistributedFit
 ) -> Moments:
-    """Moments of images about `shift` (D,) and of their `count` features, which are to be near 0, in one pass."""
-    n, size = 0, len(shift)
-    sums = [shift.new_zeros(lengths) for lengths in ((), (size,), (count,), (count, count), (count, size))]
+    """Moments of images about `shift` (D,) and of their features, which are to be near 0, in one pass."""
+    n, sums = 0, list[Tensor]()
     for batch in distributed.part(batches):
         x = batch.flatten(1).double() - shift
         f = features(x)
+        more = [x.square().sum(), x.sum(0), f.sum(0), f.T @ f, f.T @ x]
+        sums = [total.add_(one) for total, one in zip(sums, more, strict=True)] if sums else more
         n += len(x)
-        for total, more in zip(sums, (x.square().sum(), x.sum(0), f.sum(0), f.T @ f, f.T @ x), strict=True):
-            total += more
     n = distributed.total_images(n, shift)
     squares, image_total, feature_total, products, cross = map(distributed.all_reduce, sums)
     x, f = image_total / n, feature_total / n

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
@@ -49,12 +48,16 @@ class PatchPCA(Orthonormal):
         return self.components @ self.patches(x)
 
     def inverse_transform(self, z: Tensor) -> Tensor:
+        (channels, height, width), (rows, columns) = self.shape, self.sides
         patches = self.components.T @ z.unflatten(1, (len(self.components), -1))
-        return functional.fold(patches, self.shape[1:], self.sides, stride=self.sides)
+        grid = (channels, rows, columns, height // rows, width // columns)
+        return patches.reshape(-1, *grid).permute(0, 1, 4, 2, 5, 3).reshape(-1, *self.shape)
 
     def patches(self, x: Tensor) -> Tensor:
-        """Images (B, C, H, W) as patches (B, C p p, places)."""
-        return functional.unfold(x, self.sides, stride=self.sides)
+        """Images (B, C, H, W) as patches (B, C p p, places): `functional.unfold`, which takes images one by one."""
+        (channels, height, width), (rows, columns) = self.shape, self.sides
+        cut = x.reshape(-1, channels, height // rows, rows, width // columns, columns)
+        return cut.permute(0, 1, 3, 5, 2, 4).reshape(len(x), len(self.components), -1)
 
 
 def patch_side(height: int, width: int, wanted: int | None) -> int:

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ SHOWN = ("cls", "mean")
 """Poolings whose accuracies a table may show."""
 AUGMENTED = ("linear", "mlp")
 """The protocols that augmentation makes a difference to."""
+
+
+def require_known(parameter: str, names: Iterable[str], choices: Collection[str]) -> None:
+    """Refuse names that are not among the choices."""
+    for name in names:
+        if name not in choices:
+            raise unknown_name(parameter, name, choices)
 
 
 @dataclass(frozen=True)
@@ -162,14 +169,11 @@ class Scoring:
     """Which representation's accuracies to show: the paper's, or the mean of the patch tokens."""
 
     def __post_init__(self) -> None:
-        if self.pooling not in SHOWN:
-            raise unknown_name("pooling", self.pooling, SHOWN)
+        require_known("pooling", [self.pooling], SHOWN)
         require(len(set(self.presets)) == len(self.presets) > 0, "preset", "one or more, no two alike", self.presets)
         for name in self.presets:
             preset(name)
-        for name in self.protocols:
-            if name not in PROTOCOLS:
-                raise unknown_name("protocols", name, PROTOCOLS)
+        require_known("protocols", self.protocols, PROTOCOLS)
         require(self.head_epochs is None or self.head_epochs > 0, "--head-epochs", "at least 1", self.head_epochs)
         for folder in self.folders:
             holds = folder.is_dir() and not (folder / "config.json").exists()

@@ -12,13 +12,13 @@ import numpy as np
 
 from pmae.config import Config, replace
 from pmae.config_file import to_dict, with_settings
-from pmae.errors import UserError, require, unknown_name
+from pmae.errors import UserError, require
 from pmae.report.page import Page
 from pmae.report.style import PALETTE, Drawing, color, marker, panels, short, styled
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.sweep.execute import Asha, InOrder, run_all
-from pmae.sweep.find import RunIndex, RunSpec
+from pmae.sweep.find import RunIndex, RunSpec, require_known
 from pmae.sweep.workers import Workers
 
 RATIO = "ratio"
@@ -73,8 +73,7 @@ def sweep(
     folders: Sequence[Path] = (),
 ) -> Page:
     """Run the grid, by `workers` or here, below `out`, reusing runs that are there or in other folders."""
-    if search not in SEARCHES:
-        raise unknown_name("--search", search, SEARCHES)
+    require_known("--search", [search], SEARCHES)
     planned = grid_specs(base, grid, seeds)
     scheduler = SEARCHES[search]([spec for _, specs in planned for spec in specs])
     # Entered when all settings are checked: a cluster takes a while to meet.

@@ -11,7 +11,7 @@ import torch
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import with_settings
 from pmae.derive import patch_for
-from pmae.errors import require, unknown_name
+from pmae.errors import require
 from pmae.paper.recipes import recipe
 from pmae.report.page import Page
 from pmae.report.style import FAINT, Drawing, color, minus, panels, styled
@@ -19,7 +19,7 @@ from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.spaces import SPACES, build_space
 from pmae.sweep.execute import get_runs
-from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, splits
+from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, require_known, splits
 from pmae.sweep.grid import mean
 from pmae.sweep.workers import Workers
 
@@ -89,8 +89,7 @@ class SpaceGrid:
 def space_settings(text: str) -> dict[str, str]:
     """`pca:components=256` as settings by dotted name."""
     name, _, rest = text.partition(":")
-    if name not in SPACES:
-        raise unknown_name("spaces", name, SPACES)
+    require_known("spaces", [name], SPACES)
     parts = rest.split(",") if rest else []
     for part in parts:
         require("=" in part, "spaces", "name or name:setting=value,setting=value", text)

@@ -35,11 +35,17 @@ def contents(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> Cont
     files = {
         "encoder.safetensors": model.encoder.net.state_dict(),
         "decoder.safetensors": model.decoder.state_dict(),
-        "optimizer.safetensors": _optimizer_tensors(model, optimizer),
+        "optimizer.safetensors": optimizer_tensors(model, optimizer),
     }
     if model.space.learns:
         files["space.safetensors"] = {key: value.detach() for key, value in model.space.named_parameters()}
     return files
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The moments by parameter name: `encoder.net.norm.weight/exp_avg`."""
+    named = {name: optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
+    return {f"{name}/{key}": torch.as_tensor(value) for name, state in named.items() for key, value in state.items()}
 
 
 def save(run: Run, files: Contents, name: str, state: dict[str, int], keep: int) -> Path:
@@ -49,7 +55,7 @@ def save(run: Run, files: Contents, name: str, state: dict[str, int], keep: int)
         folder.mkdir()
         for name, tensors in files.items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
-        write_json(folder / "state.json", manifest(state, folder, files))
+        write_json(folder / "state.json", _manifest(state, folder, files))
 
     (run.path / "checkpoints").mkdir(exist_ok=True)
     path = run.path / "checkpoints" / name
@@ -62,7 +68,10 @@ def save(run: Run, files: Contents, name: str, state: dict[str, int], keep: int)
 
 def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> int:
     """Load the newest whole checkpoint into the model and the optimizer; returns its step, 0 if there is none."""
-    for path in _newest_first(run):
+    known = run.checkpoints()
+    # Those that do not even say their step come first, to be told of.
+    unknown = [path for path in sorted((run.path / "checkpoints").glob("epoch_*")) if path not in known]
+    for path in (*unknown, *reversed(known)):
         found = damage(path)
         if found is None:
             load_into(model.encoder.net, path / "encoder.safetensors")
@@ -75,18 +84,11 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
     return 0
 
 
-def _newest_first(run: Run) -> list[Path]:
-    """Every checkpoint; those that do not even say their step come first, to be told of."""
-    known = run.checkpoints()
-    unknown = [path for path in sorted((run.path / "checkpoints").glob("epoch_*")) if path not in known]
-    return [*unknown, *reversed(known)]
-
-
 def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
     """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need."""
     run = Run(run)
     config, standardize = run.config, load_standardize(run)
-    path = require_whole(run.checkpoint(epoch), "encoder.safetensors")
+    path = _require_whole(run.checkpoint(epoch), "encoder.safetensors")
     if config.encoder.name == "vit_tiny":
         # Without its memory first: damaged settings may ask for more than there is.
         with torch.device("meta"):
@@ -108,7 +110,7 @@ def load_space(run: Run, epoch: int | None = None) -> Space:
     space = build_space(run.config.space, run.shape)
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
     if space.learns:
-        _load_learned(space, require_whole(run.checkpoint(epoch), "space.safetensors"))
+        _load_learned(space, _require_whole(run.checkpoint(epoch), "space.safetensors"))
     return space
 
 
@@ -136,40 +138,29 @@ def load_into(module: nn.Module, path: Path, prefix: str = "") -> None:
 
 def _require_fit(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     for name in sorted(expected.keys() | tensors.keys()):
-        want = tuple(expected[name].shape) if name in expected else "nothing"
-        got = tuple(tensors[name].shape) if name in tensors else "nothing"
+        want, got = (tuple(each[name].shape) if name in each else "nothing" for each in (expected, tensors))
         if want != got:
             raise UserError(f"checkpoint {str(path)!r} does not fit the settings: {name} must be {want}, got {got}")
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The moments by parameter name: `encoder.net.norm.weight/exp_avg`."""
-    named = {name: optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
-    return {f"{name}/{key}": torch.as_tensor(value) for name, state in named.items() for key, value in state.items()}
-
-
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
-    shapes = {name: parameter.shape for parameter, name in names.items()}
-    state: dict[int, dict[str, Tensor]] = {}
+    known = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
-        if name not in order:
+        if name not in known:
             raise UserError(f"checkpoint does not fit the settings: it holds moments of an unknown parameter {name!r}")
-        if value.shape not in ((), shapes[name]):
-            raise UserError(f"checkpoint does not fit the settings: {key} must be {tuple(shapes[name])}")
-        state.setdefault(order.index(name), {})[kind] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        parameter = known[name]
+        if value.shape not in ((), parameter.shape):
+            raise UserError(f"checkpoint does not fit the settings: {key} must be {tuple(parameter.shape)}")
+        optimizer.state[parameter][kind] = value.to(parameter.device)
 
 
-def manifest(state: dict[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
+def _manifest(state: dict[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """The state of a checkpoint with the size and checksum of each of its files, and a checksum of itself."""
-    paths = {name: folder / name for name in names}
     state = {
         **state,
-        "files": {name: path.stat().st_size for name, path in paths.items()},
-        "blake2b": {name: _file_checksum(path) for name, path in paths.items()},
+        "files": {name: (folder / name).stat().st_size for name in names},
+        "blake2b": {name: _file_checksum(folder / name) for name in names},
     }
     return {**state, "seal": _seal(state)}
 
@@ -192,7 +183,7 @@ def damage(folder: Path, only: Iterable[str] | None = None) -> str | None:
     return f"{', '.join(wrong)} missing or not as written" if wrong else None
 
 
-def require_whole(folder: Path, name: str) -> Path:
+def _require_whole(folder: Path, name: str) -> Path:
     """The path of one file of a checkpoint, refused if it is not what was written."""
     found = damage(folder, [name])
     if found:
@@ -245,29 +236,29 @@ def load_trained(run: Run) -> TrainedModel:
 
 def write_at_step_0(path: Path | str, trained: TrainedModel) -> Run:
     """A run folder whose initial weights, statistics and space are those of `trained`; resuming it trains them on."""
-    return _write(path, trained, 0, 0)
-
-
-def write_finished(path: Path | str, trained: TrainedModel) -> Run:
-    """The folder of a finished run, as far as it is in memory: without samples and the optimizer's moments."""
-    path = Path(path)
-    require(not path.exists(), "path", "a folder that does not exist yet", str(path))
-    lines = [json.dumps(line) + "\n" for line in trained.metrics]
-
-    def write(temporary: Path) -> None:
-        last = max(line["step"] for line in trained.metrics)
-        run = _write(temporary, trained, trained.config.train.epochs or 0, last)
-        (run.path / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
-        run.add_results(**trained.results)
-
-    write_whole(path, write)
-    return Run(path)
+    return _write(path, trained, epoch=0, step=0)
 
 
 def _write(path: Path | str, trained: TrainedModel, epoch: int, step: int) -> Run:
     run = create_run(path, trained.config, trained.environment)
     save_fitted(run, trained.standardize, trained.model.space)
     optimizer = build_optimizer(trained.model, trained.config.optim, on_graph=False)
-    name, state = f"epoch_{epoch:04d}", {"epoch": epoch, "step": step}
-    save(run, contents(trained.model, optimizer), name, state, trained.config.train.keep)
+    state = {"epoch": epoch, "step": step}
+    save(run, contents(trained.model, optimizer), f"epoch_{epoch:04d}", state, trained.config.train.keep)
     return run
+
+
+def write_finished(path: Path | str, trained: TrainedModel) -> Run:
+    """The folder of a finished run, as far as it is in memory: without samples and the optimizer's moments."""
+    path = Path(path)
+    require(not path.exists(), "path", "a folder that does not exist yet", str(path))
+
+    def write(temporary: Path) -> None:
+        last = max(line["step"] for line in trained.metrics)
+        run = _write(temporary, trained, trained.config.train.epochs or 0, last)
+        lines = (json.dumps(line) + "\n" for line in trained.metrics)
+        (run.path / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+        run.add_results(**trained.results)
+
+    write_whole(path, write)
+    return Run(path)

@@ -1,22 +1,26 @@
-"""Distributed data parallel training, as `torchrun` starts it: ranks, collectives, and what stops all processes."""
+"""Distributed training, as `torchrun` starts it: ranks, collectives, sharded models, and what stops all processes."""
 
 import contextlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from pmae import fast
 from pmae.config import Config
 from pmae.data.batches import Part
 from pmae.errors import UserError, require
-from pmae.method import MaskedAutoencoder, PrincipalMAE
+from pmae.files import tensors_digest
+from pmae.method import MaskedAutoencoder, PrincipalMAE, build_method
 
 TIMEOUT = "PMAE_TIMEOUT"
 """Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
@@ -24,19 +28,13 @@ GROUPS = itertools.count()
 """A process may join the others more than once: to train a twin, and then to evaluate it."""
 
 
-class LostProcess(UserError):
-    """Another process of the run died or stayed away longer than the timeout."""
-
-
 class World:
     """The processes of a run and their collectives. One alone is its own sum and never touches torch.distributed."""
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
         self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
-        self.main, self.part = rank == 0, (rank, size)
-
-    part: Part
-    """Which part of the images is this process's, and of how many."""
+        self.main = rank == 0
+        self.part: Part = (rank, size)  # which part of the images is this process's, and of how many
 
     def rank_slice(self, count: int) -> slice:
         """This process's part of `count` rows, which the number of processes divides."""
@@ -80,9 +78,9 @@ class World:
         if any(self.all_gather(0)):
             raise UserError("the run was refused by another of its processes, which says why")
 
-    def require_same(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def require_same(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse to train when processes begin with different weights or moments: they would drift apart in silence."""
-        if self.size > 1 and len(set(self.all_gather(_checksum(model, optimizer)))) > 1:
+        if self.size > 1 and len(set(self.all_gather(int(tensors_digest(tensors)[:15], 16)))) > 1:
             raise UserError(
                 "all processes must begin with the same weights and moments, and they differ: "
                 "every machine needs the same version of the software and the same run folder"
@@ -90,6 +88,11 @@ class World:
 
 
 ONE_PROCESS = World()
+
+
+def _launched() -> bool:
+    """Whether `torchrun`, or what sets the same variables, started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 def is_main() -> bool:
@@ -143,37 +146,6 @@ def _join(world: World) -> None:
     )
 
 
-def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder, size: int) -> None:
-    """Refuse what several processes would compute otherwise than one does at the same batch, or one cannot."""
-    if size == 1:
-        rule = "off in one process, which has nobody to share with (torchrun --nproc-per-node starts several)"
-        require(not config.train.shard, "train.shard", rule, config.train.shard)
-        return
-    require(batch_size % size == 0, "train.batch_size", f"a multiple of the number of processes, {size}", batch_size)
-    counted = config.objective.scale == "mean" and isinstance(model, PrincipalMAE) and not model.on_pixels
-    if counted and config.masking.per == "image":
-        raise UserError(
-            "objective.scale must be constant or sum in several processes when every image has its own mask of "
-            "components (masking.per image), got 'mean': it divides by what the whole batch hides, and each process "
-            "knows its own part"
-        )
-    if model.space.learns:
-        raise UserError(
-            f"space.name must be a space that does not learn in several processes, got {config.space.name!r}: its loss "
-            "is a ratio over the whole batch, and each process knows its own part"
-        )
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()):
-        raise UserError(
-            f"encoder.name must have no batch normalization in several processes, got {config.encoder.name!r}: its "
-            "statistics are over the whole batch, and each process knows its own part; use a ViT or a ConvNeXt"
-        )
-
-
-def _launched() -> bool:
-    """Whether `torchrun`, or what sets the same variables, started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
-
-
 def _timeout() -> timedelta:
     value = os.environ.get(TIMEOUT, "600")
     require(value.isdigit() and int(value) > 0, TIMEOUT, "a whole number of seconds above 0", value)
@@ -190,21 +162,36 @@ def lost_process_errors(world: World) -> Iterator[None]:
     except RuntimeError as error:
         # Backends begin with a place in their source and may end with advice.
         said = re.sub(r"\[/.*?\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
-        raise LostProcess(
+        raise UserError(
             f"process {world.rank} of {world.size} lost another one, which was killed, failed or was silent for "
             f"{_timeout().seconds} s ({TIMEOUT}); the last checkpoint is intact, continue with --resume ({said})"
         ) from error
 
 
-def _checksum(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """63 bits of everything that a step changes."""
-    digest = blake2b(digest_size=8)
-    # By name: the order in which a checkpoint's moments were read is that of a hash, another one in every process.
-    states = [optimizer.state[parameter] for parameter in model.parameters() if parameter in optimizer.state]
-    moments = [state[name] for state in states for name in sorted(state) if isinstance(state[name], Tensor)]
-    for tensor in (*model.state_dict().values(), *moments):
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return int.from_bytes(digest.digest(), "big") >> 1
+def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder, size: int) -> None:
+    """Refuse what several processes would compute otherwise than one does at the same batch, or one cannot."""
+    if size == 1:
+        rule = "off in one process, which has nobody to share with (torchrun --nproc-per-node starts several)"
+        require(not config.train.shard, "train.shard", rule, config.train.shard)
+        return
+    require(batch_size % size == 0, "train.batch_size", f"a multiple of the number of processes, {size}", batch_size)
+    counted = config.objective.scale == "mean" and isinstance(model, PrincipalMAE) and not model.on_pixels
+    why = "the whole batch, and each process knows its own part"
+    if counted and config.masking.per == "image":
+        raise UserError(
+            "objective.scale must be constant or sum in several processes when every image has its own mask of "
+            f"components (masking.per image), got 'mean': it divides by what is hidden in {why}"
+        )
+    if model.space.learns:
+        raise UserError(
+            f"space.name must be a space that does not learn in several processes, got {config.space.name!r}: its loss "
+            f"is a ratio over {why}"
+        )
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()):
+        raise UserError(
+            f"encoder.name must have no batch normalization in several processes, got {config.encoder.name!r}: its "
+            f"statistics are over {why}; use a ViT or a ConvNeXt"
+        )
 
 
 class AllGather(torch.autograd.Function):
@@ -216,24 +203,66 @@ class AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, world: World) -> Tensor:
         """Zeros where the others' rows are, and one sum: it works over every backend and in a CUDA graph."""
-        ctx.world = world
-        pairs = features.unflatten(0, (2, -1))
-        ctx.each = pairs.shape[1]
-        whole = pairs.new_zeros(2, world.size * ctx.each, pairs.shape[2], dtype=torch.float32)
-        whole[:, _mine(ctx)] = pairs.float()
+        ctx.world, pairs = world, features.unflatten(0, (2, -1))
+        count = world.size * pairs.shape[1]
+        whole = pairs.new_zeros(2, count, pairs.shape[2], dtype=torch.float32)
+        whole[:, world.rank_slice(count)] = pairs.float()
         return world.all_reduce(whole).flatten(0, 1).to(features.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Every process computed the whole task: its sum over processes, which their mean gradient then divides."""
+        """Every process computed the whole loss: its sum over processes, which their mean gradient then divides."""
         whole = ctx.world.all_reduce(gradient.float().unflatten(0, (2, -1)).contiguous())
-        return whole[:, _mine(ctx)].flatten(0, 1).to(gradient.dtype), None
+        return whole[:, ctx.world.rank_slice(whole.shape[1])].flatten(0, 1).to(gradient.dtype), None
 
 
-def _mine(ctx: Any) -> slice:
-    return slice(ctx.world.rank * ctx.each, (ctx.world.rank + 1) * ctx.each)
+def shard(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer, world: World) -> None:
+    """Divide weights, gradients and moments, the same in all processes, among their devices (FSDP2).
+
+    The model may wait on the host: a block at a time goes to the device, and what is not this process's is dropped.
+    """
+    mesh, names = init_device_mesh(world.device.type, (world.size,)), {p: name for name, p in model.named_parameters()}
+    for name, blocks in list(model.named_modules()):
+        if name.endswith("blocks"):
+            for block in blocks.children():
+                fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    parts = dict(model.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [parts[names[p]] for p in group["params"]]
+    for whole, name in names.items():
+        if whole in optimizer.state:
+            part, moments = parts[name], optimizer.state.pop(whole)
+            optimizer.state[part] = {key: _part(value, part) for key, value in moments.items()}
 
 
-def feature_gatherer(world: World) -> Callable[[Tensor], Tensor]:
-    """The features of all processes, as a function of this one's."""
-    return lambda features: AllGather.apply(features, world)
+def _part(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A moment divided as its parameter is; the count of steps stays one number."""
+    value = value.to(parameter.device)
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def gathered(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Tensors put together from the parts of all processes, which call this alike; on the first one's host alone."""
+    found = {}
+    for name, tensor in tensors.items():
+        with lost_process_errors(world):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if world.main:
+            found[name] = whole.detach().cpu()
+    return found
+
+
+def put_together(model: MaskedAutoencoder, world: World) -> MaskedAutoencoder:
+    """An undivided copy for the first process to look at, on its device; the others get the model as it is."""
+    tensors = gathered(model.state_dict(), world)
+    if not world.main:
+        return model
+    with torch.random.fork_rng(devices=[]):
+        copy = build_method(model.config, model.encoder.shape, model.space).to(world.device)
+    copy.load_state_dict(tensors)
+    copy.precision = model.precision
+    fast.accelerate(copy, model.config.train.kernels)
+    return copy

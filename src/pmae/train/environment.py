@@ -1,16 +1,13 @@
 """The machine a run is on: which device, arithmetic and engine to use, and what to write down about it."""
 
 import contextlib
-import errno
 import os
 import platform
 import signal
-import socket
 import subprocess
 import threading
-import warnings
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,10 @@ from pmae import fast
 from pmae.config import TrainConfig
 from pmae.data.images import ImageSet, Splits, fingerprint
 from pmae.errors import UserError, require
-from pmae.files import clear_stale, disk_errors, lives
+
+PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
+HOST = ("can't allocate memory", "not enough memory")
+"""How torch words it for the host's memory, where it has no exception of its own."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -40,26 +40,20 @@ def pick_device(name: str) -> torch.device:
 def pick_precision(name: str, device: torch.device) -> torch.dtype:
     """bfloat16 on CUDA and on CPUs with matrix units for it (AMX), where a step takes 0.5 to 0.8 of float32's time."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" or _has_bf16_units() else torch.float32
+        has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        return torch.bfloat16 if device.type == "cuda" or has_amx() else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
-
-
-def _has_bf16_units() -> bool:
-    """Whether this CPU multiplies matrices in bfloat16 (AMX)."""
-    known = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool(known and known())
 
 
 def pick_engine(config: TrainConfig, device: torch.device) -> str:
     """The graph engine on CUDA unless told otherwise, or where a setting needs the plain one; it needs our kernels."""
-    if config.engine == "graph" and device.type != "cuda":
-        raise UserError(f"train.engine 'graph' must run on CUDA, got {device.type!r}; choices here: auto, plain")
     captures = fast.can_capture(device, config.kernels)
-    if config.engine == "graph" and not captures:
-        rule = f"plain or auto without Triton, or where {fast.VARIABLE} turns kernels off"
-        raise UserError(f"train.engine must be {rule}, got 'graph'")
     if config.engine == "auto":
         return "graph" if captures and not (config.shard or config.deterministic) else "plain"
+    if config.engine == "graph" and device.type != "cuda":
+        raise UserError(f"train.engine 'graph' must run on CUDA, got {device.type!r}; choices here: auto, plain")
+    rule = f"plain or auto without Triton, or where {fast.VARIABLE} turns kernels off"
+    require(config.engine == "plain" or captures, "train.engine", rule, config.engine)
     return config.engine
 
 
@@ -85,45 +79,19 @@ def same_bits(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]:
-    """Versions, device, commit and data, for environment.json."""
-    packages = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
-    parts = {name: getattr(splits, name) for name in ("train", "val", "test")}
-    cuda = device.type == "cuda"
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: _version(name) for name in packages},
-        "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads",
-        "threads": torch.get_num_threads(),
-        "commit": _commit(),
-        "data": {
-            "name": splits.name,
-            "shape": list(splits.train.shape),
-            "dtype": str(splits.train.images.dtype),
-            "counts": {name: len(part) for name, part in parts.items() if isinstance(part, ImageSet)},
-            "classes": list(splits.train.classes),
-            "notes": list(splits.notes),
-            "fingerprint": fingerprint(splits),
-        },
-    }
-
-
-def _version(package: str) -> str:
+@contextlib.contextmanager
+def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
+    """Name the batch size that failed and half of it, the next that fits where memory grows with the batch."""
     try:
-        return version(package)
-    except ModuleNotFoundError:
-        return "not installed"
-
-
-def _commit() -> str:
-    """The commit of the source tree, if the package runs from one."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in HOST)):
+            raise
+        half = batch_size // 2
+        advice = f"{half} would take half of the memory" if half else "make the encoder smaller"
+        raise UserError(
+            f"train.batch_size must fit in the memory of {device}, got {batch_size}, which does not; {advice}"
+        ) from error
 
 
 class StopSignal:
@@ -153,106 +121,40 @@ def stop_signals() -> Iterator[StopSignal]:
             signal.signal(each, handler)
 
 
-LOCK = ".lock"
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-"""What a file system says that knows no locks."""
+def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]:
+    """Versions, device, commit and data, for environment.json."""
+    parts = {name: getattr(splits, name) for name in ("train", "val", "test")}
+    cuda = device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads",
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+        "data": {
+            "name": splits.name,
+            "shape": list(splits.train.shape),
+            "dtype": str(splits.train.images.dtype),
+            "counts": {name: len(part) for name, part in parts.items() if isinstance(part, ImageSet)},
+            "classes": list(splits.train.classes),
+            "notes": list(splits.notes),
+            "fingerprint": fingerprint(splits),
+        },
+    }
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[Callable[[], None]]:
-    """Hold a folder, made if need be, so that one process at a time trains into it, and clear what a killed one left.
-
-    Yields a check that refuses to go on when the folder was renamed, deleted or replaced meanwhile.
-    """
-    path = folder / LOCK
-    with disk_errors(folder):
-        made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = _held(path)
-
-    def is_ours() -> bool:
-        return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
-
-    def require_held() -> None:
-        rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, and training stops"
-        require(is_ours(), "out", rule, str(folder))
-
+def _version(package: str) -> str:
     try:
-        clear_stale(folder)
-        clear_stale(folder / "checkpoints")
-        yield require_held
-    finally:
-        # Taken away while it is still held, so that nobody else's is; Windows lets nobody take away an open file.
-        ours = is_ours()
-        if ours and os.name != "nt":
-            path.unlink()
-        os.close(handle)
-        if ours:
-            path.unlink(missing_ok=True)
-        if made and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
-def _held(path: Path) -> int:
-    """An open file that this process alone has locked, with the process written in it."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        try:
-            _lock(handle, path)
-            # Between opening and locking, its last holder may have taken the file away: then it holds nothing.
-            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-                os.truncate(handle, 0)
-                os.lseek(handle, 0, os.SEEK_SET)
-                os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
-                return handle
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-
-
-def _lock(handle: int, path: Path) -> None:
-    """By the system's lock, which it lets go of when the process dies; else by the process that the file names."""
-    holder = os.read(handle, 200).decode(errors="replace").strip()
+def _commit() -> str:
+    """The commit of the source tree, if the package runs from one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    except ImportError:
-        number, _, host = holder.partition(" on ")
-        alive = number.isdigit() and (host != socket.gethostname() or lives(int(number)))
-        if not alive or number == str(os.getpid()):
-            return
-    except BlockingIOError:
-        pass
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        warnings.warn(f"{str(path.parent)!r} cannot be locked: start no second process on it", stacklevel=2)
-        return
-    rule = f"a run that no other process is training, got {str(path.parent)!r}, held by process {holder or 'unknown'}"
-    raise UserError(f"out must be {rule}")
-
-
-HOST = ("can't allocate memory", "not enough memory")
-"""How torch words it for the host's memory, where it has no exception of its own."""
-
-
-class OutOfMemory(UserError):
-    """A batch is too large for the memory there is."""
-
-
-@contextlib.contextmanager
-def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
-    """Name the batch size that failed and half of it, the next that fits where memory grows with the batch."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in HOST)):
-            raise
-        smaller = max(batch_size // 2, 1)
-        advice = f"{smaller} would take half of the memory" if smaller < batch_size else "make the encoder smaller"
-        raise OutOfMemory(
-            f"train.batch_size must fit in the memory of {device}, got {batch_size}, which does not; {advice}"
-        ) from error
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

@@ -20,14 +20,13 @@ from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained
 from pmae.runs import Run
-from pmae.train import checkpoint, distributed, environment, setup, sharding
+from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.distributed import ONE_PROCESS, World
-from pmae.train.engine import FastEngine
 from pmae.train.environment import StopSignal, pick_engine, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker, say
 from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
 from pmae.train.schedule import learning_rate, step_seed
-from pmae.train.step import Inputs, Plain, build_optimizer
+from pmae.train.step import FastEngine, Inputs, Plain, build_optimizer
 
 OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
 """Scores an encoder while it trains; its labels are used for this alone."""
@@ -59,14 +58,14 @@ def pretrain(
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
-        pretrained, quiet = setup.pretrained_weights(config, model.encoder, out, resume), quiet or not world.main
+        pretrained = setup.pretrained_weights(config, model.encoder, out, resume)
         notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
-            fit = "" if resume else setup.expected_fit(model.space, len(splits.train), device)
-            notes += [setup.threads_note(out, device) if resume else fit]
-        for note in filter(None, [] if quiet else notes):
+            notes += [] if resume else setup.expected_fit(model.space, len(splits.train), device)
+        quiet = quiet or not world.main
+        for note in [] if quiet else notes:
             say(note)
-        with setup.run_folder(config, splits, out, resume, device, pretrained, world) as (run, require_folder):
+        with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
             with same_bits(config.train.deterministic):
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder)
             with environment.memory_errors(training.batch_size, device), environment.stop_signals() as stop:
@@ -95,90 +94,69 @@ class Pretraining:
         self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
         self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
+        self.steps = len(splits.train) // self.batch_size
         self.held_out = splits.test or splits.val
-        self.r2_name = "train_r2" if self.held_out is None else "held_out_r2"
-        self.shape, self.steps = splits.train.shape, len(splits.train) // self.batch_size
-        self.last_epoch = self.epochs
-        self.standardize, space = setup.fit_or_load(config, run, self.batches, self.shape, world)
+        self.standardize, space = setup.fit_or_load(config, run, self.batches, splits.train.shape, world)
         # A model to be divided waits on the host: whole, it may not fit on the device.
-        self.model = setup.initial_model(config, self.shape, space, pretrained).to("cpu" if train.shard else device)
+        self.model = setup.initial_model(config, splits.train.shape, space, pretrained)
+        self.model.to("cpu" if train.shard else device)
         self.model.precision = environment.pick_precision(train.precision, device)
         fast.accelerate(self.model, train.kernels)
         if world.size > 1 and self.model.contrastive:
-            self.model.contrastive.gather = distributed.feature_gatherer(world)
+            self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
         self.next_compiles = graph = pick_engine(train, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
-        world.require_same(self.model, self.optimizer)
+        world.require_same(self.model.state_dict() | checkpoint.optimizer_tensors(self.model, self.optimizer))
         if train.shard:
-            self.optimizer = sharding.shard(self.model, self.optimizer, config.optim, world)
+            distributed.shard(self.model, self.optimizer, world)
         given = (self.model, self.standardize, config, self.optimizer, world)
-        self.stepper: Plain | FastEngine = sharding.Sharded(*given) if train.shard else Plain(*given)
+        self.stepper: Plain | FastEngine = Plain(*given)
         if graph:
             self.stepper = FastEngine(lambda kind: kind(*given), train.engine == "graph", train.self_check)
 
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""
-        self.last_epoch = min(until or self.epochs, self.epochs)
+        last = min(until or self.epochs, self.epochs)
         with self._journal(quiet) as journal:
             # A run that was stopped right after an epoch was not looked at yet: that comes first.
-            self._monitor(journal, online_probe)
-            if journal and self.next_compiles and self.step < self.last_epoch * self.steps:
+            self._monitor(journal, online_probe, last)
+            if journal and self.next_compiles and self.step < last * self.steps:
                 journal.note("compiling the training step, about 25 s where it is not cached")
-            while self.step < self.last_epoch * self.steps:
+            while self.step < last * self.steps:
                 with same_bits(self.config.train.deterministic):
-                    self._epoch(journal, stop)
-                self._monitor(journal, online_probe)
+                    self._epoch(journal, stop, last)
+                self._monitor(journal, online_probe, last)
         if self.step == self.epochs * self.steps:
             model = self._whole_model()
             if self.world.main:
                 save_samples(self.run, model, self.standardize, self._held_out_batches(), self.config.train.seed)
 
-    def _journal(self, quiet: bool) -> AbstractContextManager[Journal | None]:
-        """Of several processes the first one writes."""
-        if not self.world.main:
-            return nullcontext()
-        tracker = open_tracker(self.config, self.run.path, self.step)
-        return Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet, tracker)
-
-    def _epoch(self, journal: Journal | None, stop: StopSignal) -> None:
+    def _epoch(self, journal: Journal | None, stop: StopSignal, last: int) -> None:
         """The rest of the current epoch, from whatever step it is at."""
         epoch, first = divmod(self.step, self.steps)
-        coming = self.batches.each(self.order(epoch)[first:, self.world.rank_slice(self.batch_size)])
+        self._unread_from = self.step
+        self._start_clock()
         self.model.train()
-        began, timed, unread = time.monotonic(), 0, 0
-        for position, images in enumerate(coming, first):
+        order = self.order(epoch)[first:, self.world.rank_slice(self.batch_size)]
+        for position, images in enumerate(self.batches.each(order), first):
             lr = self.peak_lr * learning_rate(self.config.optim, epoch, position, self.steps, self.epochs)
             self.stepper(self.inputs(epoch, position, images, lr))
-            self.step, timed, unread = self.step + 1, timed + 1, unread + 1
+            self.step += 1
             # Several processes agree to stop when they log: asking at every step would make them wait for each other.
             stopped = stop.number if self.world.size == 1 else 0
             if self.step % self.log_every == 0 or position == self.steps - 1 or stopped:
-                stopped = self._log(journal, stop, lr, unread, timed, began)
-                began, timed, unread = time.monotonic(), 0, 0
+                stopped = self._log(journal, stop, lr)
             elif self.next_compiles:
                 # The step that compiled says nothing about the speed of those after it.
                 torch.cuda.synchronize(self.device)
-                self.next_compiles, began, timed = False, time.monotonic(), 0
+                self.next_compiles = False
+                self._start_clock()
             if stopped:
                 self._save()
                 raise Interrupted(self.run.path, stopped)
-        if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == self.last_epoch:
+        if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == last:
             self._save()
-
-    def _log(self, journal: Journal | None, stop: StopSignal, lr: float, unread: int, timed: int, began: float) -> int:
-        """Write and show the means of the unread steps; returns the signal that stopped any process, or 0."""
-        values, bad = self.stepper.tally.read(self.world)
-        stopped = max(self.world.all_gather(stop.number))
-        if bad >= 0:
-            self._stop_on_bad(self.step - unread + bad)
-        self._require_folder()
-        speed = timed * self.batch_size / max(time.monotonic() - began, 1e-9)
-        line = {"epoch": self.step / self.steps, "step": self.step, **values, "lr": lr, "images_per_second": speed}
-        if journal:
-            journal.write(**line)
-            journal.show(line, self.step)
-        return stopped
 
     def inputs(self, epoch: int, position: int, images: Tensor, lr: float = 0.0, whole: bool = False) -> Inputs:
         """Everything step `position` of an epoch consumes: a function of the seed, the epoch and the position alone.
@@ -206,26 +184,52 @@ class Pretraining:
         generator = torch.Generator(self.device).manual_seed(step_seed(self.config.train.seed, epoch, -1))
         return self.batches.order(generator)[: self.steps * self.batch_size].view(self.steps, self.batch_size)
 
+    def _journal(self, quiet: bool) -> AbstractContextManager[Journal | None]:
+        """Of several processes the first one writes."""
+        if not self.world.main:
+            return nullcontext()
+        tracker = open_tracker(self.config, self.run.path, self.step)
+        return Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet, tracker)
+
+    def _start_clock(self) -> None:
+        self._timed_from, self._began = self.step, time.monotonic()
+
+    def _log(self, journal: Journal | None, stop: StopSignal, lr: float) -> int:
+        """Write and show the means of the unread steps; returns the signal that stopped any process, or 0."""
+        values, bad = self.stepper.tally.read(self.world)
+        stopped = max(self.world.all_gather(stop.number))
+        if bad >= 0:
+            self._stop_on_bad(self._unread_from + bad)
+        self._require_folder()
+        speed = (self.step - self._timed_from) * self.batch_size / max(time.monotonic() - self._began, 1e-9)
+        line = {"epoch": self.step / self.steps, "step": self.step, **values, "lr": lr, "images_per_second": speed}
+        if journal:
+            journal.write(**line)
+            journal.show(line, self.step)
+        self._unread_from = self.step
+        self._start_clock()
+        return stopped
+
     def _save(self) -> None:
         epoch, position = divmod(self.step, self.steps)
         name = f"epoch_{epoch:04d}" + (f"_step_{position:06d}" if position else "")
         state, files = {"epoch": epoch, "step": self.step}, checkpoint.contents(self.model, self.optimizer)
         if self.config.train.shard:
-            files = {file: sharding.gathered(tensors, self.world) for file, tensors in files.items()}
+            files = {file: distributed.gathered(tensors, self.world) for file, tensors in files.items()}
         with self.world.all_agree():
             if self.world.main:
                 self._require_folder()
                 checkpoint.save(self.run, files, name, state, self.config.train.keep)
 
-    def _monitor(self, journal: Journal | None, online_probe: OnlineProbe | None) -> None:
+    def _monitor(self, journal: Journal | None, online_probe: OnlineProbe | None, last: int) -> None:
         """R2 on held-out images and the scores of the online probe, where due and not there yet."""
         epoch, position = divmod(self.step, self.steps)
-        if position or not epoch or (epoch != self.last_epoch and epoch % self.probe_every):
+        if position or not epoch or (epoch != last and epoch % self.probe_every):
             return
-        model = self._whole_model()
-        if not journal or any(line["step"] == self.step and self.r2_name in line for line in self.run.metrics()):
+        model, name = self._whole_model(), "train_r2" if self.held_out is None else "held_out_r2"
+        if not journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
             return
-        values = hidden_r2(model, self.standardize, self._held_out_batches(), self.config.train.seed, self.r2_name)
+        values = hidden_r2(model, self.standardize, self._held_out_batches(), self.config.train.seed, name)
         if online_probe:
             values |= online_probe(model.encoder, self.standardize, self.device)
         self._require_folder()
@@ -235,7 +239,7 @@ class Pretraining:
 
     def _whole_model(self) -> MaskedAutoencoder:
         """The model for the first process to look at; all are needed to put a divided one together."""
-        model = sharding.put_together(self.model, self.world) if self.config.train.shard else self.model
+        model = distributed.put_together(self.model, self.world) if self.config.train.shard else self.model
         return model.eval()
 
     def _held_out_batches(self) -> Batches:
@@ -247,8 +251,8 @@ class Pretraining:
         index = self.order(epoch)[position]
         inputs = self.inputs(epoch, position, self.batches.take(index), whole=True)
         finite = self.standardize(inputs.images).flatten(1).isfinite().all(1)
-        tensors = {"images": inputs.images, "index": index, "noise": inputs.draw.noise, "ratio": inputs.draw.ratio}
-        tensors |= {"hidden": hidden_parts(self.model, inputs.draw), "finite_images": finite}
+        hidden = hidden_parts(self.model, inputs.draw)
+        tensors = {"images": inputs.images, "index": index, "hidden": hidden, "finite_images": finite}
         path = self.run.path / f"failure_step_{step:08d}.safetensors"
         if self.world.main:
             write_tensors(path, {name: value.cpu() for name, value in tensors.items()})

@@ -15,7 +15,7 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.files import write_tensors
 from pmae.masking import Draw
-from pmae.method import MAE, MaskedAutoencoder, PrincipalMAE
+from pmae.method import MaskedAutoencoder, PrincipalMAE
 from pmae.models import patchify, unpatchify
 from pmae.runs import Run
 
@@ -87,32 +87,26 @@ def hidden_r2(
     """R2 on up to 2,048 plain images under masks that depend on the seed alone: in total, as `name`, and one per band.
 
     A band is named by the cumulated variance it spans: `r2_band_50_80` holds the mask groups between 50% and 80%, the
-    largest first.
+    largest first. A band of which nothing was hidden is left out.
     """
     device = standardize.mean.device
     generator = torch.Generator(device).manual_seed(seed)
-    ratio = masking.nominal_ratio(model.config.masking)
-    count = min(len(batches), MOST_IMAGES)
-    error, energy = torch.zeros((), device=device), torch.zeros((), device=device)
-    by_component = torch.zeros(2, model.mask_group_count, device=device)
+    ratio, count = masking.nominal_ratio(model.config.masking), min(len(batches), MOST_IMAGES)
+    total, by_group = torch.zeros(2, device=device), torch.zeros(2, model.mask_group_count, device=device)
     for start in range(0, count, 256):
         x = standardize(batches.take(torch.arange(start, min(start + 256, count), device=device)))
         draw = model.draw(len(x), ratio, generator)
         outcome = model(x, draw)
-        error, energy = error + outcome.error.sum(), energy + outcome.energy.sum()
+        total += torch.stack([outcome.error.sum(), outcome.energy.sum()])
         if isinstance(model, PrincipalMAE):
-            by_component += torch.stack(component_errors(model, x, draw))
-    values = {name: float(1 - error / energy)}
-    return values if isinstance(model, MAE) else values | _bands(model.space.share_before, *by_component)
-
-
-def _bands(before: Tensor, error: Tensor, energy: Tensor) -> dict[str, float]:
-    """R2 within each band of the spectrum; a band of which nothing was hidden is left out."""
-    values = {}
-    for low, high in pairwise(BANDS):
-        inside = (before >= low) & (before < high)
-        if float(energy[inside].sum()) > 0:
-            values[f"r2_band_{low * 100:.0f}_{high * 100:.0f}"] = float(1 - error[inside].sum() / energy[inside].sum())
+            by_group += torch.stack(component_errors(model, x, draw))
+    values = {name: float(1 - total[0] / total[1])}
+    if isinstance(model, PrincipalMAE):
+        before = model.space.share_before
+        for low, high in pairwise(BANDS):
+            error, energy = by_group[:, (before >= low) & (before < high)].sum(1)
+            if float(energy) > 0:
+                values[f"r2_band_{low * 100:.0f}_{high * 100:.0f}"] = float(1 - error / energy)
     return values
 
 
@@ -133,23 +127,18 @@ def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, b
     tensors = {"original": original.float(), "visible": standardize.invert(shown.visible)}
     tensors |= {"prediction": shown.prediction, "target": shown.target}
     if isinstance(model, PrincipalMAE):
-        tensors |= {**_spectrum(model, draw, len(x)), **_parts_of_spectrum(model, x)}
+        tensors |= _spectrum(model, x, draw)
     write_tensors(run.path / "samples.safetensors", {name: value.cpu() for name, value in tensors.items()})
 
 
-def _spectrum(model: PrincipalMAE, draw: Draw, count: int) -> dict[str, Tensor]:
-    """The variance of the mask groups, largest first, and in the same order what each mask hides (B, G)."""
-    variance, hidden = model.space.sum_by_mask_group(model.space.variance), model.hidden_groups(draw)
+def _spectrum(model: PrincipalMAE, x: Tensor, draw: Draw) -> dict[str, Tensor]:
+    """The variance of the mask groups, what each mask hides (B, G), and the images that parts of the spectrum make."""
+    space, z = model.space, model.space.project(x)
+    variance, hidden = space.sum_by_mask_group(space.variance), model.hidden_groups(draw)
     order = variance.argsort(descending=True, stable=True)
-    return {"variance": variance[order], "hidden": hidden[:, order].expand(count, -1)}
-
-
-def _parts_of_spectrum(model: PrincipalMAE, x: Tensor) -> dict[str, Tensor]:
-    """The images that the components between two shares of cumulated variance make on their own."""
-    z, before = model.space.project(x), model.space.share_before
-    nothing = model.space.reconstruct(torch.zeros_like(z))
-    parts = {}
+    found = {"variance": variance[order], "hidden": hidden[:, order].expand(len(x), -1)}
+    nothing = space.reconstruct(torch.zeros_like(z))
     for name, (low, high) in THIRDS.items():
-        inside = (before >= low) & (before < high)
-        parts[name] = model.space.reconstruct(z * model.space.expand_mask(inside[None])) - nothing
-    return parts
+        inside = (space.share_before >= low) & (space.share_before < high)
+        found[name] = space.reconstruct(z * space.expand_mask(inside[None])) - nothing
+    return found

@@ -2,7 +2,11 @@
 
 import contextlib
 import dataclasses
+import errno
+import os
+import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +19,8 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.decode import available_bytes
 from pmae.data.images import Splits
-from pmae.errors import UserError
-from pmae.files import write_json
+from pmae.errors import UserError, require
+from pmae.files import clear_stale, disk_errors, write_json
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.weights import Pretrained, load_weights
@@ -25,55 +29,33 @@ from pmae.spaces import Space, build_space
 from pmae.spaces.moments import DistributedFit
 from pmae.train import checkpoint
 from pmae.train.distributed import World
-from pmae.train.environment import describe_environment, locked
+from pmae.train.environment import describe_environment
 
 FREE = (
     *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
     *("data.root", "data.threads"),
 )
 """Settings that a resumed run may change."""
-SIDE = 1024
-"""Of the matrices whose multiplication tells the speed of a device."""
-QUICK, SOON = 1e11, 5.0
-"""Operations and seconds below which there is nothing to say of a fit."""
+LONG_FIT = 1e12
+"""Operations of a fit that are worth a line: ten seconds of two cores."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""What a file system says that knows no locks; a system may know none either."""
 
 
-def expected_fit(space: Space, images: int, device: torch.device) -> str:
-    """Refuse a fit that memory is too small for, with the bytes; of one that takes a while, a line that says so."""
+def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
+    """Refuse a fit that memory is too small for, with the bytes; of a long one, a line that says so."""
     need, operations = space.fit_cost(images)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
     what = f"the fit of space {space.config.name!r} to {images:,} images"
     if need > free:
         raise UserError(f"{what} needs {need:,} bytes, and {free:,} are free on {device}; {space.way_out}")
-    seconds = operations / _operations_a_second(device) if operations > QUICK else 0.0
-    if seconds < SOON:
-        return ""
-    minutes, hours = f"{seconds / 60:.0f} minutes", f"{seconds / 3600:,.0f} hours"
-    about = f"{seconds:.0f} s" if seconds < 120 else minutes if seconds < 7200 else hours
-    return f"{what} takes about {about} and {need / 1e9:.1f} GB on {device}"
-
-
-def _operations_a_second(device: torch.device) -> float:
-    """Of a matrix multiplication as fits do them: float64 on CUDA, float32 on a CPU; the better of two."""
-    a = torch.ones(SIDE, SIDE, device=device, dtype=torch.float64 if device.type == "cuda" else torch.float32)
-    float((a @ a)[0, 0])
-    spent = []
-    for _ in range(2):
-        began = time.perf_counter()
-        float((a @ a)[0, 0])
-        spent.append(time.perf_counter() - began)
-    return 2 * SIDE**3 / max(min(spent), 1e-9)
+    line = f"{what} takes {operations:.1e} operations and {need / 1e9:.1f} GB on {device}"
+    return [line] if operations > LONG_FIT else []
 
 
 @contextlib.contextmanager
 def run_folder(
-    config: Config,
-    splits: Splits,
-    out: Path,
-    resume: bool,
-    device: torch.device,
-    pretrained: Pretrained | None,
-    world: World,
+    config: Config, splits: Splits, out: Path, resume: bool, pretrained: Pretrained | None, world: World
 ) -> Iterator[tuple[Run, Callable[[], None]]]:
     """A new folder, or the old one if settings and data are the same, held by the main process; beside it, a check
     that it is still there. Taken back if nothing was trained.
@@ -85,7 +67,7 @@ def run_folder(
                 if not resume:
                     require_vacant(out)
                 require_held = held.enter_context(locked(out))
-                environment = describe_environment(splits, device)
+                environment = describe_environment(splits, world.device)
                 environment |= {"start": pretrained.notes} if pretrained else {}
                 _resume(config, out, environment) if resume else create_run(out, config, environment)
         run = Run(out)
@@ -102,28 +84,88 @@ def run_folder(
 def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     """Refuse other settings than those a run began with, where they matter, and other data."""
     run = Run(out)
+    saved = run.config
     for section in dataclasses.fields(config):
-        saved, given = getattr(run.config, section.name), getattr(config, section.name)
-        for key in dataclasses.fields(saved):
-            old, new = getattr(saved, key.name), getattr(given, key.name)
+        before, now = getattr(saved, section.name), getattr(config, section.name)
+        for key in dataclasses.fields(before):
+            old, new = getattr(before, key.name), getattr(now, key.name)
             if old != new and f"{section.name}.{key.name}" not in FREE:
                 raise UserError(f"{section.name}.{key.name} must stay {old!r} when a run is resumed, got {new!r}")
-    before = run.environment["data"]
+    known = run.environment["data"]
     # Earlier versions said less of their data, such as no fingerprint.
-    now = {name: environment["data"].get(name) for name in before}
-    if [name for name in before if before[name] != now[name]] == ["fingerprint"]:
+    given = {name: environment["data"].get(name) for name in known}
+    if [name for name in known if known[name] != given[name]] == ["fingerprint"]:
         raise UserError("data must be the images that the run began with, got others of the same shapes and names")
-    if before != now:
-        raise UserError(f"data must be what the run began with, {before}, got {now}")
+    if known != given:
+        raise UserError(f"data must be what the run began with, {known}, got {given}")
     write_json(run.path / "config.json", to_dict(config))
 
 
-def threads_note(out: Path, device: torch.device) -> str:
-    """A line where a run goes on with another number of CPU threads: sums then round differently in their last bits."""
-    before, now = Run(out).environment.get("threads"), torch.get_num_threads()
-    if device.type != "cpu" or before in (None, now):
-        return ""
-    return f"the run began with {before} threads and goes on with {now}: results agree to rounding, not bit for bit"
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[Callable[[], None]]:
+    """Hold a folder, made if need be, so that one process at a time trains into it, and clear what a killed one left.
+
+    Yields a check that refuses to go on when the folder was renamed, deleted or replaced meanwhile.
+    """
+    path, made = folder / ".lock", not folder.exists()
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = _open_locked(path)
+
+    def require_held() -> None:
+        rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, and training stops"
+        require(_is_at(handle, path), "out", rule, str(folder))
+
+    try:
+        clear_stale(folder)
+        clear_stale(folder / "checkpoints")
+        yield require_held
+    finally:
+        # While it is still held, so that it is nobody else's; Windows removes no open file, and it may stay.
+        with contextlib.suppress(PermissionError):
+            if _is_at(handle, path):
+                path.unlink()
+        os.close(handle)
+        if made and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
+
+
+def _open_locked(path: Path) -> int:
+    """An open file that this process alone has locked, with the process written in it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        try:
+            _lock(handle, path)
+            # Between opening and locking, its last holder may have taken the file away: then it holds nothing.
+            if _is_at(handle, path):
+                os.truncate(handle, 0)
+                os.lseek(handle, 0, os.SEEK_SET)
+                os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> None:
+    """By the system's lock, which it lets go of when the process dies."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
+        rule = f"a run that no other process is training, got {str(path.parent)!r}, held by process {holder}"
+        raise UserError(f"out must be {rule}") from error
+    except (ImportError, OSError) as error:
+        if getattr(error, "errno", errno.ENOSYS) not in NO_LOCKS:
+            raise
+        warnings.warn(f"{str(path.parent)!r} cannot be locked: start no second process on it", stacklevel=2)
 
 
 def fit_or_load(

@@ -1,0 +1,220 @@
+"""`pmae evaluate`, `report`, `embed`, `export` and `explore`: what a trained run is good for."""
+
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from pmae.cli.parse import Count, Out, RunFolder, Switch, Text
+from pmae.config import DataConfig
+from pmae.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherData:
+    """How to read images that are not the run's own, where it is not as the run's were."""
+
+    labels: Literal["none", "folders"] | None = None
+    """Whether subfolders are classes."""
+    resize: Count = None
+    """Resize image files to this side; the run's setting if not given."""
+    channels: Literal[1, 3] | None = None
+    """Convert image files; the run's setting if not given."""
+    root: Text = None
+    """Folder of named sets, if not the run's."""
+
+    def read_as(self, of_run: DataConfig, source: str | None) -> DataConfig:
+        """A run's way of reading with what was given instead; what converts image files is for no other kind."""
+        from pmae.data.sets import converts
+
+        where: dict[str, Any] = {"source": source, "root": self.root}
+        where = {key: value for key, value in where.items() if value is not None}
+        if where and not converts(replace(of_run, **where)):
+            of_run = replace(of_run, resize=None, channels=None, labels="none")
+        how: dict[str, Any] = {"labels": self.labels, "resize": self.resize, "channels": self.channels}
+        return replace(of_run, **where, **{key: value for key, value in how.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Evaluate(OtherData):
+    """Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining.
+
+    examples:
+      pmae evaluate runs/a
+      pmae evaluate runs/a --data labelled/ --labels folders --protocols linear knn
+      pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
+    """
+
+    path: RunFolder
+    """Run folder."""
+    preset: Literal["paper", "released", "plain", "strong"] = "strong"
+    """The settings of all protocols."""
+    protocols: list[Literal["linear", "mlp", "knn", "finetune"]] = field(
+        default_factory=lambda: ["linear", "mlp", "knn"]
+    )
+    """What to score with."""
+    epochs: list[int] = field(default_factory=list)
+    """Checkpoints to score; the last if not given."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """Seeds of the heads."""
+    no_baselines: Switch = False
+    """Score the run alone."""
+    twin: Annotated[Literal["mae"] | None, tyro.conf.arg(name="with")] = None
+    """Pretrain the MAE twin too, and score it."""
+    data: Text = None
+    """Another labelled set: a name or a path."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def run(self) -> None:
+        """Score, and print the table."""
+        from pmae import api
+        from pmae.data.sets import load
+        from pmae.evaluate.protocols import only, preset
+        from pmae.evaluate.suite import score_table
+        from pmae.runs import Run
+        from pmae.train.distributed import is_main
+
+        protocols = only(preset(self.preset), self.protocols)
+        other = any((self.data, self.labels, self.resize, self.channels, self.root))
+        splits = load(self.read_as(Run(self.path).config.data, self.data)) if other else None
+        runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
+        for path in runs:
+            epochs: list[int | None] = [*self.epochs] or [None]
+            run = api.evaluate(path, protocols, splits, epochs, not self.no_baselines, self.seeds, self.device, print)
+            if is_main():
+                print(f"{run.path}\n{score_table(run)}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about one or several runs.
+
+    examples:
+      pmae report runs/a
+      pmae report runs/a runs/b -o both.html
+    """
+
+    runs: Annotated[tyro.conf.Positional[list[str]], tyro.conf.arg(metavar="RUN...")]
+    """Run folders; a page about several compares them."""
+    out: Out = "report.html"
+    """The page to write; its tables and figures go beside it."""
+
+    def run(self) -> None:
+        """Write, and say where."""
+        require(bool(self.runs), "runs", "one run folder or more", self.runs)
+        from pmae.report.page import write_report
+
+        for sentence in write_report(self.runs, self.out):
+            print(f"left out: {sentence}", file=sys.stderr)
+        print(f"report: {self.out}")
+
+
+@dataclass(frozen=True)
+class Embed(OtherData):
+    """Write the features of any number of images, in bounded memory, to a .npz, .csv or .parquet file.
+
+    examples:
+      pmae embed runs/a --data scans/ -o scans.npz                          numpy.load: features, name
+      pmae embed runs/a --data scans/ --labels folders -o scans.parquet     one column a feature, name, label, class
+      pmae embed runs/a --data images.npy --pooling patches -o tokens.npz   features (images, tokens, width)
+    """
+
+    path: RunFolder
+    """Run folder."""
+    data: str
+    """A named set, or the path of a folder, .npy or .npz file, or shards."""
+    out: Out
+    """The file to write: .npz, .csv or .parquet."""
+    pooling: Literal["mean", "cls", "both", "patches"] = "mean"
+    """Of the tokens; patches keeps every one."""
+    split: Literal["all", "train", "val", "test"] = "all"
+    """Which part of the data."""
+    epoch: Count = None
+    """Checkpoint to use; the last if not given."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    batch_size: Count = None
+    """Images in a batch; 256, fewer if they are large, if not given."""
+
+    def run(self) -> None:
+        """Embed, and say how many."""
+        from pmae.embed import embed
+        from pmae.runs import Run
+        from pmae.train.distributed import is_main
+
+        run = Run(self.path)
+        data = self.read_as(replace(run.config.data, labels="none"), self.data)
+        places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
+        count = embed(run, data, self.out, *places, say=lambda message: _say(message) if is_main() else None)
+        if is_main():
+            print(f"{self.out}: {self.pooling} features of {count:,} images")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's encoder for timm, Hugging Face, ONNX or torch; it is re-loaded there and compared first.
+
+    examples:
+      pmae export runs/a --format timm -o exported/timm
+      pmae export runs/a --format onnx -o exported/onnx --epoch 50
+    """
+
+    path: RunFolder
+    """Run folder."""
+    format: Literal["timm", "huggingface", "onnx", "torch"]
+    """Whose format."""
+    out: Out
+    """Folder to write, new or empty."""
+    epoch: Count = None
+    """Which checkpoint; the last if not given."""
+
+    def run(self) -> None:
+        """Export, and say how well it agrees."""
+        from pmae.export import export
+
+        difference = export(self.path, self.format, self.out, self.epoch)
+        print(f"exported: {self.out}   (largest difference from the original {difference:.1e})")
+
+
+@dataclass(frozen=True)
+class Explore(OtherData):
+    """Open a page on this machine to play with masks, walk the spectrum and find neighbours.
+
+    The page is served to this machine alone; uploads stay on it and are deleted at the end.
+
+    examples:
+      pmae explore                              masks on the embedded photographs, without a trained model
+      pmae explore runs/a                       with the run's data, predictions, R2 and neighbours
+      pmae explore --data scans/ --resize 64    masks on a folder of one's own
+    """
+
+    path: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="RUN")] = None
+    """Run folder; without one there are masks, but no predictions."""
+    data: Text = None
+    """A named set, or the path of a folder, .npy or .npz file; the run's, or photos."""
+    port: Count = None
+    """Port to serve on; 7860, or another free one, if not given."""
+    no_browser: Switch = False
+    """Print the address and open nothing."""
+
+    def run(self) -> None:
+        """Gather what the page works with, and serve it."""
+        from pmae.app.explorer import explore, gradio
+        from pmae.app.material import Material
+        from pmae.data.sets import load
+        from pmae.runs import Run
+
+        # Before the data is read and a space fitted: without Gradio there is no page.
+        gradio()
+        run = Run(self.path) if self.path else None
+        material = Material(load(self.read_as(run.config.data if run else DataConfig(), self.data)), run)
+        if run is None:
+            _say(f"fitting {material.own_space} on {len(material.sample):,} images of {material.name}")
+        material.space(material.own_space)
+        explore(material, self.port, not self.no_browser, _say)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
