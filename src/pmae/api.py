@@ -113,9 +113,7 @@ def evaluate(
 
 def _save_features(run: Run, encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
     """Features and labels of some test images, for the map in the report."""
-    test = splits.test
-    if test is None or test.labels is None:
-        return
+    test = splits.test or splits.train
     part = test.take(np.linspace(0, len(test) - 1, min(MAPPED, len(test))).astype(np.int64))
     batches = Batches(part.images, standardize.mean.device)
     features = extract(encoder, batches, standardize, compile=False)[PRIMARY].cpu()

@@ -210,7 +210,7 @@ class Evaluation:
     features: dict[str, FeatureShape] = field(default_factory=dict)
     """By pooling."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Spent on features, probes, knn, finetune and metrics."""
+    """Spent on features, probes, knn and finetune, each with its metrics."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

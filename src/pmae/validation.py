@@ -71,9 +71,16 @@ def hints_of(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
+@functools.cache  # files of results have tens of thousands of values
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def coerced(value: Any, hint: Any, name: str) -> Any:
     """A value as the declared type, or an error that names the parameter, the rule and the value."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if type(value) is hint and (hint is float or hint is int) and abs(value) < LARGEST:
+        return value
+    origin, inner = _parts(hint)
     if hint is Any:
         return value
     if origin in (Annotated, NotRequired):
@@ -107,7 +114,7 @@ def _first_that_fits(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
 
 def _sequence(value: Any, hint: Any, name: str) -> Any:
     """A tuple of so many or of any number, or a list."""
-    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    kind, inner = _parts(hint)
     items = value.tolist() if hasattr(value, "tolist") else value
     size = len(inner) if kind is tuple and ... not in inner else None
     if not isinstance(items, list | tuple) or size not in (None, len(items)):

@@ -38,7 +38,7 @@ def draw_erasing(count: int) -> Tensor:
 
 def amounts(count: int, **given: list[float]) -> Magnitudes:
     zero = torch.zeros(count)
-    return Magnitudes(**{name: torch.tensor(given[name]) if name in given else zero for name in Magnitudes._fields})
+    return {name: torch.tensor(given[name]) if name in given else zero for name in LARGEST}
 
 
 def random_images(count: int, *shape: int, seed: int = 0) -> Tensor:
@@ -130,15 +130,15 @@ def test_bit_depth_does_not_matter() -> None:
 
 
 def test_an_image_draws_two_operations_of_uniform_amounts_within_the_strength() -> None:
-    drawn = torch.stack(magnitudes_of(draw_rand_augment(9000, 0), 0.5))
+    drawn = torch.stack(list(magnitudes_of(draw_rand_augment(9000, 0), 0.5).values()))
     assert bool(((drawn != 0).sum(0) == CHOSEN).all())
-    for amount, most in zip(drawn, LARGEST, strict=True):
+    for amount, most in zip(drawn, LARGEST.values(), strict=True):
         chosen = amount[amount != 0]
         assert len(chosen) / 9000 == pytest.approx(CHOSEN / len(LARGEST), abs=0.02)
         assert float(chosen.abs().max()) <= 0.5 * most
         for quantile in (0.25, 0.5, 0.75):
             assert float(chosen.quantile(quantile)) == pytest.approx((quantile - 0.5) * most, abs=0.05 * most)
-    again = torch.stack(magnitudes_of(draw_rand_augment(9000, 0), 0.5))
+    again = torch.stack(list(magnitudes_of(draw_rand_augment(9000, 0), 0.5).values()))
     assert torch.equal(drawn, again)
 
 

@@ -9,6 +9,7 @@ arguments, so that a captured step can be replayed with new numbers.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -28,39 +29,37 @@ LONGEST_ASPECT = 3.0
 """How many times longer than wide a blanked box may be, in shares of the image's sides."""
 MIXUP_ALPHA = 0.8
 """Both parameters of the Beta distribution of a blend's weight; pasted shares are uniform."""
-LARGEST = (math.pi / 6, 0.3, 0.3, 0.3, 0.3, 1.0, 0.9, 0.9, 0.9)
-"""Each magnitude at full strength: radians, slopes, shares of the sides, deviations of the data, shares of contrast."""
-
-
-class Magnitudes(NamedTuple):
-    """How far each operation goes, one number an image (B,); 0 is not at all."""
-
-    rotation: Tensor
-    shear_x: Tensor
-    shear_y: Tensor
-    shift_x: Tensor
-    shift_y: Tensor
-    brightness: Tensor
-    contrast: Tensor
-    saturation: Tensor
-    sharpness: Tensor
+LARGEST = {
+    "rotation": math.pi / 6,  # radians
+    "shear_x": 0.3,  # slopes
+    "shear_y": 0.3,
+    "shift_x": 0.3,  # shares of the sides
+    "shift_y": 0.3,
+    "brightness": 1.0,  # standard deviations of the data
+    "contrast": 0.9,  # shares of what is there
+    "saturation": 0.9,
+    "sharpness": 0.9,
+}
+"""The magnitude of each operation at full strength."""
+Magnitudes = Mapping[str, Tensor]
+"""How far each operation goes, one number an image (B,); 0 is not at all."""
 
 
 def magnitudes_of(noise: Tensor, strength: float) -> Magnitudes:
     """A few operations for every image, each uniform up to `strength` of the largest; noise (2, operations, B)."""
     chosen = noise[0].argsort(0).argsort(0) < CHOSEN
     amounts = torch.where(chosen, 2 * noise[1] - 1, 0.0)
-    return Magnitudes(*(strength * most * amount for most, amount in zip(LARGEST, amounts, strict=True)))
+    return {name: strength * LARGEST[name] * amount for name, amount in zip(LARGEST, amounts, strict=True)}
 
 
 def geometric(images: Tensor, by: Magnitudes) -> Tensor:
     """Rotate images (B, C, H, W) of any dtype about their centre, shear and shift them by whole pixels: float32."""
     height, width = images.shape[-2:]
-    cosine, sine = by.rotation.cos(), by.rotation.sin()
+    cosine, sine, shear_x, shear_y = by["rotation"].cos(), by["rotation"].sin(), by["shear_x"], by["shear_y"]
     # Where an output pixel comes from, first in pixels from the centre, then in halves of the sides.
-    x_of_x, x_of_y = cosine - sine * by.shear_y, cosine * by.shear_x - sine
-    y_of_x, y_of_y = sine + cosine * by.shear_y, sine * by.shear_x + cosine
-    shift_x, shift_y = (by.shift_x * width).round(), (by.shift_y * height).round()
+    x_of_x, x_of_y = cosine - sine * shear_y, cosine * shear_x - sine
+    y_of_x, y_of_y = sine + cosine * shear_y, sine * shear_x + cosine
+    shift_x, shift_y = (by["shift_x"] * width).round(), (by["shift_y"] * height).round()
     x = torch.stack([x_of_x, x_of_y * (height / width), shift_x * (2 / width)], 1)
     y = torch.stack([y_of_x * (width / height), y_of_y, shift_y * (2 / height)], 1)
     grid = F.affine_grid(torch.stack([x, y], 1), list(images.shape), align_corners=False)
@@ -69,13 +68,11 @@ def geometric(images: Tensor, by: Magnitudes) -> Tensor:
 
 def photometric(x: Tensor, by: Magnitudes) -> Tensor:
     """Sharpness, saturation, contrast and brightness of standardized images (B, C, H, W), of any number of channels."""
-    sharpness, saturation, contrast, brightness = (
-        amount[:, None, None, None] for amount in (by.sharpness, by.saturation, by.contrast, by.brightness)
-    )
-    x = x + sharpness * (x - F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False))
-    x = x + saturation * (x - x.mean(1, keepdim=True))
-    x = x + contrast * (x - x.mean((1, 2, 3), keepdim=True))
-    return x + brightness
+    by = {name: amount[:, None, None, None] for name, amount in by.items()}
+    x = x + by["sharpness"] * (x - F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False))
+    x = x + by["saturation"] * (x - x.mean(1, keepdim=True))
+    x = x + by["contrast"] * (x - x.mean((1, 2, 3), keepdim=True))
+    return x + by["brightness"]
 
 
 def random_erasing(x: Tensor, chance: float, noise: Tensor) -> Tensor:

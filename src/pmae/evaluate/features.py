@@ -69,7 +69,6 @@ class Extractor:
             accelerate(represent)
         self.represent, self.standardize, self.device, self.world = represent, standardize, device, world
         self.compiled = device.type == "cuda" if compile is None else compile
-        self.interpolation: Any = "bicubic"
         self._forward: Any = torch.compile(self._plain, dynamic=False) if self.compiled else self._plain
 
     def __call__(
@@ -77,7 +76,7 @@ class Extractor:
     ) -> dict[str, Tensor]:
         """Features (N, width) in float32 for each pooling; crops and flips are a function of `key`."""
         found: dict[str, Tensor] = {}
-        self.interpolation = augment.interpolation if augment else self.interpolation
+        how = augment.interpolation if augment else "bicubic"
         with evaluating(self.represent):
             chunks = list(_chunks(batches, self.compiled))
             mine = chunks[self.world.rank :: self.world.size]
@@ -85,7 +84,7 @@ class Extractor:
             for start, stop, index in mine or chunks[:1]:
                 images = batches.take(index)
                 boxes = None if augment is None else self._boxes(images, augment, (*key, start))
-                for name, value in self._forward(images, boxes).items():
+                for name, value in self._forward(images, boxes, how).items():
                     if name not in found:
                         found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)
                     if mine:
@@ -97,8 +96,8 @@ class Extractor:
         count, _, height, width = images.shape
         return draw_boxes(count, height, width, augment, generator(self.device, *key, BOXES), self.device)
 
-    def _plain(self, images: Tensor, boxes: Boxes | None) -> dict[str, Tensor]:
-        x = images if boxes is None else crop(images, boxes, self.interpolation)
+    def _plain(self, images: Tensor, boxes: Boxes | None, how: Any) -> dict[str, Tensor]:
+        x = images if boxes is None else crop(images, boxes, how)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.represent.features(self.standardize(x))
 

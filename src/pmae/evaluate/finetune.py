@@ -92,13 +92,18 @@ def finetune(
     classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
     ema = EMA(classifier, config.average) if config.average else None
-    state = State(folder, {"settings": to_dict(config), "seed": seed, "classes": classes}, encoder, labels)
-    losses = state.restore(classifier, optimizer, ema)
+    identity = _identity(config, seed, classes, encoder, labels)
+    path, saved, losses = folder / "finetune.safetensors" if folder else None, time.monotonic(), list[float]()
+    if path and path.exists():
+        losses = _restore(path, identity, classifier, optimizer, ema)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         take_step = _build_step(classifier, optimizer, standardize, config)
         for epoch in range(len(losses), config.epochs):
             losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
-            state.save(classifier, optimizer, ema, losses, last=epoch + 1 == config.epochs)
+            if path and (epoch + 1 == config.epochs or time.monotonic() - saved >= PAUSE):
+                so_far = torch.tensor(losses, dtype=torch.float64)
+                _save(path, classifier, optimizer, ema, identity=identity, losses=so_far)
+                saved = time.monotonic()
             on_epoch(epoch, losses[-1])
     return Finetuned(ema.model if ema else classifier, tuple(losses))
 
@@ -148,24 +153,26 @@ class FinetuneStep:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * rate
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.measure(images, labels, noise)
+        loss, value = self._measure(images, labels, noise)
         loss.backward()
-        self._update(loss, self.optimizer.step)
+        self._update(value, self.optimizer.step)
 
-    def measure(self, images: Tensor, labels: Tensor, noise: Noise) -> Tensor:
-        """The loss on one batch of augmented images."""
+    def _measure(self, images: Tensor, labels: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """The loss on one batch of augmented images, with and without its graph."""
         x = augmented(images, noise, self.standardize, self.config)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             logits = self.model(x).float()
         if noise.mix is None:
-            return nn.functional.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
-        return mixed_loss(logits, labels, noise.mix, self.config.label_smoothing)
+            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+        else:
+            loss = mixed_loss(logits, labels, noise.mix, self.config.label_smoothing)
+        return loss, loss.detach()
 
-    def _update(self, loss: Tensor, take: Any) -> None:
+    def _update(self, value: Tensor, take: Callable[[], Any]) -> None:
         if self.config.clip_norm:
             nn.utils.clip_grad_norm_(self._leaves, self.config.clip_norm)
         take()
-        self.total += loss.detach()
+        self.total += value
 
 
 class CapturedFinetuneStep(FinetuneStep):
@@ -186,10 +193,6 @@ class CapturedFinetuneStep(FinetuneStep):
     def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:
         torch.mul(self._peaks, rate, out=self._rates)
         self._captured(images, labels, noise)
-
-    def _measure(self, images: Tensor, labels: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        loss = self.measure(images, labels, noise)
-        return loss, loss.detach()
 
 
 def _build_step(
@@ -267,51 +270,39 @@ def set_drop_path(encoder: nn.Module, rate: float) -> None:
             setattr(block, name, DropPath(rate * position / max(1, len(blocks) - 1)))
 
 
-class State:
-    """Weights, moments and losses of a fine-tuning in one file, to be resumed with the same settings and data."""
-
-    def __init__(self, folder: Path | None, settings: dict[str, Any], encoder: nn.Module, labels: Tensor) -> None:
-        self.path, self.saved = folder / "finetune.safetensors" if folder else None, time.monotonic()
-        start = tensors_digest({**encoder.state_dict(), "labels": labels}) if folder else ""
-        identity = hashlib.blake2b(json.dumps([settings, start]).encode(), digest_size=16).digest()
-        self.identity = torch.frombuffer(bytearray(identity), dtype=torch.uint8)
-
-    def save(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None, losses: list[float], last: bool
-    ) -> None:
-        """Write the state after `len(losses)` epochs, if it is the last or some time has passed."""
-        if self.path is None or (time.monotonic() - self.saved < PAUSE and not last):
-            return
-        tensors = {"identity": self.identity, "losses": torch.tensor(losses, dtype=torch.float64)}
-        for name, module in {"model": model, "average": ema.model if ema else None}.items():
-            tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()} if module else {}
-        for name, parameter in model.named_parameters():
-            tensors |= {f"{key} of {name}": value for key, value in optimizer.state.get(parameter, {}).items()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(self.path, tensors)
-        self.saved = time.monotonic()
-
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> list[float]:
-        """Load what the file holds into all three and return the losses so far; none if there is no file."""
-        if self.path is None or not self.path.exists():
-            return []
-        tensors = read_tensors(self.path)
-        if "identity" not in tensors or not torch.equal(tensors["identity"], self.identity):
-            raise UserError(
-                f"folder must hold fine-tuning with the same settings, data and seed, got another in {self.path.parent}"
-            )
-        model.load_state_dict(_below("model.", tensors))
-        if ema:
-            ema.model.load_state_dict(_below("average.", tensors))
-        fused = bool(optimizer.defaults.get("fused"))
-        for name, parameter in model.named_parameters():
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                if (value := tensors.get(f"{key} of {name}")) is not None:
-                    # Step counters stay where AdamW put them; moments live beside their parameter.
-                    optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim or fused else value
-        losses: list[float] = tensors["losses"].tolist()
-        return losses
+def _identity(config: FinetuneProtocol, seed: int, classes: int, encoder: nn.Module, labels: Tensor) -> Tensor:
+    """A digest of settings, seed and what training starts from: going on from anything else would be silently wrong."""
+    start = tensors_digest({**encoder.state_dict(), "labels": labels})
+    said = json.dumps([to_dict(config), seed, classes, start])
+    return torch.frombuffer(bytearray(hashlib.blake2b(said.encode(), digest_size=16).digest()), dtype=torch.uint8)
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None, **more: Tensor) -> None:
+    """Write weights, their average and moments, with what else there is, in one file."""
+    tensors = more | {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors |= {f"average.{name}": value for name, value in ema.model.state_dict().items()} if ema else {}
+    for name, parameter in model.named_parameters():
+        tensors |= {f"{key}.{name}": value for key, value in optimizer.state.get(parameter, {}).items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors(path, tensors)
+
+
+def _restore(
+    path: Path, identity: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None
+) -> list[float]:
+    """Load what the file holds into all three and return the losses so far."""
+    tensors = read_tensors(path)
+    if "identity" not in tensors or not torch.equal(tensors["identity"], identity):
+        raise UserError(
+            f"folder must hold fine-tuning with the same settings, data and seed, got another in {path.parent}"
+        )
+    for prefix, module in (("model.", model), ("average.", ema.model if ema else nn.Module())):
+        module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+    fused = bool(optimizer.defaults.get("fused"))
+    for name, parameter in model.named_parameters():
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            if (value := tensors.get(f"{key}.{name}")) is not None:
+                # Step counters stay where AdamW put them; moments live beside their parameter.
+                optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim or fused else value
+    losses: list[float] = tensors["losses"].tolist()
+    return losses

@@ -152,7 +152,7 @@ def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: G
     def step() -> None:
         index = orders.index_select(0, position)[0]
         x = shown.index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1).flatten(0, 1)
-        labels = task.labels[index].repeat_interleave(len(shown), 0)
+        labels = task.labels[index][:, None].expand(-1, len(shown), -1).flatten(0, 1)
         for stack in stacks.values():
             stack.update(x, labels, scales.index_select(0, position), config.momentum, config.clip_norm)
         position.add_(1).remainder_(steps)
