@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmae.api import pretrain
+from pmae.cli import parsed
 from pmae.config import (
     AugmentConfig,
     Config,
@@ -27,7 +28,7 @@ from pmae.config import (
     TrainConfig,
     replace,
 )
-from pmae.config_file import from_dict, to_dict
+from pmae.config_file import from_dict, to_dict, with_settings
 from pmae.errors import UserError
 from pmae.runs import read_config
 
@@ -152,6 +153,22 @@ def test_misspelt_names_and_dictionaries_are_refused_in_one_sentence(
 
 
 RENAMES = [("masking", "ratio", "ratio_schedule", "uniform"), ("objective", "contrast", "contrastive_weight", 0.5)]
+
+
+@pytest.mark.parametrize(("section", "old", "new", "value"), RENAMES)
+def test_a_renamed_setting_is_refused_with_its_new_name(section: str, old: str, new: str, value: object) -> None:
+    kind = {"masking": MaskingConfig, "objective": ObjectiveConfig}[section]
+    attempts: list[Callable[[], object]] = [
+        lambda: kind(**{old: value}),
+        lambda: replace(Config(), **{f"{section}__{old}": value}),
+        lambda: from_dict({section: {old: value}}),
+        lambda: with_settings(Config(), {f"{section}.{old}": str(value)}),
+        lambda: parsed("pretrain", [f"--{section}.{old}", str(value)]),
+        lambda: parsed("pretrain", [f"--{section}.{old}={value}"]),
+    ]
+    for attempt in attempts:
+        with pytest.raises(UserError, match=rf"^setting {section}\.{old} is now called {section}\.{new}$"):
+            attempt()
 
 
 @pytest.mark.parametrize(("section", "old", "new", "value"), RENAMES)

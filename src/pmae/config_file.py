@@ -9,10 +9,7 @@ from typing import Any
 
 from pmae.config import Config
 from pmae.errors import UserTypeError, require, unknown_name
-from pmae.validation import check_names
-
-RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
-"""Settings that had another name in earlier versions, translated in files of old runs."""
+from pmae.validation import RENAMED, check_names, check_not_renamed
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -65,6 +62,7 @@ def with_settings(config: Config, given: Mapping[str, str]) -> Config:
     for name, text in given.items():
         section, _, key = name.partition(".")
         if key not in values.get(section, {}):
+            check_not_renamed(name)
             raise unknown_name("setting", name, [f"{room}.{known}" for room, part in values.items() for known in part])
         values[section][key] = _from_text(text, typing.get_type_hints(kinds[section])[key])
     return from_dict(values)

@@ -56,12 +56,23 @@ def _section(kind: type) -> str:
     return kind.__name__.removesuffix("Config").removesuffix("Protocol").lower()
 
 
+RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
+"""Settings that had another name in earlier versions: refused with the new one, translated in files of old runs."""
+
+
+def check_not_renamed(name: str) -> None:
+    """Refuse the name that a setting once had."""
+    if name in RENAMED:
+        raise UserError(f"setting {name} is now called {RENAMED[name]}")
+
+
 def check_names(kind: type, given: Iterable[str]) -> None:
     """Refuse names that are no settings of a section, or no sections of the whole."""
     section = _section(kind)
     known = [entry.name for entry in dataclasses.fields(kind)]
     for name in given:
         if name not in known:
+            check_not_renamed(f"{section}.{name}")
             raise unknown_name(f"setting of {section}" if section else "section", name, known)
 
 

