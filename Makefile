@@ -9,9 +9,9 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/pmae demo
 
-# Two workers of one thread each, and threads that wait asleep instead of spinning where processes share two cores.
+# Three workers of one thread each, as they often wait, and threads that sleep instead of spinning while they do.
 test: lint browser
-	OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Fifty kills at moments and fifty at writes, 100,000 damaged files of each of 11 kinds, four processes and clusters: 18
 # minutes on two busy cores.

@@ -138,7 +138,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, make in protocols.PRESETS.items():
         monkeypatch.setitem(protocols.PRESETS, name, lambda make=make: short(make()))
     for name in ("compiler", "communication"):
-        monkeypatch.setattr(doctor, name, lambda *_, name=name: doctor.Finding("ok", name, "not asked here"))
+        monkeypatch.setattr(doctor, name, lambda *_, name=name, **__: doctor.Finding("ok", name, "not asked here"))
     monkeypatch.setattr(moments, "principal_axes", remembered)
     yield
     torch.set_num_threads(before)

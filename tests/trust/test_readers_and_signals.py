@@ -182,18 +182,10 @@ def test_a_tilde_is_ones_home(
     assert not (tmp_path / "~").exists()
 
 
-def test_a_folder_is_held_without_the_systems_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_has_no_locks_a_folder_is_taken_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    hold = "import sys; sys.modules['fcntl'] = None\nimport time; from pathlib import Path\n"
-    hold += "from pmae.train.setup import locked\n"
-    hold += f"with locked(Path({str(tmp_path)!r})): print('held', flush=True); time.sleep(600)"
-    holder = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match=f"held by process {holder.pid} on"), locked(tmp_path):
-        pass
-    holder.kill()
-    holder.wait()
-    with locked(tmp_path):
+    with pytest.warns(UserWarning, match="cannot be locked: start no second process on it"), locked(tmp_path):
         assert (tmp_path / ".lock").exists()
     assert not list(tmp_path.iterdir())

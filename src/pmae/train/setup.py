@@ -36,8 +36,10 @@ FREE = (
     *("data.root", "data.threads"),
 )
 """Settings that a resumed run may change."""
-LONG_FIT = 1e12
-"""Operations of a fit that are worth a line: ten seconds of two cores."""
+FIT_RATE = {"cpu": 1e11, "cuda": 2e13}
+"""Operations a second of a fit, roughly: two cores in float32, a large GPU in float64."""
+LONG_FIT = 5.0
+"""Seconds of a fit that are worth a line."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What a file system says that knows no locks; a system may know none either."""
 
@@ -49,8 +51,9 @@ def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
     what = f"the fit of space {space.config.name!r} to {images:,} images"
     if need > free:
         raise UserError(f"{what} needs {need:,} bytes, and {free:,} are free on {device}; {space.way_out}")
-    line = f"{what} takes {operations:.1e} operations and {need / 1e9:.1f} GB on {device}"
-    return [line] if operations > LONG_FIT else []
+    seconds = operations / FIT_RATE[device.type]
+    about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+    return [f"{what} takes about {about} and {need / 1e9:.1f} GB on {device}"] if seconds > LONG_FIT else []
 
 
 @contextlib.contextmanager
