@@ -13,8 +13,8 @@ demo: $(STAMP)
 test: lint browser
 	OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
-# Fifty kills at moments and fifty at writes, 100,000 damaged files of each of 11 kinds, four processes and clusters: 18
-# minutes on two busy cores.
+# Fifty kills at moments and fifty at writes, 10,000 damaged files of each of 16 kinds and 100,000 damaged run
+# folders, four processes and clusters: hours on two cores.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
