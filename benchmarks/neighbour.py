@@ -75,13 +75,14 @@ def speed(seconds: float) -> float:
     from pmae.demo import demo_config
     from pmae.derive import resolve
     from pmae.runs import create_run
+    from pmae.train.environment import describe_environment
     from pmae.train.loop import Pretraining
 
     images = np.random.default_rng(0).integers(0, 255, (1024, 3, 32, 32), dtype=np.uint8)
     splits = Splits("noise", ImageSet(images))
     config, _ = resolve(replace(demo_config(), space__name="cosine"), len(images), splits.train.shape)
     with tempfile.TemporaryDirectory() as folder:
-        run = create_run(Path(folder) / "run", config, {})
+        run = create_run(Path(folder) / "run", config, describe_environment(splits, torch.device("cpu")))
         training = Pretraining(config, splits, run, torch.device("cpu"))
         order, count, began = training.order(0), -2, 0.0
         while count < 1 or time.monotonic() - began < seconds:
