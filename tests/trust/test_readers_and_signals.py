@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pmae import api
 from pmae.cli import main
@@ -140,6 +141,21 @@ def test_other_images_of_the_same_shapes_are_refused_and_old_folders_accepted(
     del environment["data"]["fingerprint"], environment["threads"]
     write_json(run.path / "environment.json", environment)
     assert pretrain(config, others, run.path, resume=True, quiet=True).results["pretrain"]["epoch"] == 2
+
+
+def test_another_number_of_threads_is_told_at_resume(
+    config: Config, toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    assert run.environment["threads"] == threads
+    torch.set_num_threads(threads + 1)
+    try:
+        pretrain(config, toy, run.path, resume=True)
+    finally:
+        torch.set_num_threads(threads)
+    said = f"the run began with {threads} threads and goes on with {threads + 1}: results agree to rounding"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", [0.0, 7.0, 1e-310])

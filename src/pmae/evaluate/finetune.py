@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
+from pmae.data.decode import failing_as
 from pmae.errors import UserError, unknown_name
 from pmae.evaluate.augment import Noise, augmented, draw_noise, mixed_loss
 from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
@@ -296,13 +297,14 @@ def _restore(
         raise UserError(
             f"folder must hold fine-tuning with the same settings, data and seed, got another in {path.parent}"
         )
-    for prefix, module in (("model.", model), ("average.", ema.model if ema else nn.Module())):
-        module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-    fused = bool(optimizer.defaults.get("fused"))
-    for name, parameter in model.named_parameters():
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            if (value := tensors.get(f"{key}.{name}")) is not None:
-                # Step counters stay where AdamW put them; moments live beside their parameter.
-                optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim or fused else value
-    losses: list[float] = tensors["losses"].tolist()
+    with failing_as(f"folder must hold the tensors of this fine-tuning, got others in {path.parent}"):
+        for prefix, module in (("model.", model), ("average.", ema.model if ema else nn.Module())):
+            module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        fused = bool(optimizer.defaults.get("fused"))
+        for name, parameter in model.named_parameters():
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if (value := tensors.get(f"{key}.{name}")) is not None:
+                    # Step counters stay where AdamW put them; moments live beside their parameter.
+                    optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim or fused else value
+        losses: list[float] = tensors["losses"].tolist()
     return losses

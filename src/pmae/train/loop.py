@@ -61,7 +61,8 @@ def pretrain(
         pretrained = setup.pretrained_weights(config, model.encoder, out, resume)
         notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
-            notes += [] if resume else setup.expected_fit(model.space, len(splits.train), device)
+            fit = (model.space, len(splits.train), device)
+            notes += setup.threads_note(out, device) if resume else setup.expected_fit(*fit)
         quiet = quiet or not world.main
         for note in [] if quiet else notes:
             say(note)

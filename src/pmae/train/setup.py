@@ -56,6 +56,14 @@ def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
     return [f"{what} takes about {about} and {need / 1e9:.1f} GB on {device}"] if seconds > LONG_FIT else []
 
 
+def threads_note(out: Path, device: torch.device) -> list[str]:
+    """A line where a run goes on with another number of CPU threads: sums then round differently in their last bits."""
+    before, now = Run(out).environment.get("threads"), torch.get_num_threads()
+    if device.type != "cpu" or before in (None, now):
+        return []
+    return [f"the run began with {before} threads and goes on with {now}: results agree to rounding, not bit for bit"]
+
+
 @contextlib.contextmanager
 def run_folder(
     config: Config, splits: Splits, out: Path, resume: bool, pretrained: Pretrained | None, world: World
