@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from pmae.api import pretrain
+    from pmae.classify.estimator import PMAEClassifier
+    from pmae.classify.finetune import finetune
+    from pmae.classify.model import load_classifier
     from pmae.component_mask import ComponentMask
     from pmae.config import Config
     from pmae.estimator import PMAE
@@ -16,13 +19,27 @@ if TYPE_CHECKING:
 _HOMES = {
     "ComponentMask": "pmae.component_mask",
     "PMAE": "pmae.estimator",
+    "PMAEClassifier": "pmae.classify.estimator",
     "Config": "pmae.config",
     "Run": "pmae.runs",
+    "finetune": "pmae.classify.finetune",
+    "load_classifier": "pmae.classify.model",
     "load_encoder": "pmae.train.checkpoint",
     "pretrain": "pmae.api",
     "recipe": "pmae.paper.recipes",
 }
-__all__ = ["PMAE", "ComponentMask", "Config", "Run", "load_encoder", "pretrain", "recipe"]
+__all__ = [
+    "PMAE",
+    "ComponentMask",
+    "Config",
+    "PMAEClassifier",
+    "Run",
+    "finetune",
+    "load_classifier",
+    "load_encoder",
+    "pretrain",
+    "recipe",
+]
 
 
 def __getattr__(name: str) -> Any:

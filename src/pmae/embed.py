@@ -18,7 +18,7 @@ from pmae.data.images import ImageSet, as_tensor
 from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, unknown_name
 from pmae.evaluate.features import evaluating
-from pmae.feature_files import Rows, read_rows, write_rows, writer_for
+from pmae.feature_files import Rows, Write, read_rows, write_rows, writer_for
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.runs import Run
@@ -118,6 +118,25 @@ def embed(
     write = writer_for(out, flat=pooling != "patches")
     _, encoder, standardize = load_encoder(run, epoch)
     embedder = Embedder(encoder, standardize, pooling, where, batch_size)
+    trained = run.environment["data"]
+
+    def rows(world: World) -> Iterator[Rows]:
+        source = read_chunks(data, embedder.batch_size, split, world.part)
+        chunks = fitting(source.chunks, trained["shape"], trained["dtype"], data)
+        return (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in chunks)
+
+    return write_streamed(out, rows, embedder.names, write, where, say)
+
+
+def write_streamed(
+    out: Path,
+    make: Callable[[World], Iterator[Rows]],
+    names: list[str],
+    write: Write,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> int:
+    """Write the rows that each process makes of its images to one file; returns how many they are."""
     count, began = 0, time.monotonic()
 
     def counted(rows: Iterable[Rows]) -> Iterator[Rows]:
@@ -131,17 +150,15 @@ def embed(
                 told = now
             yield part
 
-    with process_group(where) as world:
-        source = read_chunks(data, embedder.batch_size, split, world.part)
-        mine = (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in _fitting(source.chunks, run, data))
-        rows = _in_step(mine, world)
+    with process_group(device) as world:
+        rows = _in_step(make(world), world)
         # The first rows before the first file: whatever does not fit leaves nothing behind.
         first = list(islice(rows, 1))
         with disk_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
         if world.main:
             every = counted(chain(first, rows, _of_others(out, world)))
-            write_whole(out, lambda temporary: write(temporary, every, embedder.names))
+            write_whole(out, lambda temporary: write(temporary, every, names))
         else:
             own = counted(chain(first, rows))
             write_whole(part_of(out, world.rank), lambda temporary: write_rows(temporary, own))
@@ -170,17 +187,18 @@ def _of_others(out: Path, world: World) -> Iterator[Rows]:
             part_of(out, rank).unlink()
 
 
-def _fitting(chunks: Iterator[tuple[str, ImageSet]], run: Run, data: DataConfig) -> Iterator[tuple[str, ImageSet]]:
-    """The chunks, if their images are like those the run was trained on."""
-    trained = run.environment["data"]
+def fitting(
+    chunks: Iterator[tuple[str, ImageSet]], shape: Sequence[int], dtype: str, data: DataConfig
+) -> Iterator[tuple[str, ImageSet]]:
+    """The chunks, if their images are like those that were trained on."""
     for number, (split, part) in enumerate(chunks):
         hint = "; --resize and --channels convert image files" if converts(data) else ""
-        rule = f"data must have images of the shape that the run was trained on, {_size(trained['shape'])}"
-        if list(part.shape) != trained["shape"]:
+        rule = f"data must have images of the shape that the run was trained on, {_size(shape)}"
+        if list(part.shape) != list(shape):
             raise UserError(f"{rule}, got {_size(part.shape)}{hint}")
-        if number == 0 and str(part.images.dtype) != trained["dtype"]:
+        if number == 0 and str(part.images.dtype) != dtype:
             warnings.warn(
-                f"the images are {part.images.dtype} and the run was trained on {trained['dtype']}: "
+                f"the images are {part.images.dtype} and the run was trained on {dtype}: "
                 "features mean something only if the values are in the same units",
                 stacklevel=2,
             )

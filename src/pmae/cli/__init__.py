@@ -13,6 +13,8 @@ COMMANDS = {
     "pretrain": ("pretrain", "Pretrain an encoder without labels on a named set, a folder or an array file."),
     "evaluate": ("runs", "Score a run's encoder with probes, k-NN and fine-tuning, beside simple baselines."),
     "report": ("runs", "Write one self-contained HTML page about one or several runs."),
+    "finetune": ("classify", "Train a classifier on labelled images, from a run or weights, and keep it."),
+    "predict": ("classify", "Write label, probability and drift of any number of images to a .csv or .parquet file."),
     "embed": ("runs", "Write the features of any number of images to a .npz, .csv or .parquet file."),
     "export": ("runs", "Write a run's encoder for timm, Hugging Face, ONNX or torch; re-loaded and compared first."),
     "explore": ("runs", "Open a page on this machine to play with masks, walk the spectrum and find neighbours."),
@@ -25,7 +27,7 @@ COMMANDS = {
     "completions": ("machine", "Print the script that completes commands and flags in bash, zsh or fish."),
 }
 """Where a command is, and what `pmae --help` says of it; command `x` is the dataclass `X` there, and its `run`."""
-LASTING = ("pretrain", "evaluate", "embed", "paper", "spaces", "sweep", "export", "demo")
+LASTING = ("pretrain", "evaluate", "finetune", "predict", "embed", "paper", "spaces", "sweep", "export", "demo")
 """Commands whose work is in files: who reads what they print may go away."""
 WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 """How OpenMP threads wait, read when torch is first imported. By default they spin, and beside another busy process,

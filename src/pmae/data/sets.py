@@ -42,6 +42,8 @@ class Chunks(NamedTuple):
 
     splits: list[str]
     chunks: Iterator[tuple[str, ImageSet]]
+    unreadable: Unreadable | None = None
+    """The samples that could not be read, once all chunks were."""
 
 
 def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = (0, 1)) -> Chunks:
@@ -57,7 +59,7 @@ def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = 
         unreadable = Unreadable(config.max_unreadable, found, warn_at_once=False)
         chosen = _chosen([name for name, own in found.samples.items() if len(own)], split)
         sets = open_images(found, config, unreadable, chosen)
-    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part, unreadable))
+    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part, unreadable), unreadable)
 
 
 def _chosen(there: list[str], split: str) -> list[str]:

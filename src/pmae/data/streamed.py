@@ -67,14 +67,19 @@ class Unreadable:
 
     def warn(self) -> tuple[str, ...]:
         """One warning of all of them, and the note that names each; nothing where all could be read."""
-        found = [self._found[place] for place in sorted(self._found)]
+        found = self.found
         if not found:
             return ()
         warnings.warn(f"skipped {len(found)} unreadable files: {self}", stacklevel=3)
         return (f"skipped {len(found)} unreadable files: {', '.join(found)}",)
 
+    @property
+    def found(self) -> list[str]:
+        """All of them so far, in words."""
+        return [self._found[place] for place in sorted(self._found)]
+
     def __str__(self) -> str:
-        return shown([self._found[place] for place in sorted(self._found)])
+        return shown(self.found)
 
     def _refuse_too_many(self) -> None:
         if len(self._found) > self._most:

@@ -9,7 +9,7 @@ arguments, so that a captured step can be replayed with new numbers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -121,9 +121,18 @@ def mix_images(x: Tensor, own: Tensor) -> Tensor:
     return torch.lerp(x.roll(1, 0), x, own)
 
 
-def mixed_loss(logits: Tensor, labels: Tensor, own: Tensor, smoothing: float) -> Tensor:
-    """Cross-entropy against the labels mixed as the images were: it is linear in its targets."""
-    first, second = (F.cross_entropy(logits, to, label_smoothing=smoothing) for to in (labels, labels.roll(1)))
+Loss = Callable[[Tensor, Tensor, float], Tensor]
+"""The mean loss of logits (B, C) against labels, (B,) or (B, C), of which a share is smoothed away."""
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The loss where every image has one class, and all classes count alike."""
+    return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+
+def mixed_loss(logits: Tensor, labels: Tensor, own: Tensor, smoothing: float, loss: Loss = cross_entropy) -> Tensor:
+    """A loss against the labels mixed as the images were: it is linear in its targets."""
+    first, second = (loss(logits, to, smoothing) for to in (labels, labels.roll(1, 0)))
     return torch.lerp(second, first, own.mean())
 
 

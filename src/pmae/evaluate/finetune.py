@@ -7,6 +7,7 @@ random about the images comes in as `Noise`, and the loss stays on the device, s
 import copy
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.decode import failing_as
 from pmae.errors import UserError, unknown_name
-from pmae.evaluate.augment import Noise, augmented, draw_noise, mixed_loss
+from pmae.evaluate.augment import Loss, Noise, augmented, cross_entropy, draw_noise, mixed_loss
 from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
@@ -72,6 +73,27 @@ class Finetuned:
         return extract(self.classifier, batches, standardize, compile=False)["logits"].softmax(-1)
 
 
+class EarlyStopping:
+    """Keeps the weights of the lowest validation loss; due when `patience` epochs in a row were no better."""
+
+    def __init__(self, validate: Callable[[Classifier], float], patience: int) -> None:
+        self.validate, self.patience = validate, patience
+        self.losses: list[float] = []
+        self.best: dict[str, Tensor] = {}
+
+    def look(self, model: Classifier) -> None:
+        """Measure the loss after an epoch."""
+        loss = self.validate(model)
+        if not self.best or loss < min(self.losses):
+            self.best = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self.losses.append(loss if math.isfinite(loss) else math.inf)
+
+    @property
+    def due(self) -> bool:
+        """Whether to stop."""
+        return bool(self.losses) and len(self.losses) - 1 - self.losses.index(min(self.losses)) >= self.patience
+
+
 def finetune(
     encoder: nn.Module,
     batches: Batches,
@@ -82,10 +104,13 @@ def finetune(
     seed: int = 0,
     folder: Path | None = None,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
+    loss: Loss = cross_entropy,
+    stopping: EarlyStopping | None = None,
 ) -> Finetuned:
     """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there.
 
     `labels` and `standardize` are on the device of `batches`. `on_epoch` is called with each epoch and its mean loss.
+    With `stopping` the weights are those of the best epoch, and epochs that no longer help are left out.
     """
     device = batches.device
     own = copy.deepcopy(encoder).to(device)
@@ -96,17 +121,25 @@ def finetune(
     identity = _identity(config, seed, classes, encoder, labels)
     path, saved, losses = folder / "finetune.safetensors" if folder else None, time.monotonic(), list[float]()
     if path and path.exists():
-        losses = _restore(path, identity, classifier, optimizer, ema)
+        losses = _restore(path, identity, classifier, optimizer, ema, stopping)
+    model = ema.model if ema else classifier
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        take_step = _build_step(classifier, optimizer, standardize, config)
+        take_step = _build_step(classifier, optimizer, standardize, config, loss)
         for epoch in range(len(losses), config.epochs):
+            if stopping and stopping.due:
+                break
             losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
-            if path and (epoch + 1 == config.epochs or time.monotonic() - saved >= PAUSE):
+            if stopping:
+                stopping.look(model)
+            last = epoch + 1 == config.epochs or (stopping is not None and stopping.due)
+            if path and (last or time.monotonic() - saved >= PAUSE):
                 so_far = torch.tensor(losses, dtype=torch.float64)
-                _save(path, classifier, optimizer, ema, identity=identity, losses=so_far)
+                _save(path, classifier, optimizer, ema, stopping, identity=identity, losses=so_far)
                 saved = time.monotonic()
             on_epoch(epoch, losses[-1])
-    return Finetuned(ema.model if ema else classifier, tuple(losses))
+    if stopping and stopping.best:
+        model.load_state_dict(stopping.best)
+    return Finetuned(model, tuple(losses))
 
 
 def _epoch(
@@ -143,9 +176,15 @@ class FinetuneStep:
     """Eager forward, backward, clip and update; `total` adds up the loss."""
 
     def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        standardize: Standardize,
+        config: FinetuneProtocol,
+        loss: Loss = cross_entropy,
     ) -> None:
         self.model, self.optimizer, self.standardize, self.config = model, optimizer, standardize, config
+        self.loss = loss
         self.total = torch.zeros((), device=standardize.mean.device)
         self._leaves = [p for p in model.parameters() if p.requires_grad]
 
@@ -164,9 +203,9 @@ class FinetuneStep:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             logits = self.model(x).float()
         if noise.mix is None:
-            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+            loss = self.loss(logits, labels, self.config.label_smoothing)
         else:
-            loss = mixed_loss(logits, labels, noise.mix, self.config.label_smoothing)
+            loss = mixed_loss(logits, labels, noise.mix, self.config.label_smoothing, self.loss)
         return loss, loss.detach()
 
     def _update(self, value: Tensor, take: Callable[[], Any]) -> None:
@@ -180,9 +219,14 @@ class CapturedFinetuneStep(FinetuneStep):
     """The same step with bf16 copies of the weights, compiled, captured in a CUDA graph and replayed."""
 
     def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        standardize: Standardize,
+        config: FinetuneProtocol,
+        loss: Loss = cross_entropy,
     ) -> None:
-        super().__init__(model, optimizer, standardize, config)
+        super().__init__(model, optimizer, standardize, config, loss)
         groups, device = optimizer.param_groups, standardize.mean.device
         self._peaks = torch.tensor([group["peak"] for group in groups], device=device)
         self._rates = torch.zeros_like(self._peaks)
@@ -197,15 +241,19 @@ class CapturedFinetuneStep(FinetuneStep):
 
 
 def _build_step(
-    classifier: Classifier, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
+    classifier: Classifier,
+    optimizer: torch.optim.Optimizer,
+    standardize: Standardize,
+    config: FinetuneProtocol,
+    loss: Loss,
 ) -> FinetuneStep:
     """The fastest step there is here."""
     device = standardize.mean.device
     accelerate(classifier)
     if can_be_captured(classifier, device):
-        return CapturedFinetuneStep(classifier, optimizer, standardize, config)
+        return CapturedFinetuneStep(classifier, optimizer, standardize, config, loss)
     model = torch.compile(classifier, mode="reduce-overhead") if device.type == "cuda" else classifier
-    return FinetuneStep(model, optimizer, standardize, config)
+    return FinetuneStep(model, optimizer, standardize, config, loss)
 
 
 def can_be_captured(model: Classifier, device: torch.device) -> bool:
@@ -278,8 +326,18 @@ def _identity(config: FinetuneProtocol, seed: int, classes: int, encoder: nn.Mod
     return torch.frombuffer(bytearray(hashlib.blake2b(said.encode(), digest_size=16).digest()), dtype=torch.uint8)
 
 
-def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None, **more: Tensor) -> None:
-    """Write weights, their average and moments, with what else there is, in one file."""
+def _save(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: EMA | None,
+    stopping: EarlyStopping | None,
+    **more: Tensor,
+) -> None:
+    """Write weights, their average, the best ones and moments, with what else there is, in one file."""
+    if stopping:
+        more["validation"] = torch.tensor(stopping.losses, dtype=torch.float64)
+        more |= {f"best.{name}": value for name, value in stopping.best.items()}
     tensors = more | {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"average.{name}": value for name, value in ema.model.state_dict().items()} if ema else {}
     for name, parameter in model.named_parameters():
@@ -289,9 +347,14 @@ def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: E
 
 
 def _restore(
-    path: Path, identity: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None
+    path: Path,
+    identity: Tensor,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: EMA | None,
+    stopping: EarlyStopping | None,
 ) -> list[float]:
-    """Load what the file holds into all three and return the losses so far."""
+    """Load what the file holds into all of them and return the losses so far."""
     tensors = read_tensors(path)
     if "identity" not in tensors or not torch.equal(tensors["identity"], identity):
         raise UserError(
@@ -306,5 +369,10 @@ def _restore(
                 if (value := tensors.get(f"{key}.{name}")) is not None:
                     # Step counters stay where AdamW put them; moments live beside their parameter.
                     optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim or fused else value
+        if stopping:
+            stopping.losses = tensors["validation"].tolist()
+            device = next(model.parameters()).device
+            best = {name: value.to(device) for name, value in tensors.items() if name.startswith("best.")}
+            stopping.best = {name.removeprefix("best."): value for name, value in best.items()}
         losses: list[float] = tensors["losses"].tolist()
     return losses

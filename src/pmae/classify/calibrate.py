@@ -1,0 +1,81 @@
+"""How sure to be: one temperature for all logits, the error of what is claimed, and distance to the training features.
+
+Temperature scaling: Guo et al. 2017, On Calibration of Modern Neural Networks. Distance: Lee et al. 2018, A Simple
+Unified Framework for Detecting Out-of-Distribution Samples, with one Gaussian and Ledoit and Wolf's shrinkage.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit, log_expit, log_softmax, softmax
+
+RANGE = (-4.0, 4.0)
+"""Of the logarithm of a temperature."""
+BINS = 15
+QUANTILE = 0.99
+"""Share of unseen images of the same kind that are not flagged."""
+
+
+def probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:
+    """(N, C): of one class out of all, or of each class by itself."""
+    found: np.ndarray = expit(logits) if multi_label else softmax(logits, axis=1)
+    return found
+
+
+def nll(logits: np.ndarray, targets: np.ndarray, smoothing: float = 0.0) -> float:
+    """Mean negative log-likelihood of an image's labels, of which a share may be spread over all answers."""
+    if targets.ndim == 2:
+        soft = targets * (1 - smoothing) + smoothing / 2
+        return float(-(soft * log_expit(logits) + (1 - soft) * log_expit(-logits)).sum(1).mean())
+    logs = log_softmax(logits, axis=1)
+    own = logs[np.arange(len(targets)), targets]
+    return float(-((1 - smoothing) * own + smoothing * logs.mean(1)).mean())
+
+
+def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
+    """What logits are divided by for the likeliest probabilities on images that were not trained on.
+
+    As in Platt 1999 the labels are trusted to 1 - 1 / (N + 2) only: else a few images, all answered right, would make
+    every answer certain.
+    """
+    from scipy.optimize import minimize_scalar  # a second to import, and needed here alone
+
+    smoothing = 1 / (len(targets) + 2)
+    found = minimize_scalar(lambda log: nll(logits / np.exp(log), targets, smoothing), bounds=RANGE, method="bounded")
+    return float(np.exp(found.x))
+
+
+def calibration_error(claimed: np.ndarray, targets: np.ndarray) -> float:
+    """Expected calibration error: how far the probability of an answer is from how often it is right, over 15 bins."""
+    if targets.ndim == 2:
+        sure, right = claimed.ravel(), targets.ravel()
+    else:
+        sure, right = claimed.max(1), (claimed.argmax(1) == targets).astype(float)
+    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
+    gaps = np.abs(np.bincount(bins, right - sure, BINS))
+    return float(gaps.sum() / len(sure))
+
+
+class Reference(NamedTuple):
+    """The training features as one Gaussian: distances are Mahalanobis, flagged beyond `threshold`."""
+
+    mean: np.ndarray
+    whitening: np.ndarray
+    threshold: float
+
+    def distances(self, features: np.ndarray) -> np.ndarray:
+        """How far each image is from those that were trained on, in standard deviations."""
+        whitened = (features.astype(np.float64) - self.mean) @ self.whitening
+        return np.sqrt(np.square(whitened).sum(1))
+
+
+def fit_reference(train: np.ndarray, held_out: np.ndarray) -> Reference:
+    """Fitted to training features, with the threshold that 1% of the held-out images pass."""
+    from sklearn.covariance import LedoitWolf
+
+    fitted = LedoitWolf().fit(train.astype(np.float64))
+    values, axes = np.linalg.eigh(fitted.covariance_)
+    # A direction in which training features do not vary at all must not divide by zero.
+    floor = max(values.max(), np.finfo(np.float64).tiny) * 1e-10
+    reference = Reference(fitted.location_, axes / np.sqrt(np.maximum(values, floor)), 1.0)
+    return reference._replace(threshold=float(np.quantile(reference.distances(held_out), QUANTILE)))

@@ -1,0 +1,113 @@
+"""`pmae finetune`: from a run or weights and labelled images to a folder that `pmae predict` takes."""
+
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pmae.classify.fit import Fitted, FinetuneConfig, Say, fit
+from pmae.classify.labels import LabelledData, read_labelled, with_validation
+from pmae.classify.model import ImageClassifier, is_classifier
+from pmae.classify.score import score
+from pmae.classify.start import Start, load_start, reading_of
+from pmae.config import DataConfig
+from pmae.data.sets import converts
+from pmae.errors import UserError, require
+from pmae.evaluate.duplicates import duplicates
+from pmae.files import disk_errors, folder_path, read_object, write_json
+from pmae.runs import Run
+from pmae.train.environment import pick_device
+
+SETTINGS, STATE = "finetune.json", "finetune.safetensors"
+"""What is there while training goes on, to be resumed; the second goes when it is done."""
+
+
+def finetune(
+    start: Run | Path | str,
+    data: DataConfig | Path | str,
+    out: Path | str,
+    config: FinetuneConfig | None = None,
+    labels: Path | str | None = None,
+    encoder: str | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    say: Say = lambda message: None,
+) -> ImageClassifier:
+    """Train a classifier on labelled images and keep it in the folder `out`, with its results.json.
+
+    `start` is a run, or weights of timm or Hugging Face, whose network `encoder` names where no config.json does;
+    `data` a folder with a subfolder a class, a table (`file,label`), an .npz file, shards or a named set; `labels` a
+    table of files below `data`.
+    """
+    path, config = folder_path(out), config or FinetuneConfig()
+    _require_folder(path, resume)
+    pick_device(device)
+    reading = data if isinstance(data, DataConfig) else read_as(reading_of(start), str(data))
+    labelled = with_validation(read_labelled(reading, labels), config.validation, config.seed)
+    begin = load_start(start, labelled.train.images, encoder)
+    notes = [*labelled.notes, *begin.notes, *_shared(labelled)]
+    for note in (_counts(labelled), *notes):
+        say(note)
+    _begin(path, config, resume)
+    fitted = fit(begin, labelled, config, device, path, reading, say)
+    return _keep(path, fitted, labelled, begin, notes)
+
+
+def read_as(of_run: DataConfig, source: str) -> DataConfig:
+    """Another source in the run's way; what converts image files is for no other kind."""
+    other = replace(of_run, source=source, labels="none")
+    files = converts(other) or Path(source).suffix.lower() in (".csv", ".parquet")
+    return other if files else replace(other, resize=None, channels=None)
+
+
+def _require_folder(path: Path, resume: bool) -> None:
+    if is_classifier(path):
+        raise UserError(f"out must be a folder without a classifier, got {str(path)!r}, which is finished")
+    if resume and not (path / SETTINGS).is_file():
+        raise UserError(f"out must be a folder with unfinished fine-tuning to be resumed, got {str(path)!r}")
+    if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"out must be a new or an empty folder, got {str(path)!r}; continue with --resume")
+
+
+def _begin(path: Path, config: FinetuneConfig, resume: bool) -> None:
+    """Write the settings down, or refuse others than those that were."""
+    given = asdict(config)
+    if resume:
+        for name, before in read_object(path / SETTINGS).items():
+            require(given.get(name) == before, f"finetune.{name}", f"{before!r} to be resumed", given.get(name))
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    write_json(path / SETTINGS, given)
+
+
+def _keep(path: Path, fitted: Fitted, data: LabelledData, start: Start, notes: list[str]) -> ImageClassifier:
+    """Score on what was held out and write all of it; the classifier's own files come last."""
+    parts = {"val": data.val, "test": data.test}
+    scores = [score(fitted.classifier, part, name) for name, part in parts.items() if part is not None]
+    counts = {name: len(part.targets) for name, part in {"train": data.train, **parts}.items() if part is not None}
+    told: dict[str, Any] = {"data": {"name": data.name, "counts": counts, "notes": notes}, "training": fitted.history}
+    write_json(path / "results.json", {**told, "scores": scores})
+    fitted.classifier.save(path)
+    (path / STATE).unlink(missing_ok=True)
+    (path / SETTINGS).unlink(missing_ok=True)
+    return fitted.classifier
+
+
+def _shared(data: LabelledData) -> list[str]:
+    """What to know of test images that are trained on too, byte for byte under another name."""
+    if data.test is None:
+        return []
+    found = duplicates(data.train.images, {"test": data.test.images}, pick_device("cpu"))["test"]
+    if not found.count:
+        return []
+    pair = found.pairs[0]
+    told = f"{found.count} test images are training images too, such as {pair.held_out!r} and {pair.train!r}"
+    warnings.warn(f"{told}: scores on test are too good", stacklevel=3)
+    return [told]
+
+
+def _counts(data: LabelledData) -> str:
+    parts = {"train": data.train, "val": data.val, "test": data.test}
+    counts = ", ".join(f"{len(part.targets):,} {name}" for name, part in parts.items() if part is not None)
+    kind = "labels, several an image" if data.multi_label else "classes"
+    return f"{data.name}: {counts} images, {len(data.classes)} {kind}"

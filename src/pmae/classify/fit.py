@@ -1,0 +1,231 @@
+"""Fine-tuning that is kept: a linear head alone, the whole network, or low-rank adapters; then calibrated and scored."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pmae.classify.adapters import merged, with_adapters
+from pmae.classify.calibrate import fit_reference, fit_temperature, nll
+from pmae.classify.labels import Labelled, LabelledData
+from pmae.classify.model import Card, ImageClassifier, data_settings
+from pmae.classify.start import Start
+from pmae.config import DataConfig
+from pmae.data.augment import Standardize
+from pmae.data.batches import Batches
+from pmae.data.images import ImageSet
+from pmae.embed import Embedder
+from pmae.evaluate.augment import Loss
+from pmae.evaluate.features import batch_of, extract
+from pmae.evaluate.finetune import Classifier, EarlyStopping, finetune
+from pmae.evaluate.probes import logistic_regression, statistics
+from pmae.evaluate.protocols import FinetuneProtocol, preset
+from pmae.models import Encoder
+from pmae.train.environment import pick_device
+from pmae.validation import Count, Positive, Settings, Share, WholeNumber
+
+STEPS, EPOCHS = 2000, (20, 200)
+"""About how many steps training takes, within so many epochs: a small set needs as many as a large one."""
+WARMUP, PATIENCE = 0.1, 0.2
+"""Shares of the epochs: of the warm-up, and without progress before training stops."""
+RATES = {"full": 5e-4, "lora": 2e-3}
+"""Peak rates, of any batch: steps that shrink with it teach a small set nothing. Adapters start from zero and take
+larger ones."""
+PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+"""Of a linear head's squared weights, from which the best on the validation part is chosen."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(Settings):
+    """How a classifier is trained."""
+
+    method: Literal["full", "linear", "lora"] = "full"
+    """full: every weight; linear: a head on frozen features; lora: low-rank adapters (extra `lora`)."""
+    epochs: Count | None = None
+    """Passes over the training images at most; what makes 2,000 steps, from 20 to 200, if not given."""
+    batch_size: Count = 256
+    """Images in a step; a set of fewer than ten such batches takes a tenth of its size, at least 16."""
+    lr: Positive | None = None
+    """Peak rate; 5e-4 for full, 2e-3 for lora if not given."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """What the head sees: the mean of the patch tokens, or [CLS]."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: rare classes count as much as common ones."""
+    augment: Literal["strong", "crops", "none"] = "strong"
+    """strong: crops, RandAugment, erasing, mixup and CutMix, as the preset of that name; crops and flips; or nothing."""
+    validation: Share = 0.15
+    """Share of the training images to stop and to calibrate on, where the data has no val part."""
+    patience: Count | None = None
+    """Epochs without a lower validation loss after which training stops; a fifth of all if not given."""
+    rank: Count = 8
+    """Of the adapters, for lora."""
+    seed: WholeNumber = 0
+    """Of everything random."""
+
+
+class Fitted(NamedTuple):
+    """A classifier and how it came about, for results.json."""
+
+    classifier: ImageClassifier
+    history: dict[str, Any]
+
+
+class Trained(NamedTuple):
+    """An encoder, the head on it, and the history of both."""
+
+    encoder: Encoder
+    weight: Tensor
+    bias: Tensor
+    history: dict[str, Any]
+
+
+def fit(
+    start: Start,
+    data: LabelledData,
+    config: FinetuneConfig,
+    device: str = "auto",
+    folder: Path | None = None,
+    reading: DataConfig | None = None,
+    say: Say = lambda message: None,
+) -> Fitted:
+    """Train on data with a validation part, which stops training, sets the temperature and the drift threshold."""
+    val, where = data.val, pick_device(device)
+    assert val is not None
+    standardize, multi = start.standardize.to(where), data.multi_label
+    train = _linear if config.method == "linear" else _network
+    made = train(start._replace(standardize=standardize), data, config, where, folder, say)
+    embedder = Embedder(made.encoder.eval(), standardize, config.pooling, where)
+    seen, unseen = (features_of(embedder, part) for part in (data.train, val))
+    weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
+    temperature = fit_temperature(unseen.astype(np.float64) @ weight.numpy().T + bias.numpy(), val.targets)
+    reference = fit_reference(seen, unseen)
+    card = Card(
+        data.classes,
+        multi,
+        config.pooling,
+        list(data.train.images.shape),
+        data.train.images.images.dtype.name,
+        asdict(replace(start.config, weights=None)),
+        data_settings(reading or DataConfig()),
+        reference.threshold,
+        temperature,
+        asdict(config),
+    )
+    head = (weight / temperature).float(), (bias / temperature).float()
+    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
+    return Fitted(classifier, {**made.history, "temperature": temperature})
+
+
+def _linear(
+    start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, folder: Path | None, say: Say
+) -> Trained:
+    """Logistic regression on standardized features, with the penalty that is best on the validation part."""
+    assert data.val is not None
+    embedder = Embedder(start.encoder.eval(), start.standardize, config.pooling, device)
+    features = [torch.from_numpy(features_of(embedder, part)).double() for part in (data.train, data.val)]
+    mean, std = statistics(features[0])
+    x, held = ((part - mean) / std for part in features)
+    targets = as_targets(data.train)
+    loss = loss_for(targets, len(data.classes), config.class_weights)
+    tried: dict[float, tuple[float, Tensor]] = {}
+    for penalty in PENALTIES:
+        weights = logistic_regression(x, targets, len(data.classes), penalty, loss=loss)
+        tried[penalty] = nll((held @ weights[:-1] + weights[-1]).numpy(), data.val.targets), weights
+        say(f"penalty {penalty:g}: validation loss {tried[penalty][0]:.4f}")
+    best = min(tried, key=lambda penalty: tried[penalty][0])
+    weights = tried[best][1]
+    weight = weights[:-1].T / std
+    history = {"penalty": best, "validation_losses": {f"{p:g}": value for p, (value, _) in tried.items()}}
+    return Trained(start.encoder, weight, weights[-1] - (weight * mean).sum(1), history)
+
+
+def _network(
+    start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, folder: Path | None, say: Say
+) -> Trained:
+    """All weights, or adapters of them, until the validation loss falls no more."""
+    val = data.val
+    assert val is not None
+    lora = config.method == "lora"
+    encoder = with_adapters(start.encoder, config.rank, config.seed) if lora else start.encoder
+    train, held = (Batches(part.images.images, device) for part in (data.train, val))
+    targets, classes = as_targets(data.train).to(device), len(data.classes)
+    loss = loss_for(targets, classes, config.class_weights)
+    protocol = protocol_of(config, data.train.images)
+    patience = config.patience or max(1, round(PATIENCE * protocol.epochs))
+    stopping = EarlyStopping(lambda model: _loss_on(model, held, start.standardize, val.targets), patience)
+
+    def tell(epoch: int, value: float) -> None:
+        say(f"epoch {epoch + 1} of {protocol.epochs}: loss {value:.4f}, validation loss {stopping.losses[-1]:.4f}")
+
+    state = (start.standardize, protocol, config.seed, folder, tell, loss, stopping)
+    made = finetune(encoder, train, targets, classes, *state)
+    kept = made.classifier
+    tuned = merged(kept.encoder, start.encoder.is_vit) if lora else kept.encoder
+    losses = [value if math.isfinite(value) else None for value in stopping.losses]
+    best = 1 + stopping.losses.index(min(stopping.losses))
+    history = {"epochs": len(losses), "best_epoch": best, "losses": list(made.losses), "validation_losses": losses}
+    return Trained(tuned, kept.head.weight.detach(), kept.head.bias.detach(), history)
+
+
+def protocol_of(config: FinetuneConfig, images: ImageSet) -> FinetuneProtocol:
+    """The settings of the training loop: those of the preset `strong`, as far as they were not given."""
+    base, batch = preset("strong").finetune, batch_of(len(images), config.batch_size)
+    assert base is not None
+    epochs = config.epochs or min(max(EPOCHS[0], round(STEPS / (len(images) // batch))), EPOCHS[1])
+    changes: dict[str, Any] = {}
+    if config.augment != "strong" or images.vectors:
+        changes |= {"distort": 0.0, "blank": 0.0, "mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0}
+    if config.augment == "none" or images.vectors:
+        changes["augment"] = None
+    if config.method == "lora":
+        changes |= {"layer_decay": None, "drop_path": 0.0}
+    changes |= {"epochs": epochs, "warmup_epochs": WARMUP * epochs, "batch_size": config.batch_size}
+    # The loop's rates are for batches of 256.
+    rate = (config.lr or RATES[config.method]) * 256 / batch
+    return replace(base, base_lr=rate, pooling=config.pooling, **changes)
+
+
+def features_of(embedder: Embedder, part: Labelled) -> np.ndarray:
+    """Features (N, width), a batch of images in memory at a time."""
+    images, size = part.images.images, embedder.batch_size
+    return np.concatenate([embedder(np.asarray(images[i : i + size])) for i in range(0, len(images), size)])
+
+
+def as_targets(part: Labelled) -> Tensor:
+    """Class numbers, or 0 and 1 for every class as floats."""
+    return torch.from_numpy(part.targets)
+
+
+def loss_for(targets: Tensor, classes: int, weights: str) -> Loss:
+    """Cross-entropy, or its sum over classes that each image may have or not; weighted against imbalance if asked."""
+    balanced, count = weights == "balanced", len(targets)
+    if targets.ndim == 2:
+        positive = targets.sum(0)
+        ratio = (count - positive) / positive.clamp(min=1) if balanced else None
+
+        def binary(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+            soft = labels * (1 - smoothing) + smoothing / 2
+            weight = None if ratio is None else ratio.to(logits)
+            each = F.binary_cross_entropy_with_logits(logits, soft.to(logits), pos_weight=weight, reduction="none")
+            return each.sum(1).mean()
+
+        return binary
+    share = count / (classes * torch.bincount(targets, minlength=classes).clamp(min=1)) if balanced else None
+
+    def single(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        weight = None if share is None else share.to(logits)
+        return F.cross_entropy(logits, labels, weight, label_smoothing=smoothing)
+
+    return single
+
+
+def _loss_on(model: Classifier, batches: Batches, standardize: Standardize, targets: np.ndarray) -> float:
+    logits = extract(model, batches, standardize, compile=False)["logits"]
+    return nll(logits.double().cpu().numpy(), targets)

@@ -1,0 +1,209 @@
+"""Images with labels: from subfolders, a table of files (.csv or .parquet), an .npz file, shards or a named set."""
+
+import csv
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmae.config import DataConfig
+from pmae.data.decode import failing_as
+from pmae.data.files import FileSamples, shard_files
+from pmae.data.images import ImageSet, Splits
+from pmae.data.sets import converts, load
+from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown
+from pmae.errors import UserError, missing_extra, require
+from pmae.evaluate.features import hold_out
+
+SEPARATOR = ";"
+"""Between the labels of one image, in a table."""
+TABLES = (".csv", ".parquet")
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images with their targets: class numbers (N,), or 0 and 1 for every class (N, C) where they may have several."""
+
+    images: ImageSet
+    targets: np.ndarray
+
+    def take(self, index: np.ndarray) -> "Labelled":
+        """Those at these positions."""
+        return Labelled(self.images.take(index), self.targets[index])
+
+
+class LabelledData(NamedTuple):
+    """A labelled data set, by split."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Labelled
+    val: Labelled | None = None
+    test: Labelled | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have several labels, or none."""
+        return self.train.targets.ndim == 2
+
+
+def read_labelled(config: DataConfig, labels: Path | str | None = None) -> LabelledData:
+    """The images of a source and their labels, checked; `labels` is a table of the files below `config.source`.
+
+    A table has a column `file`, `label` (several are `a;b`) or a column of 0 and 1 for each class, and maybe `split`.
+    """
+    source = Path(config.source).expanduser()
+    if labels is None and _is_table(source):
+        labels, source = source, source.parent
+    if labels is not None:
+        found = _from_table(Path(labels).expanduser(), source, config)
+    else:
+        folder = converts(config) and shard_files(config.source) is None
+        found = from_splits(load(replace(config, labels="folders") if folder else config))
+    _check(found)
+    return found
+
+
+def from_splits(splits: Splits) -> LabelledData:
+    """A data set whose images have class numbers of their own; a held-out part without them is left out."""
+    numbers = splits.train.labels
+    if numbers is None:
+        raise UserError(f"data {splits.name!r} must have labels, got none")
+    parts = {split: getattr(splits, split) for split in SPLITS}
+    sets = {s: Labelled(part, part.labels) for s, part in parts.items() if part is not None and part.labels is not None}
+    return LabelledData(splits.name, splits.train.classes, notes=splits.notes, **sets)
+
+
+def with_validation(data: LabelledData, share: float, seed: int) -> LabelledData:
+    """The set with a part of its training images, the same share of every class, as val where it has none."""
+    if data.val is not None:
+        return data
+    # Of images with several labels, each combination is a class here.
+    strata = np.unique(data.train.targets, axis=0, return_inverse=True)[1].reshape(-1)
+    kept, held = hold_out(strata, share, seed)
+    told = f"{len(held)} of {len(data.train.targets)} training images are held out to stop and to calibrate on"
+    return data._replace(train=data.train.take(kept), val=data.train.take(held), notes=(*data.notes, told))
+
+
+def _check(data: LabelledData) -> None:
+    """Refuse what cannot be learned: too few images of a class, or a class that only a held-out part has."""
+    require(len(data.classes) >= 2 or data.multi_label, "labels", "of two classes or more", data.classes)
+    counts = _per_class(data.train, len(data.classes))
+    for name, part in {"val": data.val, "test": data.test}.items():
+        there = _per_class(part, len(data.classes)) if part else np.zeros_like(counts)
+        only = [label for label, here, train in zip(data.classes, there, counts, strict=True) if here and not train]
+        if only:
+            raise UserError(f"labels of {name} must be classes of train ({shown(list(data.classes))}), got {only[0]!r}")
+    for label, count in zip(data.classes, counts.tolist(), strict=True):
+        require(count >= 2, f"class {label!r}", "of at least 2 training images", count)
+
+
+def _per_class(part: Labelled, classes: int) -> np.ndarray:
+    targets = part.targets
+    return targets.sum(0).astype(int) if targets.ndim == 2 else np.bincount(targets, minlength=classes)
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a path is a table of file names; a Parquet file may also hold the images themselves."""
+    if not path.is_file() or path.suffix.lower() not in TABLES:
+        return False
+    return path.suffix.lower() == ".csv" or "file" in _parquet().read_schema(path).names
+
+
+def _parquet() -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_extra("a .parquet file", "stream", error) from error
+    return parquet
+
+
+def _read_rows(path: Path) -> Rows:
+    """The rows of a table, each a dictionary by column."""
+    if path.suffix.lower() not in TABLES or not path.is_file():
+        raise UserError(f"labels must be a .csv or .parquet file, got {str(path)!r}")
+    with failing_as(f"labels: {path} cannot be read as a table"):
+        if path.suffix.lower() == ".parquet":
+            rows: Rows = _parquet().read_table(path).to_pylist()
+        else:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                rows = list(csv.DictReader(file, strict=True))
+    require(bool(rows), f"labels: {path}", "a table with rows", "none")
+    require("file" in rows[0], f"labels: {path}", "a table with a column 'file'", sorted(map(str, rows[0])))
+    return rows
+
+
+def _from_table(path: Path, folder: Path, config: DataConfig) -> LabelledData:
+    rows = _read_rows(path)
+    targets, classes = _targets(rows, path)
+    files, splits = [str(row["file"]) for row in rows], [str(row.get("split") or "train") for row in rows]
+    for split in splits:
+        require(split in SPLITS, f"split in {path}", f"one of {', '.join(SPLITS)}", split)
+    _check_files(files, splits, folder, path)
+    # The number of a sample is its row, so that a file that cannot be read takes its row with it.
+    places = {split: [i for i, own in enumerate(splits) if own == split] for split in SPLITS if split in splits}
+    samples = {s: FileSamples(folder, [files[i] for i in own], own, ()) for s, own in places.items()}
+    read = from_splits(read_samples(SampleSet(path.stem, samples), replace(config, labels="none")))
+    parts = {split: getattr(read, split) for split in places}
+    kept = {split: Labelled(replace(p.images, labels=None, classes=()), targets[p.targets]) for split, p in parts.items()}
+    return LabelledData(path.stem, classes, notes=read.notes, **kept)
+
+
+def _check_files(files: list[str], splits: list[str], folder: Path, path: Path) -> None:
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{path} must name files below {folder}, got {len(missing)} that are not: {shown(missing)}")
+    real = [os.path.realpath(folder / name) for name in files]
+    twice = next((place for place, count in Counter(real).items() if count > 1), None)
+    if twice is not None:
+        rows = [i for i, place in enumerate(real) if place == twice][:2]
+        where = " and ".join(f"row {i + 2} ({splits[i]})" for i in rows)
+        raise UserError(f"{path} must name every file once, got {files[rows[0]]!r} in {where}")
+
+
+def _targets(rows: Rows, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Targets and classes: of the column `label`, or of a column for each class."""
+    if "label" not in rows[0]:
+        return _class_columns(rows, path)
+    cells = [row["label"] for row in rows]
+    for number, cell in enumerate(cells, 2):
+        require(not _is_float(cell), f"label in row {number} of {path}", "a name or a whole number", cell)
+    several = [[part.strip() for part in str("" if c is None else c).split(SEPARATOR) if part.strip()] for c in cells]
+    classes = tuple(sorted(set().union(*several), key=_in_order))
+    if all(len(labels) == 1 for labels in several):
+        return np.array([classes.index(label) for (label,) in several], np.int64), classes
+    if not any(SEPARATOR in str(cell) for cell in cells):
+        row = next(number for number, labels in enumerate(several, 2) if not labels)
+        raise UserError(f"label in row {row} of {path} must be a class, got nothing")
+    table = [[float(name in labels) for name in classes] for labels in several]
+    return np.array(table, np.float32), classes
+
+
+def _class_columns(rows: Rows, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    classes = tuple(name for name in rows[0] if name not in ("file", "split"))
+    require(bool(classes), f"labels: {path}", "a table with a column 'label', or one for each class", sorted(rows[0]))
+    for number, row in enumerate(rows, 2):
+        for name in classes:
+            require(str(row[name]) in ("0", "1"), f"{name} in row {number} of {path}", "0 or 1", row[name])
+    return np.array([[float(row[name]) for name in classes] for row in rows], np.float32), classes
+
+
+def _is_float(cell: object) -> bool:
+    """Whether a label is a measurement, not a class: 0.5, and also 1.0."""
+    if isinstance(cell, str):
+        try:
+            float(cell)
+        except ValueError:
+            return False
+        return not cell.strip().lstrip("+-").isdigit()
+    return isinstance(cell, float)
+
+
+def _in_order(label: str) -> tuple[int, str]:
+    """Numbers by value, before names."""
+    return (int(label), "") if label.lstrip("-").isdigit() else (2**63, label)

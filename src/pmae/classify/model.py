@@ -1,0 +1,181 @@
+"""The classifier that is kept: encoder, linear head, class names and what tells how sure it is, in two files.
+
+classifier.json          classes, how images are read, settings      classifier.safetensors  every number
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmae.classify.calibrate import Reference, probabilities
+from pmae.classify.labels import SEPARATOR
+from pmae.config import DataConfig, EncoderConfig
+from pmae.data.arrays import channels_first
+from pmae.data.augment import Standardize
+from pmae.embed import Embedder
+from pmae.errors import UserError, require
+from pmae.files import disk_errors, folder_path, read_object, read_tensors, write_json, write_tensors
+from pmae.models import Encoder, build_encoder
+from pmae.runs import SHAPE
+from pmae.train.checkpoint import load_into
+from pmae.train.environment import pick_device
+from pmae.validation import Count, NonNegative, Positive, Rule, coerced
+
+FILE, TENSORS = "classifier.json", "classifier.safetensors"
+CHANCE = 0.5
+"""From which probability on an image that may have several labels has one."""
+Classes = Annotated[tuple[str, ...], Rule("one class or more, no two alike", lambda c: 0 < len(set(c)) == len(c))]
+
+
+@dataclass(frozen=True)
+class Card:
+    """classifier.json: all of a classifier but its numbers."""
+
+    classes: Classes
+    multi_label: bool
+    pooling: str
+    shape: Annotated[list[Count], SHAPE]
+    dtype: str
+    encoder: dict[str, Any]
+    """As `EncoderConfig`."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """How new images are to be read, as `DataConfig`."""
+    threshold: NonNegative = math.inf
+    """Distance from the training features beyond which an image is flagged."""
+    temperature: Positive = 1.0
+    """What the logits were divided by; the head is already."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the fine-tuning."""
+    format: Annotated[int, Rule("1, the format that this version reads", lambda n: n == 1)] = 1
+
+
+class Answers(NamedTuple):
+    """What a classifier says of images: probabilities (N, C), and distances from the training features (N,)."""
+
+    probabilities: np.ndarray
+    distances: np.ndarray
+
+
+class ImageClassifier:
+    """Images to labels, with calibrated probabilities.
+
+    >>> classifier = pmae.load_classifier("clf")
+    >>> classifier.predict(images), classifier.predict_proba(images)
+    """
+
+    def __init__(
+        self,
+        card: Card,
+        encoder: Encoder,
+        standardize: Standardize,
+        head: tuple[Tensor, Tensor],
+        reference: Reference,
+        device: str | torch.device = "cpu",
+        batch_size: int | None = None,
+    ) -> None:
+        self.card, self.head, self.reference = card, head, reference
+        self.embedder = Embedder(encoder, standardize, card.pooling, torch.device(device), batch_size)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the probabilities."""
+        return self.card.classes
+
+    @property
+    def encoder(self) -> Encoder:
+        """The fine-tuned encoder; `encoder.net` is a plain timm model."""
+        return self.embedder.encoder
+
+    def answer(self, images: np.ndarray) -> Answers:
+        """Probabilities and distances of images (N, C, H, W), from one pass of the encoder."""
+        features = self.embedder(images)
+        return Answers(probabilities(self.logits(features), self.card.multi_label), self.reference.distances(features))
+
+    def logits(self, features: np.ndarray) -> np.ndarray:
+        """Calibrated logits (N, C) of features."""
+        weight, bias = (part.numpy().astype(np.float64) for part in self.head)
+        return features.astype(np.float64) @ weight.T + bias
+
+    def predict_proba(self, images: Any) -> np.ndarray:
+        """Probabilities (N, C) of images in any layout that pretraining takes."""
+        return self.answer(self._as_images(images)).probabilities
+
+    def predict(self, images: Any) -> list[str]:
+        """The label of every image; several are joined by `;`, and may be none."""
+        return self.names(self.predict_proba(images))
+
+    def names(self, found: np.ndarray) -> list[str]:
+        """The labels that probabilities (N, C) stand for."""
+        if not self.card.multi_label:
+            return [self.classes[i] for i in found.argmax(1)]
+        return [SEPARATOR.join(c for c, p in zip(self.classes, row, strict=True) if p >= CHANCE) for row in found]
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the two files into a folder that holds no classifier; the first of them last."""
+        path = folder_path(folder, "path")
+        require(not (path / FILE).exists(), "path", "a folder without a classifier", str(path))
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+        tensors = {f"encoder.{name}": value.cpu() for name, value in self.encoder.net.state_dict().items()}
+        tensors |= {"head.weight": self.head[0], "head.bias": self.head[1]}
+        tensors |= {f"standardize.{name}": value.cpu() for name, value in self.embedder.standardize.state_dict().items()}
+        tensors |= {f"reference.{name}": torch.from_numpy(getattr(self.reference, name)) for name in REFERENCE}
+        write_tensors(path / TENSORS, tensors)
+        write_json(path / FILE, asdict(self.card))
+        return path
+
+    def _as_images(self, images: Any) -> np.ndarray:
+        array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+        shape = tuple(self.card.shape)
+        array = array if array.ndim == 4 and array.shape[1:] == shape else channels_first(array, self.layout)
+        require(array.shape[1:] == shape, "images", f"of shape {shape} (channels, height, width)", array.shape[1:])
+        return array
+
+    @property
+    def layout(self) -> Any:
+        """Of arrays, as those that were trained on."""
+        return self.card.data.get("layout", "auto")
+
+
+REFERENCE = ("mean", "whitening")
+
+
+def is_classifier(path: Path | str) -> bool:
+    """Whether a folder holds one."""
+    return (Path(path).expanduser() / FILE).is_file()
+
+
+def load_classifier(path: Path | str, device: str = "auto", batch_size: int | None = None) -> ImageClassifier:
+    """The classifier that `pmae finetune` or `ImageClassifier.save` wrote into a folder."""
+    folder = Path(path).expanduser()
+    if not is_classifier(folder):
+        raise UserError(f"classifier must be a folder that `pmae finetune` wrote (with a {FILE}), got {str(folder)!r}")
+    card: Card = coerced(read_object(folder / FILE), Card, str(folder / FILE))
+    encoder = build_encoder(EncoderConfig(**card.encoder), _triple(card.shape))
+    load_into(encoder.net, folder / TENSORS, "encoder.")
+    tensors = read_tensors(folder / TENSORS)
+    expected = {"head.weight": (len(card.classes), encoder.width), "head.bias": (len(card.classes),)}
+    expected |= {"reference.mean": (encoder.width,), "reference.whitening": (encoder.width,) * 2}
+    for name, shape in expected.items():
+        found = tuple(tensors[name].shape) if name in tensors else "nothing"
+        require(found == shape, f"{name} in {folder / TENSORS}", f"of shape {shape}", found)
+    standardize = Standardize(tensors["standardize.mean"], tensors["standardize.std"])
+    reference = Reference(*(tensors[f"reference.{name}"].numpy() for name in REFERENCE), threshold=card.threshold)
+    head = tensors["head.weight"], tensors["head.bias"]
+    return ImageClassifier(card, encoder.eval(), standardize, head, reference, pick_device(device), batch_size)
+
+
+def _triple(shape: Sequence[int]) -> tuple[int, int, int]:
+    channels, height, width = shape
+    return channels, height, width
+
+
+def data_settings(config: DataConfig) -> dict[str, Any]:
+    """What of a reader's settings new images need too."""
+    return {name: getattr(config, name) for name in ("layout", "resize", "channels")}

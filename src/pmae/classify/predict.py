@@ -1,0 +1,102 @@
+"""`pmae predict`: labels and probabilities of any number of images, streamed to a .csv or .parquet file."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pmae.classify.fit import Say
+from pmae.classify.model import ImageClassifier, load_classifier
+from pmae.config import DataConfig
+from pmae.data.images import ImageSet
+from pmae.data.sets import converts, read_chunks
+from pmae.embed import fitting, write_streamed
+from pmae.errors import UserError, require
+from pmae.feature_files import Rows, writer_for
+from pmae.train.distributed import World, local_device
+from pmae.train.environment import pick_device
+
+DIGITS = 6
+"""Of probabilities and distances in a table."""
+ANY = 2**31
+"""Unreadable files are passed over, however many, and named."""
+
+
+class Predicted(NamedTuple):
+    """How many images were classified, how many of them are unlike the training images, and which were unreadable."""
+
+    images: int
+    drifted: int
+    unreadable: tuple[str, ...]
+
+
+def predict(
+    classifier: ImageClassifier | Path | str,
+    data: DataConfig | Path | str,
+    out: Path | str,
+    top_k: int = 1,
+    split: str = "all",
+    device: str = "auto",
+    batch_size: int | None = None,
+    say: Say = lambda message: None,
+) -> Predicted:
+    """Write file, label, probability, distance and whether it drifted for every image of a source.
+
+    With `top_k` the next likeliest labels follow; images that may have several labels get a column for every class.
+    Processes that `torchrun` started divide the images, and the first one writes.
+    """
+    where, out = local_device(pick_device(device)), Path(out).expanduser()
+    if not isinstance(classifier, ImageClassifier):
+        classifier = load_classifier(classifier, str(where), batch_size)
+    own, card = classifier, classifier.card
+    require(1 <= top_k <= len(card.classes), "top_k", f"from 1 to the number of classes ({len(card.classes)})", top_k)
+    if out.suffix.lower() not in (".csv", ".parquet"):
+        raise UserError(f"out must end in .csv or .parquet, got {str(out)!r}")
+    reading = data if isinstance(data, DataConfig) else reading_for(own, str(data))
+    write, drifted, unreadable = writer_for(out, flat=True), 0, list[str]()
+
+    def rows(world: World) -> Iterator[Rows]:
+        nonlocal drifted
+        source = read_chunks(reading, own.embedder.batch_size, split, world.part)
+        for _, part in fitting(source.chunks, card.shape, card.dtype, reading):
+            made = table(own, part, top_k)
+            drifted += int(made.columns["drifted"].sum())
+            yield made
+        unreadable.extend(source.unreadable.found if source.unreadable else ())
+
+    count = write_streamed(out, rows, [], write, where, say)
+    return Predicted(count, drifted, tuple(unreadable))
+
+
+def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
+    """A source read as the classifier's training images were; what converts image files is for no other kind."""
+    known = classifier.card.data
+    plain = DataConfig(source, layout=known.get("layout", "auto"), max_unreadable=ANY)
+    if not converts(plain):
+        return plain
+    return replace(plain, resize=known.get("resize"), channels=known.get("channels"))
+
+
+def table(classifier: ImageClassifier, part: ImageSet, top_k: int) -> Rows:
+    """The answers for some images, by column; images of an array have no `file`, and come in its order."""
+    found, distances = classifier.answer(np.asarray(part.images))
+    columns = {"file": np.array(part.names)} if part.names else {}
+    if classifier.card.multi_label:
+        columns["label"] = np.array(classifier.names(found))
+        columns |= {f"p_{name}": found[:, i].round(DIGITS) for i, name in enumerate(classifier.classes)}
+    else:
+        columns |= _likeliest(found, classifier.classes, top_k)
+    columns |= {"distance": distances.round(DIGITS), "drifted": (distances > classifier.reference.threshold).astype(int)}
+    return Rows(np.empty((len(part), 0), np.float32), columns)
+
+
+def _likeliest(found: np.ndarray, classes: tuple[str, ...], top_k: int) -> dict[str, np.ndarray]:
+    order = np.argsort(-found, axis=1, kind="stable")[:, :top_k]
+    columns: dict[str, np.ndarray] = {}
+    for rank in range(top_k):
+        suffix = f"_{rank + 1}" if rank else ""
+        columns[f"label{suffix}"] = np.array(classes)[order[:, rank]]
+        columns[f"probability{suffix}"] = np.take_along_axis(found, order[:, rank : rank + 1], 1)[:, 0].round(DIGITS)
+    return columns

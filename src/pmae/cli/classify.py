@@ -1,0 +1,138 @@
+"""`pmae finetune` and `predict`: a classifier of labelled images, and what it says of new ones."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from pmae.cli.parse import Count, Number, Out, Switch, Text
+from pmae.config import DataConfig
+from pmae.train.journal import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """How image files are read, where it is not as those of the run were."""
+
+    resize: Count = None
+    """Resize image files to this side; as those that were trained on if not given."""
+    channels: Literal[1, 3] | None = None
+    """Convert image files; as those that were trained on if not given."""
+    root: Text = None
+    """Folder of named sets."""
+
+    def applied(self, reading: DataConfig) -> DataConfig:
+        """The settings with what was given."""
+        given: dict[str, Any] = {"resize": self.resize, "channels": self.channels, "root": self.root}
+        return replace(reading, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Finetune(Conversion):
+    """Train a classifier on labelled images, from a run or weights, and keep it in a folder.
+
+    Subfolders of --data are classes. A table (.csv or .parquet) has the columns file and label, or a column of 0 and 1
+    for each class; several labels of an image are a;b. The classifier's results.json says how sure to be.
+
+    examples:
+      pmae finetune runs/a --data labelled/ --out clf
+      pmae finetune runs/a --data scans/ --labels scans.csv --method lora --out clf
+      pmae finetune weights/ --data labelled/ --resize 224 --method linear --class-weights balanced --out clf
+      pmae finetune runs/a --data labelled/ --out clf --resume
+    """
+
+    start: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN_OR_WEIGHTS", help_behavior_hint="")]
+    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote."""
+    data: str
+    """A folder with a subfolder for each class, a table of files, an .npz file, shards, or a named set."""
+    out: Out
+    """Folder to write, new or empty."""
+    labels: Text = None
+    """A .csv or .parquet table of the files below --data, if not by subfolders."""
+    method: Literal["full", "linear", "lora"] = "full"
+    """All weights, a head on frozen features, or low-rank adapters (extra lora)."""
+    epochs: Count = None
+    """Passes over the images at most; what makes 2,000 steps, from 20 to 200, if not given."""
+    batch_size: Count = None
+    """Images in a step; 256, fewer for small sets, if not given."""
+    lr: Number = None
+    """Peak rate; 5e-4, or 2e-3 for lora, if not given."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """What the head sees."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: rare classes count as much as common ones."""
+    augment: Literal["strong", "crops", "none"] = "strong"
+    """strong: also RandAugment, erasing, mixup and CutMix."""
+    validation: Number = None
+    """Share of the images to stop and to calibrate on; 0.15 if not given, and the data has no val part."""
+    patience: Count = None
+    """Epochs without a lower validation loss before training stops; a fifth of all if not given."""
+    rank: Count = None
+    """Of lora's adapters; 8 if not given."""
+    seed: int = 0
+    """Of everything random."""
+    encoder: Text = None
+    """timm name of the network, for weights without a config.json that tells it."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    resume: Switch = False
+    """Continue what is unfinished in --out."""
+
+    def run(self) -> None:
+        """Train, and print how good it is."""
+        from pmae.classify.finetune import finetune, read_as
+        from pmae.classify.fit import FinetuneConfig
+        from pmae.classify.score import in_words
+        from pmae.classify.start import reading_of
+
+        given = {f.name: getattr(self, f.name) for f in fields(FinetuneConfig) if hasattr(self, f.name)}
+        config = FinetuneConfig(**{name: value for name, value in given.items() if value is not None})
+        reading = self.applied(read_as(reading_of(self.start), self.data))
+        finetune(self.start, reading, self.out, config, self.labels, self.encoder, self.device, self.resume, say)
+        print(in_words(self.out))
+        print(f"classifier: {self.out}   (classifier.json, classifier.safetensors, results.json)")
+
+
+@dataclass(frozen=True)
+class Predict(Conversion):
+    """Write label, probability and drift of any number of images, in bounded memory, to a .csv or .parquet file.
+
+    Drifted images are farther from the training features than 99 in 100 unseen ones were.
+
+    examples:
+      pmae predict clf --data new/ -o predictions.csv
+      pmae predict clf --data new/ --top-k 3 -o predictions.parquet
+    """
+
+    path: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CLASSIFIER", help_behavior_hint="")]
+    """Folder that pmae finetune wrote."""
+    data: str
+    """A named set, or the path of a folder, .npy or .npz file, or shards."""
+    out: Out
+    """The file to write: .csv or .parquet."""
+    top_k: int = 1
+    """How many of the likeliest labels to write."""
+    split: Literal["all", "train", "val", "test"] = "all"
+    """Which part of the data."""
+    max_unreadable: Count = None
+    """How many unreadable files may be passed over; any number if not given."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    batch_size: Count = None
+    """Images in a batch; 256, fewer if they are large, if not given."""
+
+    def run(self) -> None:
+        """Predict, and say how many, and which files could not be read."""
+        from pmae.classify.model import load_classifier
+        from pmae.classify.predict import predict, reading_for
+        from pmae.train.distributed import is_main, local_device
+        from pmae.train.environment import pick_device
+
+        classifier = load_classifier(self.path, str(local_device(pick_device(self.device))), self.batch_size)
+        data = self.applied(reading_for(classifier, self.data))
+        data = data if self.max_unreadable is None else replace(data, max_unreadable=self.max_unreadable)
+        found = predict(classifier, data, self.out, self.top_k, self.split, self.device, self.batch_size, say)
+        for name in found.unreadable:
+            print(f"unreadable: {name}", flush=True)
+        if is_main():
+            print(f"{self.out}: {found.images:,} images, {found.drifted:,} unlike the training images")

@@ -1,0 +1,92 @@
+"""What the files beside weights say of their network and of the pixels it saw: timm's and Hugging Face's config.json."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+
+from pmae.config import EncoderConfig
+from pmae.errors import UserError, require
+from pmae.files import read_object
+from pmae.models.encoder import is_vit_name
+from pmae.runs import Run
+
+VITS = ("vit", "vit_mae")
+"""Hugging Face's `model_type`s that are timm's plain ViT."""
+DINOV2 = {384: "small", 768: "base", 1024: "large", 1536: "giant"}
+"""timm's names of DINOv2's networks, by their width."""
+SIZES = {"width": "embed_dim", "depth": "depth", "heads": "num_heads"}
+BYTES = 1 / 255
+"""What pixels are multiplied with before their statistics are taken, where nothing says otherwise."""
+
+
+class Described(NamedTuple):
+    """The encoder's settings, and mean and standard deviation per channel of pixels times `scale`, where recorded."""
+
+    encoder: EncoderConfig | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    scale: float = BYTES
+
+
+def described_weights(path: str, name: str | None = None) -> Described:
+    """What is recorded beside the weights at `path`; `name` is the timm network where nothing is, or if it is wrong."""
+    place = Path(path).expanduser()
+    if (place / "checkpoints").is_dir():
+        return Described(Run(place).config.encoder)
+    folder = place if place.is_dir() else place.parent
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    found = _of_timm(config) if "architecture" in config else _of_huggingface(config, folder)
+    if name is not None:
+        return found._replace(encoder=EncoderConfig(name, patch_size=found.encoder and found.encoder.patch_size))
+    return found
+
+
+def require_encoder(described: Described, path: str) -> EncoderConfig:
+    """The settings that build the network, which must be known."""
+    if described.encoder is None:
+        known = "a config.json beside them that tells their network (timm's, or Hugging Face's of a ViT or DINOv2)"
+        raise UserError(f"weights {path!r} must have {known}, or --encoder must name the timm network")
+    return described.encoder
+
+
+def _of_timm(config: dict[str, Any]) -> Described:
+    name, given = str(config["architecture"]), config.get("model_args") or {}
+    pixels = config.get("pretrained_cfg") or {}
+    require(isinstance(given, dict) and isinstance(pixels, dict), "config.json", "objects of settings", config)
+    sizes = {ours: given[theirs] for ours, theirs in SIZES.items() if theirs in given}
+    patch = given.get("patch_size", _patch_of(name))
+    patch = patch[-1] if isinstance(patch, list) else patch
+    encoder = EncoderConfig("vit_tiny" if sizes else name, patch_size=patch, **sizes)
+    return Described(encoder, _numbers(pixels.get("mean")), _numbers(pixels.get("std")))
+
+
+def _patch_of(name: str) -> int | None:
+    """The patch that a timm ViT has by its name."""
+    if not is_vit_name(name):
+        return None
+    import torch
+
+    with torch.device("meta"):
+        net: Any = timm.create_model(name, pretrained=False)
+    return int(net.patch_embed.patch_size[-1])
+
+
+def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
+    kind, width = config.get("model_type"), config.get("hidden_size")
+    encoder = None
+    if kind in VITS:
+        sizes = {"width": width, "depth": config.get("num_hidden_layers"), "heads": config.get("num_attention_heads")}
+        encoder = EncoderConfig("vit_tiny", patch_size=config.get("patch_size"), **sizes)
+    elif str(kind).startswith("dinov2") and width in DINOV2:
+        registers = "_reg4" if config.get("num_register_tokens") else ""
+        encoder = EncoderConfig(f"vit_{DINOV2[width]}_patch14{registers}_dinov2", patch_size=config.get("patch_size"))
+    beside = folder / "preprocessor_config.json"
+    pixels = read_object(beside) if beside.is_file() else {}
+    scale = pixels.get("rescale_factor", BYTES) if pixels.get("do_rescale", True) else 1.0
+    return Described(encoder, _numbers(pixels.get("image_mean")), _numbers(pixels.get("image_std")), scale)
+
+
+def _numbers(values: Any) -> tuple[float, ...] | None:
+    fine = isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values)
+    return tuple(map(float, values)) if fine else None
