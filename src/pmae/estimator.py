@@ -184,19 +184,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         """X as images (N, C, H, W), checked as scikit-learn does."""
         if self.pooling not in POOLINGS:
             raise unknown_name("pooling", self.pooling, POOLINGS)
-        X = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X
-        layout, least = (self.config or Config()).data.layout, {"ensure_min_samples": 2 if fitting else 1}
-        if not is_flat(X):
-            images = as_images(check_array(X, allow_nd=True, estimator=self, **least), self.image_shape, layout)
-        else:
-            X = validate_data(self, X, reset=fitting, ensure_min_features=2 if fitting else 1, **least)
-            if self.image_shape is not None:
-                images = as_images(X, self.image_shape, layout)
-            else:
-                images = as_rows(X, None if fitting else self.image_shape_)
-        if not fitting and images.shape[1:] != self.image_shape_:
-            raise UserError(f"X must have images of shape {self.image_shape_}, as in fit, got {images.shape[1:]}")
-        return images
+        return read_images(self, X, fitting, (self.config or Config()).data.layout)
 
     def _settings(self, table: bool) -> Config:
         """The configuration that the parameters describe, its types checked."""
@@ -260,6 +248,23 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         tags.input_tags.three_d_array = True
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
+
+
+def read_images(estimator: Any, X: Any, fitting: bool, layout: Layout = "auto") -> np.ndarray:
+    """X as images (N, C, H, W), checked as scikit-learn does, and against `image_shape` and `image_shape_`."""
+    X, shape = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X, estimator.image_shape
+    least = {"ensure_min_samples": 2 if fitting else 1}
+    if not is_flat(X):
+        images = as_images(check_array(X, allow_nd=True, estimator=estimator, **least), shape, layout)
+    else:
+        X = validate_data(estimator, X, reset=fitting, ensure_min_features=2 if fitting else 1, **least)
+        if shape is not None:
+            images = as_images(X, shape, layout)
+        else:
+            images = as_rows(X, None if fitting else estimator.image_shape_)
+    if not fitting and images.shape[1:] != estimator.image_shape_:
+        raise UserError(f"X must have images of shape {estimator.image_shape_}, as in fit, got {images.shape[1:]}")
+    return images
 
 
 def is_flat(X: Any) -> bool:

@@ -1,6 +1,6 @@
 """The scikit-learn front door of classifiers: `PMAEClassifier("runs/a", method="linear").fit(X, y).predict(X_new)`."""
 
-import copy
+import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -8,18 +8,18 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from pmae.classify.fit import FinetuneConfig, fit
 from pmae.classify.labels import Labelled, LabelledData, with_validation
-from pmae.classify.model import ImageClassifier
+from pmae.classify.model import CHANCE
 from pmae.classify.start import Start, load_start
-from pmae.config import EncoderConfig
 from pmae.data.images import ImageSet
-from pmae.errors import UserError, require
-from pmae.estimator import PMAE
-from pmae.evaluate.features import hold_out
+from pmae.errors import require
+from pmae.estimator import PMAE, is_flat, read_images
 from pmae.runs import Run
+
+SETTINGS = ("method", "class_weights", "epochs", "lr", "augment", "validation", "patience")
 
 
 class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -35,8 +35,10 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     encoder : a run folder, weights of timm or Hugging Face, a `PMAE` that is fitted to X first, or
         `sklearn.frozen.FrozenEstimator(pmae)` for one that is fitted already; None is a `PMAE` of default settings.
     method : "linear" (a head on frozen features), "full" or "lora".
-    class_weight : None, or "balanced" for rare classes to count as much as common ones.
-    epochs, lr, augment, validation, patience : as `pmae finetune` has them, for `method` "full" and "lora".
+    class_weights : "none", or "balanced" for rare classes to count as much as common ones.
+    image_shape : (H, W), (H, W, C) or (C, H, W) of the rows of a flat X.
+    validation : share of the images that stops training and calibrates.
+    epochs, lr, augment, patience : as `pmae finetune` has them, for `method` "full" and "lora".
     random_state : an int, the seed of the validation part and of training.
     device : "auto", "cpu", "cuda" or "cuda:N".
 
@@ -44,6 +46,9 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     classes_ : the labels, in the order of the probabilities.
     classifier_ : the `ImageClassifier`, which saves itself; `pmae.load_classifier` loads it.
+    image_shape_ : (C, H, W) of the images.
+    n_features_in_ : C x H x W.
+    feature_names_in_ : names of the columns, for a data frame.
     """
 
     def __init__(
@@ -51,37 +56,89 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         encoder: PMAE | FrozenEstimator | Run | str | Path | None = None,
         *,
         method: str = "linear",
-        class_weight: str | None = None,
+        class_weights: str = "none",
+        image_shape: tuple[int, ...] | None = None,
+        validation: float = 0.15,
         epochs: int | None = None,
         lr: float | None = None,
         augment: str = "strong",
-        validation: float = 0.15,
         patience: int | None = None,
         random_state: int = 0,
         device: str = "auto",
     ) -> None:
         self.encoder = encoder
         self.method = method
-        self.class_weight = class_weight
+        self.class_weights = class_weights
+        self.image_shape = image_shape
+        self.validation = validation
         self.epochs = epochs
         self.lr = lr
         self.augment = augment
-        self.validation = validation
         self.patience = patience
         self.random_state = random_state
         self.device = device
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fine-tune on images and labels, part of which stops training and calibrates."""
-        require(self.class_weight in (None, "balanced"), "class_weight", "None or 'balanced'", self.class_weight)
-        settings = {name: getattr(self, name) for name in ("method", "epochs", "lr", "augment", "validation", "patience")}
-        config = FinetuneConfig(**settings, class_weights=self.class_weight or "none", seed=self.random_state)
-        # Reads X too: of a run, as PMAE would.
-        self.reader_ = self._reader(X)
-        images = ImageSet(self.reader_._read(X, fitting=not hasattr(self.reader_, "fitted_")))
-        data = self._data(images, y)
-        start = self._start(X, images)
-        data = with_validation(data, config.validation, config.seed) if self._splits(data) else data._replace(val=data.train)
-        self.classifier_ = fit(start, data, config, self.device).classifier
-        self.n_features_in_ = self.reader_.n_features_in_
+        """Fine-tune on images and labels."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS}
+        config = FinetuneConfig(**given, seed=self.random_state)
+        images = ImageSet(read_images(self, X, fitting=True), vectors=is_flat(X) and self.image_shape is None)
+        data = with_validation(self._labelled(images, y), config.validation, config.seed)
+        self.classifier_ = fit(self._start(X, images), data, config, self.device).classifier
+        self.image_shape_, self.n_features_in_ = images.shape, math.prod(images.shape)
         return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Calibrated probabilities (N, C) of the classes; of several labels an image, each by itself."""
+        check_is_fitted(self)
+        return self.classifier_.answer(read_images(self, X, fitting=False)).probabilities
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of every image; of several labels an image, 0 or 1 for each (N, C)."""
+        found = self.predict_proba(X)
+        if self.classifier_.card.multi_label:
+            return (found >= CHANCE).astype(int)
+        labels: np.ndarray = self.classes_[found.argmax(1)]
+        return labels
+
+    def _labelled(self, images: ImageSet, y: Any) -> LabelledData:
+        """Images and y as a labelled set; y is checked as scikit-learn does."""
+        check_classification_targets(y)
+        if type_of_target(y) == "multilabel-indicator":
+            targets = np.asarray(y, np.float32)
+            self.classes_ = np.arange(targets.shape[1])
+        else:
+            self.classes_, numbers = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+            targets = numbers.astype(np.int64)
+            require(len(self.classes_) > 1, "y", "of two classes or more", self.classes_.tolist())
+        check_consistent_length(images.images, targets)
+        return LabelledData("array", tuple(map(str, self.classes_)), Labelled(images, targets))
+
+    def _start(self, X: Any, images: ImageSet) -> Start:
+        """The encoder to begin with, pretrained on X if need be."""
+        if isinstance(self.encoder, Run | str | Path):
+            return load_start(self.encoder, images)
+        if isinstance(self.encoder, FrozenEstimator):
+            fitted = self.encoder.estimator.fitted_
+        else:
+            model = PMAE(device=self.device, random_state=self.random_state) if self.encoder is None else self.encoder
+            fitted = clone(model).set_params(image_shape=self.image_shape).fit(X).fitted_
+        shape = fitted.shape
+        require(images.shape == shape, "X", f"of images of the shape that the encoder was trained on, {shape}", images.shape)
+        return Start(fitted.model.encoder, fitted.config.encoder, fitted.standardize)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With its weights on the CPU, to be loaded on any machine."""
+        state: dict[str, Any] = super().__getstate__()
+        if "classifier_" in state:
+            state = {**state, "classifier_": state["classifier_"].to("cpu")}
+        return state
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "classifier_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.classifier_tags.multi_label = True
+        return tags

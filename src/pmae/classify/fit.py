@@ -24,7 +24,6 @@ from pmae.embed import Embedder
 from pmae.evaluate.augment import Loss
 from pmae.evaluate.features import batch_of, extract
 from pmae.evaluate.finetune import Classifier, EarlyStopping, finetune
-from pmae.evaluate.probes import logistic_regression, statistics
 from pmae.evaluate.protocols import FinetuneProtocol, preset
 from pmae.models import Encoder
 from pmae.train.environment import pick_device
@@ -39,6 +38,7 @@ RATES = {"full": 5e-4, "lora": 2e-3}
 larger ones."""
 PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 """Of a linear head's squared weights, from which the best on the validation part is chosen."""
+MOST_STEPS = 1000
 Say = Callable[[str], None]
 
 
@@ -129,21 +129,38 @@ def _linear(
     """Logistic regression on standardized features, with the penalty that is best on the validation part."""
     assert data.val is not None
     embedder = Embedder(start.encoder.eval(), start.standardize, config.pooling, device)
-    features = [torch.from_numpy(features_of(embedder, part)).double() for part in (data.train, data.val)]
-    mean, std = statistics(features[0])
-    x, held = ((part - mean) / std for part in features)
-    targets = as_targets(data.train)
-    loss = loss_for(targets, len(data.classes), config.class_weights)
-    tried: dict[float, tuple[float, Tensor]] = {}
+    train, held = (features_of(embedder, part).astype(np.float64) for part in (data.train, data.val))
+    mean, std = train.mean(0), train.std(0)
+    # A constant feature carries nothing: dividing by 1 leaves it at 0.
+    std = np.where(std > 1e-6 * (std.max() + np.abs(mean)), std, 1.0)
+    tried: dict[float, float] = {}
+    heads: dict[float, tuple[np.ndarray, np.ndarray]] = {}
     for penalty in PENALTIES:
-        weights = logistic_regression(x, targets, len(data.classes), penalty, loss=loss)
-        tried[penalty] = nll((held @ weights[:-1] + weights[-1]).numpy(), data.val.targets), weights
-        say(f"penalty {penalty:g}: validation loss {tried[penalty][0]:.4f}")
-    best = min(tried, key=lambda penalty: tried[penalty][0])
-    weights = tried[best][1]
-    weight = weights[:-1].T / std
-    history = {"penalty": best, "validation_losses": {f"{p:g}": value for p, (value, _) in tried.items()}}
-    return Trained(start.encoder, weight, weights[-1] - (weight * mean).sum(1), history)
+        weight, bias = regression((train - mean) / std, data.train.targets, penalty, config.class_weights == "balanced")
+        heads[penalty] = weight / std, bias - (weight / std) @ mean
+        tried[penalty] = nll(held @ heads[penalty][0].T + heads[penalty][1], data.val.targets)
+        say(f"penalty {penalty:g}: validation loss {tried[penalty]:.4f}")
+    best = min(tried, key=lambda penalty: tried[penalty])
+    history = {"penalty": best, "validation_losses": {f"{penalty:g}": loss for penalty, loss in tried.items()}}
+    return Trained(start.encoder, *map(torch.from_numpy, heads[best]), history)
+
+
+def regression(x: np.ndarray, targets: np.ndarray, penalty: float, balanced: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (C, W) and biases (C,) of logistic regression, multinomial or of every class by itself."""
+    from sklearn.linear_model import LogisticRegression
+
+    weights = "balanced" if balanced else None
+    if targets.ndim == 2:
+        found = [regression(x, column.astype(np.int64), penalty, balanced) for column in targets.T]
+        return np.stack([weight[1] - weight[0] for weight, _ in found]), np.array([b[1] - b[0] for _, b in found])
+    if len(np.unique(targets)) == 1:
+        # All images have this label, or none has: it is likely, not certain, that so have the next.
+        odds = np.log(len(x) + 1) * (targets[0] - 0.5)
+        return np.zeros((2, x.shape[1])), np.array([-odds, odds])
+    model = LogisticRegression(C=1 / penalty, class_weight=weights, max_iter=MOST_STEPS).fit(x, targets)
+    if len(model.classes_) == 2:  # one row there, for both
+        return np.concatenate([-model.coef_, model.coef_]) / 2, np.concatenate([-model.intercept_, model.intercept_]) / 2
+    return model.coef_, model.intercept_
 
 
 def _network(

@@ -3,6 +3,7 @@
 classifier.json          classes, how images are read, settings      classifier.safetensors  every number
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -91,6 +92,11 @@ class ImageClassifier:
     def encoder(self) -> Encoder:
         """The fine-tuned encoder; `encoder.net` is a plain timm model."""
         return self.embedder.encoder
+
+    def to(self, device: str | torch.device) -> "ImageClassifier":
+        """The same classifier on another device; this one stays where it is."""
+        parts = copy.deepcopy((self.encoder, self.embedder.standardize))
+        return ImageClassifier(self.card, *parts, self.head, self.reference, device)
 
     def answer(self, images: np.ndarray) -> Answers:
         """Probabilities and distances of images (N, C, H, W), from one pass of the encoder."""

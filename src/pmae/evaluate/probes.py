@@ -19,7 +19,6 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import require
-from pmae.evaluate.augment import Loss, cross_entropy
 from pmae.evaluate.features import HEADS, Representation, batch_of, effective_rank, extract, generator, hold_out, order
 from pmae.evaluate.protocols import ProbeProtocol
 from pmae.fast import can_capture
@@ -141,7 +140,7 @@ def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: G
     """
     features = source(0)
     count, device = features.shape[1], features.device
-    mean, std = statistics(features, config.standardize)
+    mean, std = _statistics(features, config.standardize)
     stacks: dict[str, Heads] = {kind: Heads(kind, features, task, grid) for kind in config.kinds}
     batch, shown = batch_of(count, config.batch_size), torch.empty_like(features)
     steps = count // batch
@@ -189,7 +188,7 @@ def choose(
     return best
 
 
-def statistics(features: Tensor, standardize: bool = True) -> tuple[Tensor, Tensor]:
+def _statistics(features: Tensor, standardize: bool = True) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (..., 1, W) of features (..., N, W); 0 and 1 where they are left as they are."""
     mean = features.mean(-2, keepdim=True)
     if not standardize:
@@ -229,7 +228,7 @@ def probe_accuracies(
 ) -> dict[str, float]:
     """Test accuracy of logistic regression and of 20 nearest neighbours (cosine), in a second."""
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
-    mean, std = statistics(train_features)
+    mean, std = _statistics(train_features)
     weights = logistic_regression((train_features - mean) / std, train_labels, classes)
     linear = ((test_features - mean) / std) @ weights[:-1] + weights[-1]
     k = min(NEIGHBOURS, len(train_features))
@@ -237,24 +236,17 @@ def probe_accuracies(
     return {"linear": accuracy(linear, test_labels), "knn": accuracy(found, test_labels)}
 
 
-def logistic_regression(
-    x: Tensor,
-    labels: Tensor,
-    classes: int,
-    penalty: float = 1.0,
-    steps: int = 100,
-    loss: Loss = cross_entropy,
-) -> Tensor:
+def logistic_regression(x: Tensor, labels: Tensor, classes: int, penalty: float = 1.0, steps: int = 100) -> Tensor:
     """(W + 1, C) weights, biases last, that minimize the summed cross-entropy + penalty / 2 x |weights|^2 (L-BFGS)."""
     weights = x.new_zeros(x.shape[1] + 1, classes).requires_grad_()
     optimizer = torch.optim.LBFGS([weights], max_iter=steps, history_size=10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        fit = loss(x @ weights[:-1] + weights[-1], labels, 0.0)
-        total = fit + penalty / (2 * len(x)) * weights[:-1].square().sum()
-        total.backward()
-        return total
+        fit = F.cross_entropy(x @ weights[:-1] + weights[-1], labels)
+        loss = fit + penalty / (2 * len(x)) * weights[:-1].square().sum()
+        loss.backward()
+        return loss
 
     with torch.enable_grad():
         optimizer.step(closure)
