@@ -181,8 +181,8 @@ def _network(
     def tell(epoch: int, value: float) -> None:
         say(f"epoch {epoch + 1} of {protocol.epochs}: loss {value:.4f}, validation loss {stopping.losses[-1]:.4f}")
 
-    state = (start.standardize, protocol, config.seed, folder, tell, loss, stopping)
-    made = finetune(encoder, train, targets, classes, *state)
+    settings = (start.standardize, protocol, config.seed, folder, tell)
+    made = finetune(encoder, train, targets, classes, *settings, loss=loss, stopping=stopping)
     kept = made.classifier
     tuned = merged(kept.encoder, start.encoder.is_vit) if lora else kept.encoder
     losses = [value if math.isfinite(value) else None for value in stopping.losses]

@@ -28,7 +28,7 @@ from pmae.evaluate.augment import Loss, Noise, augmented, cross_entropy, draw_no
 from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
-from pmae.fast.graph import CapturedStep, compiled
+from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
 from pmae.train.schedule import rate
 
@@ -94,6 +94,7 @@ class EarlyStopping:
         return bool(self.losses) and len(self.losses) - 1 - self.losses.index(min(self.losses)) >= self.patience
 
 
+@falls_back
 def finetune(
     encoder: nn.Module,
     batches: Batches,
@@ -104,6 +105,7 @@ def finetune(
     seed: int = 0,
     folder: Path | None = None,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
+    plain: bool = False,
     loss: Loss = cross_entropy,
     stopping: EarlyStopping | None = None,
 ) -> Finetuned:
@@ -111,6 +113,7 @@ def finetune(
 
     `labels` and `standardize` are on the device of `batches`. `on_epoch` is called with each epoch and its mean loss.
     With `stopping` the weights are those of the best epoch, and epochs that no longer help are left out.
+    `plain` compiles and captures nothing.
     """
     device = batches.device
     own = copy.deepcopy(encoder).to(device)
@@ -120,11 +123,13 @@ def finetune(
     ema = EMA(classifier, config.average) if config.average else None
     identity = _identity(config, seed, classes, encoder, labels)
     path, saved, losses = folder / "finetune.safetensors" if folder else None, time.monotonic(), list[float]()
+    if stopping:  # of a call that failed and is repeated
+        stopping.losses, stopping.best = [], {}
     if path and path.exists():
         losses = _restore(path, identity, classifier, optimizer, ema, stopping)
     model = ema.model if ema else classifier
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        take_step = _build_step(classifier, optimizer, standardize, config, loss)
+        take_step = _build_step(classifier, optimizer, standardize, config, loss, plain)
         for epoch in range(len(losses), config.epochs):
             if stopping and stopping.due:
                 break
@@ -246,13 +251,15 @@ def _build_step(
     standardize: Standardize,
     config: FinetuneProtocol,
     loss: Loss,
+    plain: bool,
 ) -> FinetuneStep:
-    """The fastest step there is here."""
+    """The fastest step there is here, or the plain one."""
     device = standardize.mean.device
     accelerate(classifier)
-    if can_be_captured(classifier, device):
+    if not plain and can_be_captured(classifier, device):
         return CapturedFinetuneStep(classifier, optimizer, standardize, config, loss)
-    model = torch.compile(classifier, mode="reduce-overhead") if device.type == "cuda" else classifier
+    may_compile = device.type == "cuda" and not plain
+    model = torch.compile(classifier, mode="reduce-overhead") if may_compile else classifier
     return FinetuneStep(model, optimizer, standardize, config, loss)
 
 

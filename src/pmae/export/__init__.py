@@ -1,4 +1,4 @@
-"""A run's encoder in the formats of other libraries, each re-loaded by its library and compared before it counts."""
+"""The encoder of a run, or a classifier, in the formats of other libraries, each re-loaded by its library and compared before it counts."""
 
 import re
 from collections.abc import Callable
@@ -26,16 +26,39 @@ class Format(NamedTuple):
     write: Callable[[Source, Path], None]
     features: Callable[[Source, Path, np.ndarray], dict[str, Tensor]]
     usage: str
+    classifier_usage: str
     library: str
 
 
 FORMATS = {
-    "timm": Format(to_weights.write_timm, to_weights.timm_features, to_weights.TIMM_USAGE, "timm"),
-    "huggingface": Format(
-        to_weights.write_huggingface, to_weights.huggingface_features, to_weights.HUGGINGFACE_USAGE, "transformers"
+    "timm": Format(
+        to_weights.write_timm,
+        to_weights.timm_features,
+        to_weights.TIMM_USAGE,
+        to_weights.TIMM_CLASSIFIER_USAGE,
+        "timm",
     ),
-    "onnx": Format(to_graph.write_onnx, to_graph.onnx_features, to_graph.ONNX_USAGE, "onnxruntime"),
-    "torch": Format(to_graph.write_torch, to_graph.torch_features, to_graph.TORCH_USAGE, "torch"),
+    "huggingface": Format(
+        to_weights.write_huggingface,
+        to_weights.huggingface_features,
+        to_weights.HUGGINGFACE_USAGE,
+        to_weights.HUGGINGFACE_CLASSIFIER_USAGE,
+        "transformers",
+    ),
+    "onnx": Format(
+        to_graph.write_onnx,
+        to_graph.onnx_features,
+        to_graph.ONNX_USAGE,
+        to_graph.ONNX_CLASSIFIER_USAGE,
+        "onnxruntime",
+    ),
+    "torch": Format(
+        to_graph.write_torch,
+        to_graph.torch_features,
+        to_graph.TORCH_USAGE,
+        to_graph.TORCH_CLASSIFIER_USAGE,
+        "torch",
+    ),
 }
 
 
@@ -46,7 +69,7 @@ def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None 
     out = Path(out).expanduser().resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out must be a new or an empty folder, got {str(out)!r}")
-    source, difference = load_source(Run(run), epoch), 0.0
+    source, difference = load_source(run, epoch), 0.0
 
     def write(folder: Path) -> None:
         nonlocal difference
@@ -59,13 +82,14 @@ def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None 
         # Each library knows not every network and raises what it likes, onnxruntime even exceptions of its own kind.
         except Exception as error:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            name, others = source.config.encoder.name, ", ".join(other for other in FORMATS if other != kind)
+            name, others = source.network.name, ", ".join(other for other in FORMATS if other != kind)
             told = f"format {kind!r} does not work for encoder.name {name!r}: {reason}; other formats: {others}"
             raise UserError(told) from error
         write_json(folder / "preprocessing.json", source.preprocessing())
         # A name that Python or Markdown would read otherwise is left for the reader to fill in.
         name = out.name if re.fullmatch(r"[\w .=+-]+", out.name) else "FOLDER"
-        write_card(source, folder, FORMATS[kind].usage.replace("FOLDER", name), FORMATS[kind].library, difference)
+        usage = FORMATS[kind].classifier_usage if source.head else FORMATS[kind].usage
+        write_card(source, folder, usage.replace("FOLDER", name), FORMATS[kind].library, difference)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, write)

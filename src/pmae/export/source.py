@@ -1,17 +1,19 @@
-"""What is exported: a run's encoder at one checkpoint, the statistics of its images, and images to compare on."""
+"""What is exported: the encoder of a run or of a classifier, with its head and the statistics of its images."""
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pmae.config import Config
+from pmae.classify.model import is_classifier, load_classifier
+from pmae.config import Config, EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
-from pmae.errors import UserError, missing_extra
+from pmae.errors import UserError, missing_extra, require
 from pmae.models import Encoder
 from pmae.runs import Run, read_state
 from pmae.train.checkpoint import load_encoder
@@ -19,17 +21,35 @@ from pmae.train.checkpoint import load_encoder
 COMPARED = 8
 
 
-@dataclass(frozen=True)
-class Source:
-    """An encoder to export, on the CPU in float32, ready to be called."""
+class Head(NamedTuple):
+    """What makes an encoder a classifier: a linear layer on a pooling, and what its outputs mean."""
 
-    run: Run
-    epoch: float
-    config: Config
+    weight: Tensor
+    bias: Tensor
+    pooling: str
+    classes: tuple[str, ...]
+    multi_label: bool
+
+    def outputs(self, logits: Tensor) -> dict[str, Tensor]:
+        """Logits (B, C) by name, and the probabilities that they stand for."""
+        return {"logits": logits, "probabilities": logits.sigmoid() if self.multi_label else logits.softmax(-1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An encoder to export, on the CPU in float32, ready to be called; with a head it is a classifier."""
+
     encoder: Encoder
+    network: EncoderConfig
     standardize: Standardize
     dtype: np.dtype[Any]
     """The type of the images that were trained on."""
+    head: Head | None = None
+
+    @property
+    def stem(self) -> str:
+        """Of the names of files."""
+        return "classifier" if self.head else "encoder"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -67,6 +87,7 @@ class Source:
             "scale": self.scale,
             "statistics": "channel" if known else "pixel, inside the graph",
             **({"mean": known[0], "std": known[1]} if known else {}),
+            **({"classes": list(self.head.classes), "multi_label": self.head.multi_label} if self.head else {}),
         }
 
     def images(self) -> np.ndarray:
@@ -79,16 +100,41 @@ class Source:
         return np.clip(np.rint(pixels), limits.min, limits.max).astype(self.dtype)
 
     def features(self, images: np.ndarray) -> dict[str, Tensor]:
-        """What the encoder itself says of these images."""
+        """What the encoder itself says of these images, or the classifier."""
         with torch.inference_mode():
-            return self.encoder.features(self.standardize(as_tensor(images)))
+            return self.outputs(self.standardize(as_tensor(images)))
+
+    def outputs(self, x: Tensor) -> dict[str, Tensor]:
+        """Of standardized images: features by pooling, or logits and probabilities."""
+        found: dict[str, Tensor] = self.encoder.features(x)
+        if self.head is None:
+            return found
+        return self.head.outputs(found[self.head.pooling] @ self.head.weight.T + self.head.bias)
 
 
-def load_source(run: Run, epoch: int | None) -> Source:
-    """The encoder of a run at its last checkpoint or that of an epoch."""
+@dataclass(frozen=True, kw_only=True)
+class RunSource(Source):
+    """The encoder of a run at one checkpoint."""
+
+    run: Run
+    epoch: float
+    config: Config
+
+
+def load_source(path: Run | Path | str, epoch: int | None) -> Source:
+    """The encoder of a run at its last checkpoint or that of an epoch, or a classifier."""
+    if not isinstance(path, Run) and is_classifier(path):
+        require(epoch is None, "epoch", "left out for a classifier, which has one state", epoch)
+        own = load_classifier(path, "cpu")
+        head = Head(*own.head, own.card.pooling, own.classes, own.card.multi_label)
+        network, dtype = EncoderConfig(**own.card.encoder), np.dtype(own.card.dtype)
+        parts = {"encoder": own.encoder, "standardize": own.embedder.standardize}
+        return Source(**parts, network=network, dtype=dtype, head=head)
+    run = Run(path)
     config, encoder, standardize = load_encoder(run, epoch)
-    state = read_state(run.checkpoint(epoch))
-    return Source(run, state["epoch"], config, encoder, standardize, np.dtype(run.environment["data"]["dtype"]))
+    state, dtype = read_state(run.checkpoint(epoch)), np.dtype(run.environment["data"]["dtype"])
+    parts = {"encoder": encoder, "standardize": standardize, "network": config.encoder, "dtype": dtype}
+    return RunSource(**parts, run=run, epoch=state["epoch"], config=config)
 
 
 def needed(kind: str, *names: str) -> Any:

@@ -12,7 +12,6 @@ from torch.export import Dim, ExportedProgram
 from pmae.data.images import as_tensor
 from pmae.export.source import Source, needed
 
-ONNX, TORCH = "encoder.onnx", "encoder.pt2"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST_FILE = 2**30
 """Bytes of weights above which ONNX has them in a file of their own: a protobuf holds 2 GiB."""
@@ -28,17 +27,34 @@ import torch
 encoder = torch.export.load("FOLDER/encoder.pt2").module()
 features = encoder(images)   # float32 (B, C, H, W) in the data's own units -> {"cls": (B, width), "mean": (B, width)}
 """
+ONNX_CLASSIFIER_USAGE = """
+import onnxruntime
+
+session = onnxruntime.InferenceSession("FOLDER/classifier.onnx")
+logits, probabilities = session.run(None, {"images": images})   # float32 (B, C, H, W) in the data's own units
+classes = session.get_modelmeta().custom_metadata_map["classes"]   # JSON
+"""
+TORCH_CLASSIFIER_USAGE = """
+import torch
+
+classifier = torch.export.load("FOLDER/classifier.pt2").module()
+outputs = classifier(images)   # float32 (B, C, H, W) in the data's own units -> {"logits": ..., "probabilities": ...}
+"""
 
 
 class Deployed(nn.Module):
-    """Images in the data's own units, as float32 (B, C, H, W), to "cls" (where there is one) and "mean", (B, width)."""
+    """Images in the data's own units, as float32 (B, C, H, W), to features by pooling, or to a classifier's outputs."""
 
     pixel_mean: Tensor
     pixel_std: Tensor
 
     def __init__(self, source: Source) -> None:
         super().__init__()
+        self.source = source
         self.encoder = source.encoder
+        if source.head:
+            self.register_buffer("head_weight", source.head.weight)
+            self.register_buffer("head_bias", source.head.bias)
         self.register_buffer("pixel_mean", source.standardize.mean)
         self.register_buffer("pixel_std", source.standardize.std)
 
