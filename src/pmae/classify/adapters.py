@@ -15,7 +15,7 @@ from pmae.models import Encoder
 
 def with_adapters(encoder: Encoder, rank: int, seed: int) -> Encoder:
     """A copy with an adapter at every linear layer, or at every convolution where there is none; the rest is frozen."""
-    peft = _peft()
+    peft = require_peft()
     own = copy.deepcopy(encoder)
     # Fast kernels read the weights of timm's layers, past the adapters: this runs timm's own forward.
     own.is_vit = False
@@ -43,7 +43,8 @@ def merged(encoder: Encoder, is_vit: bool) -> Encoder:
     return own
 
 
-def _peft() -> Any:
+def require_peft() -> Any:
+    """The library, or an error that names the extra."""
     try:
         import peft
     except ImportError as error:

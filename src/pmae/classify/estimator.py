@@ -124,7 +124,9 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             model = PMAE(device=self.device, random_state=self.random_state) if self.encoder is None else self.encoder
             fitted = clone(model).set_params(image_shape=self.image_shape).fit(X).fitted_
         shape = fitted.shape
-        require(images.shape == shape, "X", f"of images of the shape that the encoder was trained on, {shape}", images.shape)
+        require(
+            images.shape == shape, "X", f"of images of the shape that the encoder was trained on, {shape}", images.shape
+        )
         return Start(fitted.model.encoder, fitted.config.encoder, fitted.standardize)
 
     def __getstate__(self) -> dict[str, Any]:

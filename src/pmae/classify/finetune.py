@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pmae.classify.fit import Fitted, FinetuneConfig, Say, fit
+from pmae.classify.adapters import require_peft
+from pmae.classify.fit import FinetuneConfig, Fitted, Say, fit
 from pmae.classify.labels import LabelledData, read_labelled, with_validation
 from pmae.classify.model import ImageClassifier, is_classifier
 from pmae.classify.score import score
@@ -42,6 +43,8 @@ def finetune(
     path, config = folder_path(out), config or FinetuneConfig()
     _require_folder(path, resume)
     pick_device(device)
+    if config.method == "lora":
+        require_peft()
     reading = data if isinstance(data, DataConfig) else read_as(reading_of(start), str(data))
     labelled = with_validation(read_labelled(reading, labels), config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)

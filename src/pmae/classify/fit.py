@@ -1,4 +1,4 @@
-"""Fine-tuning that is kept: a linear head alone, the whole network, or low-rank adapters; then calibrated and scored."""
+"""Fine-tuning that is kept: a linear head alone, the whole network, or low-rank adapters; then calibrated."""
 
 import math
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class FinetuneConfig(Settings):
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count as much as common ones."""
     augment: Literal["strong", "crops", "none"] = "strong"
-    """strong: crops, RandAugment, erasing, mixup and CutMix, as the preset of that name; crops and flips; or nothing."""
+    """strong: as the preset of that name, with RandAugment, erasing, mixup and CutMix; crops and flips; or nothing."""
     validation: Share = 0.15
     """Share of the training images to stop and to calibrate on, where the data has no val part."""
     patience: Count | None = None
@@ -142,7 +142,8 @@ def _linear(
         say(f"penalty {penalty:g}: validation loss {tried[penalty]:.4f}")
     best = min(tried, key=lambda penalty: tried[penalty])
     history = {"penalty": best, "validation_losses": {f"{penalty:g}": loss for penalty, loss in tried.items()}}
-    return Trained(start.encoder, *map(torch.from_numpy, heads[best]), history)
+    weight, bias = heads[best]
+    return Trained(start.encoder, torch.from_numpy(weight), torch.from_numpy(bias), history)
 
 
 def regression(x: np.ndarray, targets: np.ndarray, penalty: float, balanced: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +160,9 @@ def regression(x: np.ndarray, targets: np.ndarray, penalty: float, balanced: boo
         return np.zeros((2, x.shape[1])), np.array([-odds, odds])
     model = LogisticRegression(C=1 / penalty, class_weight=weights, max_iter=MOST_STEPS).fit(x, targets)
     if len(model.classes_) == 2:  # one row there, for both
-        return np.concatenate([-model.coef_, model.coef_]) / 2, np.concatenate([-model.intercept_, model.intercept_]) / 2
+        return np.concatenate([-model.coef_, model.coef_]) / 2, np.concatenate(
+            [-model.intercept_, model.intercept_]
+        ) / 2
     return model.coef_, model.intercept_
 
 

@@ -4,6 +4,7 @@ import csv
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,10 +118,9 @@ def _is_table(path: Path) -> bool:
 
 def _parquet() -> Any:
     try:
-        from pyarrow import parquet
+        return import_module("pyarrow.parquet")
     except ImportError as error:
         raise missing_extra("a .parquet file", "stream", error) from error
-    return parquet
 
 
 def _read_rows(path: Path) -> Rows:
@@ -150,7 +150,9 @@ def _from_table(path: Path, folder: Path, config: DataConfig) -> LabelledData:
     samples = {s: FileSamples(folder, [files[i] for i in own], own, ()) for s, own in places.items()}
     read = from_splits(read_samples(SampleSet(path.stem, samples), replace(config, labels="none")))
     parts = {split: getattr(read, split) for split in places}
-    kept = {split: Labelled(replace(p.images, labels=None, classes=()), targets[p.targets]) for split, p in parts.items()}
+    kept = {
+        split: Labelled(replace(p.images, labels=None, classes=()), targets[p.targets]) for split, p in parts.items()
+    }
     return LabelledData(path.stem, classes, notes=read.notes, **kept)
 
 

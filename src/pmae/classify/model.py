@@ -130,7 +130,9 @@ class ImageClassifier:
             path.mkdir(parents=True, exist_ok=True)
         tensors = {f"encoder.{name}": value.cpu() for name, value in self.encoder.net.state_dict().items()}
         tensors |= {"head.weight": self.head[0], "head.bias": self.head[1]}
-        tensors |= {f"standardize.{name}": value.cpu() for name, value in self.embedder.standardize.state_dict().items()}
+        tensors |= {
+            f"standardize.{name}": value.cpu() for name, value in self.embedder.standardize.state_dict().items()
+        }
         tensors |= {f"reference.{name}": torch.from_numpy(getattr(self.reference, name)) for name in REFERENCE}
         write_tensors(path / TENSORS, tensors)
         write_json(path / FILE, asdict(self.card))
@@ -172,8 +174,8 @@ def load_classifier(path: Path | str, device: str = "auto", batch_size: int | No
         found = tuple(tensors[name].shape) if name in tensors else "nothing"
         require(found == shape, f"{name} in {folder / TENSORS}", f"of shape {shape}", found)
     standardize = Standardize(tensors["standardize.mean"], tensors["standardize.std"])
-    reference = Reference(*(tensors[f"reference.{name}"].numpy() for name in REFERENCE), threshold=card.threshold)
-    head = tensors["head.weight"], tensors["head.bias"]
+    mean, whitening = (tensors[f"reference.{name}"].numpy() for name in REFERENCE)
+    head, reference = (tensors["head.weight"], tensors["head.bias"]), Reference(mean, whitening, card.threshold)
     return ImageClassifier(card, encoder.eval(), standardize, head, reference, pick_device(device), batch_size)
 
 

@@ -88,7 +88,10 @@ def table(classifier: ImageClassifier, part: ImageSet, top_k: int) -> Rows:
         columns |= {f"p_{name}": found[:, i].round(DIGITS) for i, name in enumerate(classifier.classes)}
     else:
         columns |= _likeliest(found, classifier.classes, top_k)
-    columns |= {"distance": distances.round(DIGITS), "drifted": (distances > classifier.reference.threshold).astype(int)}
+    columns |= {
+        "distance": distances.round(DIGITS),
+        "drifted": (distances > classifier.reference.threshold).astype(int),
+    }
     return Rows(np.empty((len(part), 0), np.float32), columns)
 
 

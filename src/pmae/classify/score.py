@@ -52,7 +52,10 @@ def _several(found: np.ndarray, targets: np.ndarray, classes: tuple[str, ...]) -
         rows.append(row)
     exact = float((answers == targets).all(1).mean())
     means = {key: _mean([row[key] for row in rows]) for key in ("average_precision", "auc", "accuracy")}
-    return {"metrics": {"exact_match": exact, **{f"mean_{key}": mean for key, mean in means.items()}}, "per_class": rows}
+    return {
+        "metrics": {"exact_match": exact, **{f"mean_{key}": mean for key, mean in means.items()}},
+        "per_class": rows,
+    }
 
 
 def _mean(values: list[Any]) -> float | None:
@@ -64,7 +67,9 @@ def in_words(folder: Path | str) -> str:
     """The scores of a classifier's results.json as aligned lines."""
     lines = []
     for found in read_object(Path(folder).expanduser() / "results.json")["scores"]:
-        values = {name: value["value"] if isinstance(value, dict) else value for name, value in found["metrics"].items()}
+        values = {
+            name: value["value"] if isinstance(value, dict) else value for name, value in found["metrics"].items()
+        }
         values["calibration_error"] = found["calibration"]["calibration_error"]
         told = "   ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)
         lines.append(f"  {found['split']:<5} {found['images']:>6} images   {told}")

@@ -1,4 +1,4 @@
-"""The encoder of a run, or a classifier, in the formats of other libraries, each re-loaded by its library and compared before it counts."""
+"""An encoder or a classifier in the formats of other libraries, each re-loaded by its library and compared first."""
 
 import re
 from collections.abc import Callable

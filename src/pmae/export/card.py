@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pmae.config_file import to_dict
-from pmae.export.source import Source
+from pmae.export.source import RunSource, Source
 from pmae.report.tables import Cell, Table, in_line, to_markdown
 from pmae.results import PROTOCOLS, scores_of
 
@@ -21,24 +21,41 @@ def write_card(source: Source, folder: Path, usage: str, library: str, differenc
         f"Re-loaded with {library} {version(library)} and compared with the original on images of noise: "
         f"the largest difference of a feature is {difference:.1e}."
     )
-    parts = [
-        f"---\nlibrary_name: {library}\npipeline_tag: image-feature-extraction\ntags: [pmae, masked-autoencoder]\n---",
+    task = "image-classification" if source.head else "image-feature-extraction"
+    front = f"---\nlibrary_name: {library}\npipeline_tag: {task}\ntags: [pmae, masked-autoencoder]\n---"
+    use = f"## Use\n\n```python\n{usage.strip()}\n```\n\n{checked}"
+    parts = [front, *(_of_run(source, use) if isinstance(source, RunSource) else _of_classifier(source, use))]
+    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _of_classifier(source: Source, use: str) -> list[str]:
+    assert source.head is not None
+    names = ", ".join(map(_text, source.head.classes))
+    kind = "each of which an image may have or not" if source.head.multi_label else "of which every image has one"
+    what = f"`{source.network.name}` with a linear head on {len(source.head.classes)} classes, {kind}: {names}."
+    sure = (
+        "The logits are calibrated: their softmax (or sigmoid, for several labels) is the probability of being right."
+    )
+    return ["# Image classifier", f"{what} {sure}", use, f"## Input\n\n{_input(source)}"]
+
+
+def _of_run(source: RunSource, use: str) -> list[str]:
+    return [
         f"# {_method(source)} encoder after epoch {source.epoch} on {_text(source.run.environment['data']['name'])}",
         _what(source),
-        f"## Use\n\n```python\n{usage.strip()}\n```\n\n{checked}",
+        use,
         f"## Input\n\n{_input(source)}",
         f"## Data\n\n{_data(source)}",
         f"## Evaluation\n\n{_evaluation(source)}",
         f"## Settings\n\n```\n{_settings(source)}\n```",
     ]
-    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _method(source: Source) -> str:
+def _method(source: RunSource) -> str:
     return "MAE" if source.config.space.name == "pixels" else "PMAE"
 
 
-def _what(source: Source) -> str:
+def _what(source: RunSource) -> str:
     hidden = "patches" if _method(source) == "MAE" else "components of the image"
     pooled = list(source.features(source.images()[:1]))
     names = {"cls": "its [CLS] token (`cls`)", "mean": "the mean of its patch tokens (`mean`)"}
@@ -62,7 +79,7 @@ def _input(source: Source) -> str:
     return "\n".join([*lines, "`preprocessing.json` holds the same in full."])
 
 
-def _data(source: Source) -> str:
+def _data(source: RunSource) -> str:
     data = source.run.environment["data"]
     counts = ", ".join(f"{count:,} {split}" for split, count in data["counts"].items())
     start = source.run.environment.get("start")
@@ -70,7 +87,7 @@ def _data(source: Source) -> str:
     return "\n".join([f"{_text(data['name'])}: {_text(counts)} images.", *(f"- {_text(note)}" for note in notes)])
 
 
-def _evaluation(source: Source) -> str:
+def _evaluation(source: RunSource) -> str:
     found = scores_of(source.run.evaluations)
     found = [score for score in found if score.is_baseline or score.epoch == source.epoch]
     if all(score.is_baseline for score in found):
@@ -84,7 +101,7 @@ def _evaluation(source: Source) -> str:
     return to_markdown(table).rstrip() + _r2(source)
 
 
-def _r2(source: Source) -> str:
+def _r2(source: RunSource) -> str:
     """How well the hidden part is predicted, where that was measured at this epoch."""
     signals = source.run.results.get("pretrain", {})
     named = {"held_out_r2": "held-out images", "train_r2": "training images, as none were held out"}
@@ -94,7 +111,7 @@ def _r2(source: Source) -> str:
     return f"\n\nR2 of the hidden variance on {told[0]} (0 is predicting the mean, 1 is perfect)."
 
 
-def _settings(source: Source) -> str:
+def _settings(source: RunSource) -> str:
     nested = to_dict(source.config)
     flat = {f"{room}.{key}": value for room, values in nested.items() for key, value in values.items()}
     shown = {key: " ".join(str(v).split()) for key, v in flat.items() if key not in LOCAL and v is not None}

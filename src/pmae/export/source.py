@@ -128,7 +128,7 @@ def load_source(path: Run | Path | str, epoch: int | None) -> Source:
         own = load_classifier(path, "cpu")
         head = Head(*own.head, own.card.pooling, own.classes, own.card.multi_label)
         network, dtype = EncoderConfig(**own.card.encoder), np.dtype(own.card.dtype)
-        parts = {"encoder": own.encoder, "standardize": own.embedder.standardize}
+        parts: dict[str, Any] = {"encoder": own.encoder, "standardize": own.embedder.standardize}
         return Source(**parts, network=network, dtype=dtype, head=head)
     run = Run(path)
     config, encoder, standardize = load_encoder(run, epoch)

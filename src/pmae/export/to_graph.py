@@ -1,6 +1,7 @@
-"""ONNX and torch: the encoder as one graph of raw images, standardization included, without pmae or timm."""
+"""ONNX and torch: encoder or classifier as one graph of raw images, standardization included, without pmae or timm."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,17 @@ class Deployed(nn.Module):
 
     def __init__(self, source: Source) -> None:
         super().__init__()
-        self.source = source
-        self.encoder = source.encoder
+        self.encoder, self.head = source.encoder, source.head
         if source.head:
-            self.register_buffer("head_weight", source.head.weight)
-            self.register_buffer("head_bias", source.head.bias)
+            self.linear = nn.Linear(*source.head.weight.T.shape)
+            self.linear.load_state_dict({"weight": source.head.weight, "bias": source.head.bias})
         self.register_buffer("pixel_mean", source.standardize.mean)
         self.register_buffer("pixel_std", source.standardize.std)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         # No cast here, though `Standardize` has one: a traced cast pins the program to the device it was traced on.
         features: dict[str, Tensor] = self.encoder.features((images - self.pixel_mean) / self.pixel_std)
-        return features
+        return features if self.head is None else self.head.outputs(self.linear(features[self.head.pooling]))
 
 
 def trace(source: Source) -> ExportedProgram:
@@ -75,14 +75,17 @@ def trace(source: Source) -> ExportedProgram:
 
 
 def write_onnx(source: Source, folder: Path) -> None:
-    """encoder.onnx, with encoder.onnx.data beside it where the weights are large."""
+    """encoder.onnx or classifier.onnx, with a file .data beside it where the weights are large."""
     needed("onnx", *PACKAGES)
     names = list(source.features(source.images()[:1]))
     graph = trace(source)
     made: Any = torch.onnx.export(graph, input_names=["images"], output_names=names, dynamo=True, verbose=False)
     _forget_names(made.model.graph)
+    if source.head:
+        told = {"classes": list(source.head.classes), "multi_label": source.head.multi_label}
+        made.model.metadata_props.update({name: json.dumps(value) for name, value in told.items()})
     weights = sum(tensor.nbytes for tensor in source.encoder.net.state_dict().values())
-    made.save(folder / ONNX, external_data=weights > LARGEST_FILE)
+    made.save(folder / f"{source.stem}.onnx", external_data=weights > LARGEST_FILE)
 
 
 def _forget_names(graph: Any) -> None:
@@ -97,25 +100,26 @@ def _forget_names(graph: Any) -> None:
 
 def onnx_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
     """What onnxruntime makes of the images."""
-    session = needed("onnx", *PACKAGES).InferenceSession(folder / ONNX, providers=["CPUExecutionProvider"])
+    path = folder / f"{source.stem}.onnx"
+    session = needed("onnx", *PACKAGES).InferenceSession(path, providers=["CPUExecutionProvider"])
     outputs = session.run(None, {"images": images.astype(np.float32)})
     return {node.name: torch.from_numpy(value) for node, value in zip(session.get_outputs(), outputs, strict=True)}
 
 
 def write_torch(source: Source, folder: Path) -> None:
-    """encoder.pt2: a JSON graph and raw weights in a zip file."""
+    """encoder.pt2 or classifier.pt2: a JSON graph and raw weights in a zip file."""
     program = trace(source)
     # Example inputs are the one part of the file that would be pickled.
     program.example_inputs = None
     # In memory first: torch's own writer ends the whole process when the disk is full.
     made = io.BytesIO()
     torch.export.save(program, made)
-    (folder / TORCH).write_bytes(made.getbuffer())
+    (folder / f"{source.stem}.pt2").write_bytes(made.getbuffer())
 
 
 def torch_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
     """What the program makes of the images."""
-    encoder = torch.export.load(folder / TORCH).module()
+    encoder = torch.export.load(folder / f"{source.stem}.pt2").module()
     with torch.inference_mode():
         made: dict[str, Tensor] = encoder(as_tensor(images).float())
     return made

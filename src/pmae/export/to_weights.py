@@ -37,17 +37,36 @@ model = AutoModel.from_pretrained("FOLDER").eval()
 processor = AutoImageProcessor.from_pretrained("FOLDER")
 output = model(**processor(image, return_tensors="pt"))   # last_hidden_state; pooler_output is the summary
 """
+TIMM_CLASSIFIER_USAGE = """
+import timm
+
+model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))   # for PIL images
+logits = model(transform(image)[None])   # of the classes in model.pretrained_cfg["label_names"]
+"""
+HUGGINGFACE_CLASSIFIER_USAGE = """
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained("FOLDER").eval()
+processor = AutoImageProcessor.from_pretrained("FOLDER")
+logits = model(**processor(image, return_tensors="pt")).logits   # of the classes in model.config.id2label
+"""
 BICUBIC = 3
 
 
 def write_timm(source: Source, folder: Path) -> None:
     """config.json in timm's layout and model.safetensors, the encoder's own state dict."""
     mean, std = source.statistics("format timm")
-    name, options = timm_recipe(source.config.encoder, source.shape)
+    name, options = timm_recipe(source.network, source.shape)
     known: Any = timm.get_pretrained_cfg(name)
+    tensors, classes = source.encoder.net.state_dict(), list(source.head.classes) if source.head else []
+    labels = {"label_names": classes} if source.head else {}
+    if source.head:
+        options |= _pooling(source.encoder.net, source.head.pooling)
+        tensors |= {f"{known.classifier}.weight": source.head.weight, f"{known.classifier}.bias": source.head.bias}
     config = {
         "architecture": name,
-        "num_classes": 0,
+        "num_classes": len(classes),
         "num_features": source.encoder.width,
         "model_args": options,
         "pretrained_cfg": {
@@ -58,15 +77,23 @@ def write_timm(source: Source, folder: Path) -> None:
             # The whole image, resized to the size that was trained on.
             "crop_pct": 1.0,
             "crop_mode": "squash",
-            "num_classes": 0,
+            "num_classes": len(classes),
+            **labels,
             # With the classifier's name, timm can add one; with that of the first layer it would replace the weights
             # of any other number of channels than three by random ones.
             "classifier": known.classifier,
             "first_conv": known.first_conv if source.shape[0] == 3 else None,
         },
     }
-    write_json(folder / "config.json", config)
-    _write_weights(source.encoder.net.state_dict(), folder)
+    write_json(folder / "config.json", config | labels)
+    _write_weights(tensors, folder)
+
+
+def _pooling(net: Any, pooling: str) -> dict[str, Any]:
+    """The arguments with which timm's own head sees what ours does: of a ViT, tokens behind the last norm."""
+    if not isinstance(net, VisionTransformer):
+        return {}
+    return {"global_pool": "token" if pooling == "cls" else "avg", "fc_norm": False}
 
 
 def _write_weights(tensors: dict[str, Tensor], folder: Path) -> None:
@@ -81,6 +108,8 @@ def timm_features(source: Source, folder: Path, images: np.ndarray) -> dict[str,
     transform: Any = create_transform(**resolve_model_data_config(net))
     with torch.inference_mode():
         x = transform(as_tensor(images).float() * source.scale)
+        if source.head:
+            return source.head.outputs(net(x))
         return pool(*split_tokens(net, net.forward_features(x)))
 
 
@@ -89,7 +118,7 @@ def write_huggingface(source: Source, folder: Path) -> None:
     transformers = needed("huggingface", "transformers")
     net: Any = source.encoder.net
     tensors = _vit_tensors(net)
-    if tensors is None:
+    if tensors is None or (source.head and source.head.pooling != "cls"):  # where transformers' ViT has its head
         write_timm(source, folder)
         return
     mean, std = source.statistics("format huggingface")
@@ -105,7 +134,7 @@ def write_huggingface(source: Source, folder: Path) -> None:
         patch_size=rows if rows == columns else (rows, columns),
         num_channels=channels,
         pooler_act="linear",
-        architectures=["ViTModel"],
+        **_labels(source),
     ).save_pretrained(folder)
     transformers.ViTImageProcessor(
         size={"height": height, "width": width},
@@ -115,9 +144,24 @@ def write_huggingface(source: Source, folder: Path) -> None:
         image_mean=mean,
         image_std=std,
     ).save_pretrained(folder)
+    if source.head:
+        tensors = {f"vit.{name}": tensor for name, tensor in tensors.items()}
+        _write_weights(tensors | {"classifier.weight": source.head.weight, "classifier.bias": source.head.bias}, folder)
+        return
     # The pooler hands on the [CLS] token as it is; left out, transformers would make one of random weights.
     pooler = {"pooler.dense.weight": torch.eye(net.num_features), "pooler.dense.bias": torch.zeros(net.num_features)}
     _write_weights(tensors | pooler, folder)
+
+
+def _labels(source: Source) -> dict[str, Any]:
+    """What a configuration of transformers says of its outputs."""
+    if source.head is None:
+        return {"architectures": ["ViTModel"]}
+    names = dict(enumerate(source.head.classes))
+    kind = "multi_label_classification" if source.head.multi_label else "single_label_classification"
+    numbers = {name: number for number, name in names.items()}
+    told = {"id2label": names, "label2id": numbers, "problem_type": kind}
+    return {"architectures": ["ViTForImageClassification"], **told}
 
 
 def _vit_tensors(net: Any) -> dict[str, Tensor] | None:
@@ -134,13 +178,18 @@ def huggingface_features(source: Source, folder: Path, images: np.ndarray) -> di
     """What transformers makes of the images, from the folder alone."""
     transformers = needed("huggingface", "transformers")
     with _quietly(transformers.utils.logging), torch.inference_mode():
-        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+        kind = transformers.AutoModelForImageClassification if source.head else transformers.AutoModel
+        model = kind.from_pretrained(folder, local_files_only=True).eval()
         processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
         if hasattr(model, "timm_model"):
             scaled = as_tensor(images).float() * source.scale
+            if source.head:
+                return source.head.outputs(model(**processor(scaled)).logits)
             tokens = model(**processor(scaled), do_pooling=False).last_hidden_state
             return pool(*split_tokens(model.timm_model, tokens))
         output = model(**processor(list(images), input_data_format="channels_first", return_tensors="pt"))
+    if source.head:
+        return source.head.outputs(output.logits)
     return {"cls": output.pooler_output, "mean": output.last_hidden_state[:, 1:].mean(1)}
 
 

@@ -1,4 +1,4 @@
-"""What the files beside weights say of their network and of the pixels it saw: timm's and Hugging Face's config.json."""
+"""What the files beside weights say of their network and of the pixels it saw, in timm's or Hugging Face's words."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,8 @@ def described_weights(path: str, name: str | None = None) -> Described:
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     found = _of_timm(config) if "architecture" in config else _of_huggingface(config, folder)
     if name is not None:
-        return found._replace(encoder=EncoderConfig(name, patch_size=found.encoder and found.encoder.patch_size))
+        patch = _patch_of(name) if found.encoder is None else found.encoder.patch_size
+        return found._replace(encoder=EncoderConfig(name, patch_size=patch))
     return found
 
 
@@ -76,7 +77,11 @@ def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
     kind, width = config.get("model_type"), config.get("hidden_size")
     encoder = None
     if kind in VITS:
-        sizes = {"width": width, "depth": config.get("num_hidden_layers"), "heads": config.get("num_attention_heads")}
+        sizes: dict[str, Any] = {
+            "width": width,
+            "depth": config.get("num_hidden_layers"),
+            "heads": config.get("num_attention_heads"),
+        }
         encoder = EncoderConfig("vit_tiny", patch_size=config.get("patch_size"), **sizes)
     elif str(kind).startswith("dinov2") and width in DINOV2:
         registers = "_reg4" if config.get("num_register_tokens") else ""

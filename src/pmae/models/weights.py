@@ -24,7 +24,7 @@ NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|emb
 MODEL_ARGS = {
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"),
     *("class_token", "reg_tokens", "no_embed_class", "pre_norm", "init_values", "dynamic_img_size"),
-    *("drop_rate", "drop_path_rate"),
+    *("drop_rate", "drop_path_rate", "global_pool", "fc_norm"),
 }
 """The arguments that a timm folder's config.json may name. Others can make timm fetch and write files
 (`pretrained`, `pretrained_cfg`, `cache_dir`), so they are refused by name."""
