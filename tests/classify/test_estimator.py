@@ -2,29 +2,88 @@
 
 import pickle
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
+import pmae
 from pmae import PMAE, Config, PMAEClassifier
 from pmae.config import DecoderConfig, EncoderConfig, OptimConfig
 from pmae.errors import UserError
+from pmae.runs import Run
+
+from .conftest import CLASSES, stripes
 
 TINY = Config(
     encoder=EncoderConfig(width=8, depth=1, heads=2),
     decoder=DecoderConfig("small", width=8, depth=1, heads=2),
     optim=OptimConfig(base_lr=1e-2),
 )
-ENCODER = PMAE(config=TINY, epochs=1, random_state=0, device="cpu")
+
+
+class OncePMAE(PMAE):
+    """A PMAE that is trained once for every shape: its own checks are in its own tests."""
+
+    known: dict[Any, Any] = {}  # noqa: RUF012
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        images = self._read(X, fitting=True)
+        if images.shape[1:] not in self.known:
+            self.known[images.shape[1:]] = PMAE(**self.get_params()).fit(X)
+        fitted = vars(self.known[images.shape[1:]])
+        vars(self).update({name: value for name, value in fitted.items() if name.endswith("_")})
+        return self
+
+
+ENCODER = OncePMAE(config=TINY, epochs=1, random_state=0, device="cpu")
 CHECKS = list(estimator_checks_generator(PMAEClassifier(ENCODER, device="cpu")))
 
 
 @pytest.mark.parametrize(("estimator", "check"), CHECKS, ids=[check.func.__name__ for _, check in CHECKS])
 def test_scikit_learn_checks(estimator: PMAEClassifier, check: Callable[[PMAEClassifier], None]) -> None:
     check(estimator)
+
+
+LABELS = np.repeat(np.arange(3), 15)
+
+
+def test_it_predicts_names_and_pickles_and_saves(run: Run, tmp_path: Path) -> None:
+    names = np.array(CLASSES)[LABELS]
+    model = PMAEClassifier(run.path, device="cpu").fit(stripes(LABELS), names)
+    others = stripes(LABELS, seed=1)
+    found = model.predict(others)
+    assert model.score(others, names) == accuracy_score(names, found) > 0.8
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(others), model.predict_proba(others))
+    model.classifier_.save(tmp_path / "clf")
+    kept = pmae.load_classifier(tmp_path / "clf", "cpu")
+    assert kept.predict(others) == found.tolist()
+    np.testing.assert_allclose(kept.predict_proba(others), model.predict_proba(others), atol=1e-6)
+
+
+def test_a_fitted_pmae_is_kept_frozen_while_settings_are_searched() -> None:
+    images = stripes(LABELS)
+    frozen = FrozenEstimator(PMAE(config=TINY, epochs=1, random_state=0, device="cpu").fit(images))
+    search = GridSearchCV(PMAEClassifier(frozen, device="cpu"), {"class_weights": ["none", "balanced"]}, cv=2)
+    search.fit(images, LABELS)
+    best = search.best_estimator_
+    encoder, before = best.classifier_.encoder, frozen.estimator.fitted_.model.encoder
+    assert all((a == b).all() for a, b in zip(encoder.parameters(), before.parameters(), strict=True))
+    assert clone(best).get_params()["class_weights"] == best.class_weights
+
+
+def test_full_and_multi_label(run: Run) -> None:
+    images = stripes(LABELS)
+    full = PMAEClassifier(run.path, method="full", epochs=2, device="cpu").fit(images, LABELS)
+    assert full.predict_proba(images).shape == (45, 3)
+    several = np.stack([LABELS == 0, LABELS < 2], 1).astype(int)
+    model = PMAEClassifier(run.path, device="cpu").fit(images, several)
+    assert (model.predict(images) == several).mean() > 0.8
+    with pytest.raises(UserError, match="images of the shape"):
+        PMAEClassifier(run.path, device="cpu").fit(images[:, :4], LABELS)

@@ -43,6 +43,7 @@ class Evaluate(OtherData):
     examples:
       pmae evaluate runs/a
       pmae evaluate runs/a --data labelled/ --labels folders --protocols linear knn
+      pmae evaluate runs/a --protocols knn --shots 1 5 10 --label-fraction 0.01 0.1
       pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
     """
 
@@ -54,6 +55,12 @@ class Evaluate(OtherData):
         default_factory=lambda: ["linear", "mlp", "knn"]
     )
     """What to score with."""
+    shots: list[int] = field(default_factory=list)
+    """Score with few labels too: so many images of every class."""
+    label_fraction: list[float] = field(default_factory=list)
+    """The same with this share of the labels."""
+    draws: int = 5
+    """How often the few labelled images are drawn."""
     epochs: list[int] = field(default_factory=list)
     """Checkpoints to score; the last if not given."""
     seeds: list[int] = field(default_factory=lambda: [0])
@@ -71,12 +78,15 @@ class Evaluate(OtherData):
         """Score, and print the table."""
         from pmae import api
         from pmae.data.sets import load
-        from pmae.evaluate.protocols import only, preset
+        from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
         from pmae.evaluate.suite import score_table
         from pmae.runs import Run
         from pmae.train.distributed import is_main
 
         protocols = only(preset(self.preset), self.protocols)
+        if self.shots or self.label_fraction:
+            few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
+            protocols = replace(protocols, few=few)
         other = any((self.data, self.labels, self.resize, self.channels, self.root))
         splits = load(self.read_as(Run(self.path).config.data, self.data)) if other else None
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]

@@ -1,6 +1,7 @@
 """What an encoder must beat, seen through the same door: random weights, raw pixels, principal components."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -29,8 +30,8 @@ def baselines(
     untrained = random_weights(lambda: build_encoder(config.encoder, shape), config.train.seed).to(device)
     frozen = only(protocols, [kind for kind in protocols.kinds if kind != "finetune"])
     if protocols.finetune:
-        yield "from scratch", untrained, only(protocols, ["finetune"])
-    if frozen.kinds:
+        yield "from scratch", untrained, replace(only(protocols, ["finetune"]), few=None)
+    if frozen.kinds or frozen.few:
         pca = fit_pca(Batches(splits.train.images, device), standardize, shape, untrained.width)
         yield "random weights", untrained, frozen
         yield "raw pixels", RawPixels(shape, untrained.width), frozen

@@ -141,7 +141,7 @@ def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: G
     """
     features = source(0)
     count, device = features.shape[1], features.device
-    mean, std = _statistics(features, config.standardize)
+    mean, std = statistics(features, config.standardize)
     stacks: dict[str, Heads] = {kind: Heads(kind, features, task, grid) for kind in config.kinds}
     batch, shown = batch_of(count, config.batch_size), torch.empty_like(features)
     steps = count // batch
@@ -189,7 +189,7 @@ def choose(
     return best
 
 
-def _statistics(features: Tensor, standardize: bool = True) -> tuple[Tensor, Tensor]:
+def statistics(features: Tensor, standardize: bool = True) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (..., 1, W) of features (..., N, W); 0 and 1 where they are left as they are."""
     mean = features.mean(-2, keepdim=True)
     if not standardize:
@@ -229,7 +229,7 @@ def probe_accuracies(
 ) -> dict[str, float]:
     """Test accuracy of logistic regression and of 20 nearest neighbours (cosine), in a second."""
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
-    mean, std = _statistics(train_features)
+    mean, std = statistics(train_features)
     weights = logistic_regression((train_features - mean) / std, train_labels, classes)
     linear = ((test_features - mean) / std) @ weights[:-1] + weights[-1]
     k = min(NEIGHBOURS, len(train_features))

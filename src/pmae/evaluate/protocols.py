@@ -14,6 +14,8 @@ Rates = Annotated[tuple[float, ...], Rule("numbers above 0", lambda rates: bool(
 Decays = Annotated[tuple[float, ...], Rule("numbers of at least 0", lambda decays: bool(decays) and min(decays) >= 0)]
 Neighbours = Annotated[tuple[int, ...], Rule("numbers of at least 1", lambda ks: bool(ks) and min(ks) >= 1)]
 Kinds = Annotated[tuple[Literal["linear", "mlp"], ...], Rule("at least one of linear, mlp", bool)]
+Shots = Annotated[tuple[int, ...], Rule("numbers of at least 1", lambda shots: all(n >= 1 for n in shots))]
+Fractions = Annotated[tuple[float, ...], Rule("shares between 0 and 1", lambda shares: all(0 < x < 1 for x in shares))]
 UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 BelowOne = Annotated[float, Rule("in [0, 1)", lambda x: 0 <= x < 1)]
 LayerDecay = Annotated[float, Rule("in (0, 1]", lambda x: 0 < x <= 1)]
@@ -114,6 +116,23 @@ class FinetuneProtocol(Settings):
 
 
 @dataclass(frozen=True)
+class FewLabelsProtocol(Settings):
+    """Logistic regression on frozen features with few labels, for several random draws of the labelled images."""
+
+    shots: Shots = ()
+    """Labelled images of every class."""
+    fractions: Fractions = ()
+    """Shares of the labels, the same of every class, at least one image each."""
+    draws: Count = 5
+    """How often the labelled images are drawn anew."""
+    penalty: Positive = 1.0
+    """Of the squared weights, on standardized features; there are no labels to choose it with."""
+
+    def check(self) -> None:
+        require(bool(self.shots or self.fractions), "fewlabels.shots", "given where fractions are not", self.shots)
+
+
+@dataclass(frozen=True)
 class Protocols(Settings):
     """What to measure, and how; a protocol that is None is left out."""
 
@@ -122,6 +141,7 @@ class Protocols(Settings):
     probe: ProbeProtocol | None = field(default_factory=ProbeProtocol)
     knn: KnnProtocol | None = field(default_factory=KnnProtocol)
     finetune: FinetuneProtocol | None = field(default_factory=FinetuneProtocol)
+    few: FewLabelsProtocol | None = None
     validation_share: Share = 0.1
     """Share of the training set on which k, rate and decay are chosen."""
     resamples: Count = 1000

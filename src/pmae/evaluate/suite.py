@@ -21,6 +21,7 @@ from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
 from pmae.evaluate.features import Extractor, Representation, effective_rank, hold_out
+from pmae.evaluate.few import few_labels
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.evaluate.probes import ProbeTask, accuracy, choose, nearest, train_probes, votes
@@ -80,6 +81,9 @@ def evaluate(
     if protocols.knn:
         with stage("knn"):
             scores += _knn(data, protocols.knn)
+    if protocols.few:
+        with stage("few labels"):
+            scores += few_labels(data, protocols.few, seeds[0])
     if protocols.finetune:
         # One folder a preset and data set: each is a fine-tuning of its own, to be resumed by itself.
         own = re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")

@@ -1,0 +1,67 @@
+"""`pmae evaluate --shots --label-fraction`: scikit-learn's regression on the same draws, for every representation."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from pmae.classify.start import load_start
+from pmae.data.images import ImageSet, Splits
+from pmae.evaluate.few import budgets
+from pmae.evaluate.protocols import FewLabelsProtocol, Protocols
+from pmae.evaluate.suite import evaluate
+from pmae.runs import Run
+
+from .conftest import make_run, stripes
+
+LABELS = np.arange(60) % 3
+CONFIG = FewLabelsProtocol((1, 5), (0.1,), draws=2)
+
+
+def test_draws_are_of_every_class_and_differ() -> None:
+    found = dict(budgets(LABELS, CONFIG, seed=0))
+    assert list(found) == ["1-shot", "5-shot", "10% labels"]
+    for name, each in (("1-shot", 1), ("5-shot", 5), ("10% labels", 2)):
+        first, second = found[name]
+        assert np.bincount(LABELS[first]).tolist() == [each] * 3
+        assert first.tolist() != second.tolist()
+    whole = dict(budgets(LABELS, FewLabelsProtocol((99,)), seed=0))["99-shot"]
+    assert all(len(places) == 60 for places in whole)
+
+
+def test_scores_are_those_of_scikit_learn(run: Run) -> None:
+    train, test = (ImageSet(stripes(LABELS, seed).transpose(0, 3, 1, 2), LABELS, ("a", "b", "c")) for seed in (0, 1))
+    start = load_start(run, train)
+    protocols = Protocols("few", None, None, None, CONFIG, resamples=20)
+    found = evaluate(start.encoder, Splits("toy", train, test=test), start.standardize, protocols, "pmae")
+    with torch.no_grad():
+        pixels = [start.standardize(torch.from_numpy(part.images.copy())) for part in (train, test)]
+        x, held = (start.encoder.features(each)["mean"] for each in pixels)
+    mean, std = x.mean(0), x.std(0, correction=0)
+    x, held = (((part - mean) / std).numpy() for part in (x, held))
+    (score,) = [s for s in found.scores if (s.protocol, s.pooling) == ("5-shot", "mean")]
+    draws = dict(budgets(LABELS, CONFIG, seed=0))["5-shot"]
+    heads = [LogisticRegression(tol=1e-6, max_iter=1000).fit(x[places], LABELS[places]) for places in draws]
+    right = [head.score(held, LABELS) for head in heads]
+    assert [one.metrics["accuracy"].value for one in score.by_seed if one.metrics] == pytest.approx(right, abs=0.02)
+    assert score.metrics["accuracy"].value == pytest.approx(np.mean(right), abs=0.02)
+    assert score.metrics["accuracy"].std == pytest.approx(np.std(right, ddof=1), abs=0.03)
+
+
+def test_every_representation_is_scored_by_the_command(
+    labelled: Path, tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    run = make_run(tmp_path / "run")
+    more = ("--labels", "folders", "--protocols", "knn", "--shots", 1, 5, "--label-fraction", 0.1, "--draws", 2)
+    code, said = command("evaluate", run.path, "--data", labelled, *more, "--device", "cpu")
+    assert code == 0, said
+    for name in ("pmae epoch 1", "random weights", "raw pixels", "pca features"):
+        lines = [line for line in said.splitlines() if line.strip().startswith(name)]
+        assert {budget for budget in ("1-shot", "5-shot", "10% labels") if any(budget in line for line in lines)} == {
+            "1-shot", "5-shot", "10% labels",
+        }  # fmt: skip
+    code, said = command("evaluate", run.path, "--data", labelled, "--labels", "folders", "--shots", 0)
+    assert (code, "fewlabels.shots must be numbers of at least 1" in said) == (2, True)

@@ -1,0 +1,142 @@
+"""`pmae predict` and exports: what a classifier says is the same by every door, and what it cannot read is named."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pyarrow.parquet
+import pytest
+import timm
+import torch
+from PIL import Image
+from scipy.special import softmax
+
+import pmae
+from pmae.classify.finetune import finetune
+from pmae.classify.fit import FinetuneConfig
+from pmae.runs import Run
+
+from .conftest import CLASSES, SIDE, make_run, stripes, write_folder
+
+Command = Callable[..., tuple[int, str]]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """Seven images of each class, one of noise, one that cannot be read."""
+    folder = write_folder(tmp_path / "new", 7, seed=9)
+    noise = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "noise.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+def test_the_table_says_what_the_classifier_says(linear: Path, new: Path, tmp_path: Path, command: Command) -> None:
+    code, said = command("predict", linear, "--data", new, "--top-k", 2, "-o", tmp_path / "p.csv")
+    assert code == 0
+    assert "unreadable: 'broken.png'" in said
+    rows, kept = rows_of(tmp_path / "p.csv"), pmae.load_classifier(linear, "cpu")
+    assert list(rows[0]) == ["file", "label", "probability", "label_2", "probability_2", "distance", "drifted"]
+    readable = [str(path.relative_to(new)) for path in sorted(new.rglob("*.png")) if path.name != "broken.png"]
+    assert sorted(row["file"] for row in rows) == sorted(readable)
+    images = np.stack([np.asarray(Image.open(new / row["file"])) for row in rows])
+    found = kept.predict_proba(images)
+    assert [row["label"] for row in rows] == kept.predict(images)
+    np.testing.assert_allclose([float(row["probability"]) for row in rows], found.max(1), atol=1e-6)
+    np.testing.assert_allclose([float(row["probability_2"]) for row in rows], np.sort(found, 1)[:, -2], atol=1e-6)
+    assert [row["drifted"] for row in rows if row["file"] == "noise.png"] == ["1"]
+    assert sum(row["drifted"] == "1" for row in rows) < 8
+
+
+def test_parquet_arrays_and_small_batches_say_the_same(linear: Path, tmp_path: Path, command: Command) -> None:
+    labels = np.arange(40) % 3
+    np.save(tmp_path / "new.npy", stripes(labels, seed=4))
+    for size, name in ((256, "a.parquet"), (7, "b.csv")):
+        more = ("--batch-size", size, "-o", tmp_path / name)
+        assert command("predict", linear, "--data", tmp_path / "new.npy", *more)[0] == 0
+    table, rows = pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist(), rows_of(tmp_path / "b.csv")
+    assert [row["label"] for row in table] == [row["label"] for row in rows]
+    ours, theirs = ([float(row["probability"]) for row in each] for each in (table, rows))
+    np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    assert (np.array([row["label"] for row in table]) == np.array(CLASSES)[labels]).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-o", "p.txt"], "out must end in .csv or .parquet, got 'p.txt'"),
+        (["-o", "p.csv", "--top-k", "4"], "top_k must be from 1 to the number of classes (3), got 4"),
+        (["-o", "p.csv", "--resize", "9"], "data must have images of the shape"),
+        (["-o", "p.csv", "--max-unreadable", "0"], "data.max_unreadable"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(
+    words: list[str], message: str, linear: Path, new: Path, tmp_path: Path, monkeypatch: Any, command: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = command("predict", linear, "--data", new, *words)
+    assert (code, message in said) == (2, True), said
+    assert {path.name for path in tmp_path.iterdir()} == {"new"}
+
+
+@pytest.fixture(scope="module")
+def by_token(run: Run, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier on [CLS], as transformers' own ViT has it."""
+    out = tmp_path_factory.mktemp("classifiers") / "cls"
+    finetune(run, labelled, out, FinetuneConfig(method="linear", pooling="cls"), device="cpu")
+    return out
+
+
+def test_timm_gives_the_same_probabilities(linear: Path, tmp_path: Path, command: Command) -> None:
+    assert command("export", linear, "--format", "timm", "-o", tmp_path / "x")[0] == 0
+    net = timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True).eval()
+    assert list(net.pretrained_cfg["label_names"]) == list(CLASSES)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(net))
+    images = stripes(np.arange(6) % 3, seed=2)
+    with torch.no_grad():
+        logits = net(torch.stack([transform(Image.fromarray(image)) for image in images])).numpy()
+    np.testing.assert_allclose(softmax(logits, 1), pmae.load_classifier(linear, "cpu").predict_proba(images), atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_transformers_gives_the_same_probabilities(
+    pooling: str, linear: Path, by_token: Path, tmp_path: Path, command: Command
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = linear if pooling == "mean" else by_token
+    assert command("export", path, "--format", "huggingface", "-o", tmp_path / "x")[0] == 0
+    model = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "x").eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "x")
+    assert [model.config.id2label[number] for number in range(3)] == list(CLASSES)
+    assert isinstance(model, transformers.ViTForImageClassification) == (pooling == "cls")
+    images = stripes(np.arange(6) % 3, seed=2)
+    with torch.no_grad():
+        logits = model(**processor([Image.fromarray(image) for image in images], return_tensors="pt")).logits.numpy()
+    np.testing.assert_allclose(softmax(logits, 1), pmae.load_classifier(path, "cpu").predict_proba(images), atol=1e-4)
+
+
+def test_onnxruntime_gives_the_same_probabilities(linear: Path, tmp_path: Path, command: Command) -> None:
+    assert command("export", linear, "--format", "onnx", "-o", tmp_path / "x")[0] == 0
+    session = onnxruntime.InferenceSession(tmp_path / "x/classifier.onnx", providers=["CPUExecutionProvider"])
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
+    images = stripes(np.arange(6) % 3, seed=2)
+    raw = images.transpose(0, 3, 1, 2).astype(np.float32)
+    (found,) = session.run(["probabilities"], {"images": raw})
+    np.testing.assert_allclose(found, pmae.load_classifier(linear, "cpu").predict_proba(images), atol=1e-4)
+    assert "image-classification" in (tmp_path / "x/README.md").read_text()
+
+
+def test_a_resnet_is_exported_too(labelled: Path, tmp_path: Path, command: Command) -> None:
+    resnet = make_run(tmp_path / "run", "resnet10t")
+    finetune(resnet, labelled, tmp_path / "clf", FinetuneConfig(method="linear"), device="cpu")
+    for kind in ("timm", "torch"):
+        assert command("export", tmp_path / "clf", "--format", kind, "-o", tmp_path / kind)[0] == 0
