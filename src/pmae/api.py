@@ -14,8 +14,9 @@ from pmae.config_file import describe
 from pmae.data.arrays import from_arrays
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
+from pmae.data.files import shard_files
 from pmae.data.images import ImageSet, Splits
-from pmae.data.sets import load, with_held_out
+from pmae.data.sets import converts, load, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
 from pmae.errors import UserError
@@ -27,6 +28,7 @@ from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.export import export
 from pmae.files import write_tensors
 from pmae.models import Encoder
+from pmae.models.described import adopted
 from pmae.report.page import save_figures
 from pmae.results import PRIMARY
 from pmae.runs import Run
@@ -58,6 +60,7 @@ def pretrain(
     require_config(config)
     whole = load(config.data) if images is None else in_memory(images, config.data)
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
+    config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
     probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
     _same_shape("probe.data", splits.train.shape, probe.train)
@@ -68,9 +71,23 @@ def pretrain(
     if is_main():
         if splits.val is not None and splits is not whole:
             run.add_results(held_out=list(splits.val.names))
+        if config.encoder.weights and (told := add_adaptation(run)) and not quiet:
+            print(told, flush=True)
         if figures:
             save_figures(run)
     return run
+
+
+def add_adaptation(run: Run) -> str | None:
+    """Note k-NN and the linear probe before and after given weights were adapted, and say whether it helped."""
+    lines = [line for line in run.metrics() if "knn" in line]
+    if not lines or lines[0]["step"] != 0 or lines[-1]["step"] == 0:
+        return None
+    before, after = ({name: line[name] for name in ("knn", "linear")} for line in (lines[0], lines[-1]))
+    run.add_results(adaptation={"before": before, "after": after})
+    gain = after["knn"] - before["knn"]
+    verdict = "adapting helped" if gain > 0 else "adapting did not help: the given weights serve these images better"
+    return f"k-NN {before['knn']:.1%} before, {after['knn']:.1%} after: {verdict}"
 
 
 def evaluate(
@@ -153,9 +170,16 @@ def _last_epoch(run: Run) -> int:
 
 
 def _probe_data(config: Config, train: ImageSet) -> DataConfig:
-    """Where the labelled images are; signals and vectors are laid out as those that are trained on."""
+    """Where the labelled images are; signals and vectors are laid out as those that are trained on.
+
+    A folder of image files has a subfolder for each class, and is resized as the other images were.
+    """
     layout = config.data.layout if train.shape[1] == 1 else "auto"
-    return DataConfig(source=config.probe.data or "", root=config.data.root, layout=layout)
+    found = DataConfig(source=config.probe.data or "", root=config.data.root, layout=layout)
+    if not converts(found):
+        return found
+    found = dataclasses.replace(found, resize=config.data.resize, channels=config.data.channels)
+    return found if shard_files(found.source) else dataclasses.replace(found, labels="folders")
 
 
 def _same_shape(parameter: str, shape: tuple[int, int, int], part: ImageSet) -> None:

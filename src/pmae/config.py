@@ -16,6 +16,7 @@ Depth = Annotated[int, Rule("from 1 to 1,024", lambda n: 1 <= n <= 1_024)]
 CropScale = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1]", lambda s: 0 < s[0] <= s[1] <= 1)]
 RatioRange = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1)", lambda s: 0 < s[0] < s[1] < 1)]
 Betas = Annotated[tuple[float, float], Rule("two numbers in [0, 1)", lambda b: all(0 <= x < 1 for x in b))]
+LayerDecay = Annotated[float, Rule("in (0, 1]", lambda x: 0 < x <= 1)]
 KERNEL_SPACES = ["kernel_pca", "diffusion"]
 SPACES_OF = {"patch": ["patch_pca"], "levels": ["wavelet"], "gamma": KERNEL_SPACES, "landmarks": KERNEL_SPACES}
 SPACES_OF["components"] = ["pca", "ica", "learned", *KERNEL_SPACES]
@@ -193,6 +194,12 @@ class OptimConfig(Settings):
     """The same in steps, instead of epochs (the paper's text says 40 steps)."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; no clipping if not given."""
+    encoder_rate: Positive | None = None
+    """Share of the rate at which the encoder learns; 1 if not given, or 0.1 where it starts from given weights."""
+    layer_decay: LayerDecay | None = None
+    """Each block of a ViT learns at this share of the rate of the next; 1 if not given, or 0.75 in the same case."""
+    frozen_blocks: WholeNumber = 0
+    """How many of a ViT's first blocks, and what lies before them, do not learn at all."""
 
     def check(self) -> None:
         both = self.warmup_epochs is not None and self.warmup_steps is not None

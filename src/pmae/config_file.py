@@ -46,6 +46,10 @@ def of_older_versions(values: Any) -> Any:
             part[after] = part.pop(before)
     if isinstance(values.get("objective"), dict):
         values["objective"].setdefault("contrastive_weight", 0.0)
+    if isinstance(values.get("optim"), dict) and isinstance(values.get("encoder"), dict):
+        # Given weights were once trained at the same rate as all others.
+        given = {"encoder_rate": 1.0, "layer_decay": 1.0} if values["encoder"].get("weights") else {}
+        values["optim"] = {**given, **values["optim"]}
     return values
 
 

@@ -10,6 +10,8 @@ from pmae.errors import UserError, require
 TOKENS_A_SIDE, TOKENS_A_ROW, FEWEST_TOKENS, MOST_TOKENS = 8, 12, 4, 64
 BASE_LR, CONTRASTIVE_LR, LARGE_BATCH = 1.5e-4, 6e-4, 512
 """The paper's rate, the one that suits a contrastive loss, and the batch from which they count."""
+ADAPTING_RATE, ADAPTING_DECAY = 0.1, 0.75
+"""Of an encoder that starts from given weights: its share of the rate, and that of each block of the next one's."""
 MANY_IMAGES = 8 * LARGE_BATCH
 """From how many images on the contrastive loss is the default: the smallest set we tried has 7,007."""
 EXACT_ON_CPU, LEADING = 4096, 512
@@ -30,6 +32,11 @@ class Case:
         self.pixels = math.prod(shape)
         self.patches = config.space.name == "pixels"  # they are hidden (MAE), not components
         self.fixed = config.masking.ratio_schedule == "fixed"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the encoder starts from given weights."""
+        return self.config.encoder.weights is not None
 
     @property
     def grid(self) -> str:
@@ -118,8 +125,13 @@ RULES = (
     Rule("train.batch_size", None, lambda c: batch_for(c.count), "about 64 steps an epoch of {c.count:,} images"),
     Rule("optim.base_lr", None, lambda c: float(f"{c.peak_lr * 256 / c.batch:.3g}"),
          "a peak rate of {c.peak_lr:g} with batches of {c.batch}"),
+    # The decoder is new and must learn; at its rate good weights would be gone before it has anything to teach.
+    Rule("optim.encoder_rate", lambda c: c.adapts, ADAPTING_RATE, "given weights must hardly change"),
+    Rule("optim.layer_decay", lambda c: c.adapts, ADAPTING_DECAY, "early blocks of given weights serve any images"),
     Rule("train.epochs", None, lambda c: min(800, max(10, round(c.images_seen / c.count))),
          "about {c.images_seen:,} images seen, 10 to 800 epochs"),
+    Rule("optim.warmup_epochs", lambda c: c.adapts and c.config.optim.warmup_steps is None,
+         lambda c: round(0.2 * c.epochs, 2), "20% of the epochs, for a new decoder on given weights"),
     Rule("optim.warmup_epochs", lambda c: c.config.optim.warmup_steps is None, lambda c: round(0.05 * c.epochs, 2),
          "5% of the epochs"),
     Rule("train.checkpoint_every", None, lambda c: max(1, c.epochs // 10), "a tenth of the epochs"),

@@ -66,6 +66,8 @@ class Results(TypedDict):
 
     pretrain: NotRequired[dict[str, int | float | None]]
     held_out: NotRequired[list[str]]
+    adaptation: NotRequired[dict[str, dict[str, float]]]
+    """Accuracy of the probes before and after given weights were trained on."""
     evaluations: NotRequired[list[Any]]
     evaluation: NotRequired[dict[str, Any]]
     """As older versions wrote them."""

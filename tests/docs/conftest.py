@@ -89,6 +89,9 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stand_ins")
     for name, side in (("pictures", 40), ("scans", 16), ("labelled", 16)):
         write_pictures(folder / name, side)
+    files = sorted((folder / "scans").rglob("*.png"))
+    table = [f"{path.relative_to(folder / 'scans').as_posix()},{path.parent.name}" for path in files]
+    (folder / "labels.csv").write_text("\n".join(["file,label", *table]))
     np.save(folder / "images.npy", pixels(32, 16, 16, 3))
     np.save(folder / "spectra.npy", pixels(32, 5, 16, 16))
     (folder / "table").mkdir()

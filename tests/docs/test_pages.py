@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,6 +34,8 @@ MORE: dict[str, list[str]] = {
     "spaces": ["--head-epochs", "1", *SET],
     "evaluate": ["--device", "cpu"],
     "embed": ["--device", "cpu"],
+    "finetune": ["--epochs", "1", "--device", "cpu"],
+    "predict": ["--device", "cpu"],
     "explore": ["--no-browser"],
     "demo": ["--epochs", "1"],
 }
@@ -117,7 +120,8 @@ def namespace() -> dict[str, Any]:
     """What the blocks of a page take for granted."""
     images = pixels(32, 16, 16, 3)
     batch = torch.from_numpy(images[:8].transpose(0, 3, 1, 2).copy())
-    return {"images": images, "others": images[:8], "array": images, "batch": batch, "small": SMALL}
+    labels = np.arange(len(images)) % 2
+    return {"images": images, "labels": labels, "others": images[:8], "array": images, "batch": batch, "small": SMALL}
 
 
 def execute(block: str, names: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ SHORT = {
     "space": "space.name",
     "masked_variance": "masking.masked_variance",
     "masked_patches": "masking.masked_patches",
+    "init": "encoder.weights",
     "encoder": "encoder.name",
     "patch_size": "encoder.patch_size",
     "decoder": "decoder.name",
@@ -78,6 +79,7 @@ class Common(Start):
     examples:
       pmae pretrain --data photos --out runs/a --epochs 20
       pmae pretrain --data scans/ --data.resize 64 --out runs/b
+      pmae pretrain --init weights/ --data scans/ --data.resize 224 --out runs/adapted
       pmae pretrain --recipe paper --data cifar10 --out runs/c
       pmae pretrain --config runs/c/config.json --out runs/d
       pmae pretrain --out runs/c --resume
@@ -101,6 +103,8 @@ class Common(Start):
     """Share of the variance to hide, in a space of components."""
     masked_patches: Number = None
     """Share of the patches to hide, in pixel space."""
+    init: Text = None
+    """Start from a run, or from weights that timm or Hugging Face wrote, in their network, and adapt them."""
     encoder: Text = None
     """vit_tiny or any timm image model."""
     patch_size: Count = None

@@ -8,7 +8,6 @@ import copy
 import hashlib
 import json
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,9 +29,8 @@ from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
 from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
-from pmae.train.schedule import rate
+from pmae.train.schedule import UNDECAYED, layer_depths, rate
 
-UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")
 """What timm calls the places at the end of a residual branch."""
 PAUSE = 20.0
@@ -283,16 +281,6 @@ def build_optimizer(
         empty = {"params": [], "peak": peak * scale, "weight_decay": config.weight_decay if decayed else 0.0}
         groups.setdefault((depths[name], decayed), empty)["params"].append(parameter)
     return torch.optim.AdamW(list(groups.values()), lr=peak, betas=config.betas, fused=device.type == "cuda")
-
-
-def layer_depths(names: list[str]) -> dict[str, int]:
-    """How deep each parameter sits: embeddings 0, block i at i + 1, what follows them last; 0 for all but a ViT."""
-    blocks = {name: re.search(r"(?:^|\.)blocks\.(\d+)\.", name) for name in names}
-    last = max((int(found.group(1)) + 2 for found in blocks.values() if found), default=0)
-    first = re.compile(r"patch_embed|norm_pre|" + "|".join(UNDECAYED))
-    return {
-        name: int(found.group(1)) + 1 if found else 0 if first.search(name) else last for name, found in blocks.items()
-    }
 
 
 class EMA:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pmae.config import AugmentConfig, Betas
+from pmae.config import AugmentConfig, Betas, LayerDecay
 from pmae.errors import require, unknown_name
 from pmae.results import PROTOCOLS
 from pmae.validation import Count, NonNegative, Positive, Rule, Settings, Share
@@ -18,7 +18,6 @@ Shots = Annotated[tuple[int, ...], Rule("numbers of at least 1", lambda shots: a
 Fractions = Annotated[tuple[float, ...], Rule("shares between 0 and 1", lambda shares: all(0 < x < 1 for x in shares))]
 UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 BelowOne = Annotated[float, Rule("in [0, 1)", lambda x: 0 <= x < 1)]
-LayerDecay = Annotated[float, Rule("in (0, 1]", lambda x: 0 < x <= 1)]
 
 
 def _require_warmup(settings: "ProbeProtocol | FinetuneProtocol", room: str) -> None:

@@ -1,5 +1,6 @@
 """What the files beside weights say of their network and of the pixels it saw, in timm's or Hugging Face's words."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from pmae.runs import Run
 
 VITS = ("vit", "vit_mae")
 """Hugging Face's `model_type`s that are timm's plain ViT."""
-DINOV2 = {384: "small", 768: "base", 1024: "large", 1536: "giant"}
+DINOV2 = {384: "small", 768: "base", 1024: "large"}
 """timm's names of DINOv2's networks, by their width."""
 SIZES = {"width": "embed_dim", "depth": "depth", "heads": "num_heads"}
 BYTES = 1 / 255
@@ -49,6 +50,19 @@ def require_encoder(described: Described, path: str) -> EncoderConfig:
         known = "a config.json beside them that tells their network (timm's, or Hugging Face's of a ViT or DINOv2)"
         raise UserError(f"weights {path!r} must have {known}, or --encoder must name the timm network")
     return described.encoder
+
+
+def adopted(encoder: EncoderConfig, shape: tuple[int, int, int]) -> EncoderConfig:
+    """The settings of the network that `encoder.weights` belongs to, where nothing else was said of the encoder.
+
+    A patch that does not divide the images is left open: weights are resampled to the one that is derived.
+    """
+    if encoder.weights is None or encoder != EncoderConfig(weights=encoder.weights):
+        return encoder
+    found = described_weights(encoder.weights).encoder or encoder
+    patch = found.patch_size
+    fits = patch is None or (shape[2] % patch == 0 and (shape[1] == 1 or shape[1] % patch == 0))
+    return replace(found, weights=encoder.weights, patch_size=patch if fits else None)
 
 
 def _of_timm(config: dict[str, Any]) -> Described:

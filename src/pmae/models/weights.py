@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors
+from pmae.models.described import described_weights
 from pmae.models.encoder import Encoder, build_encoder
 from pmae.runs import Run
 
@@ -49,7 +50,7 @@ class Origin(NamedTuple):
 def load_weights(path: str, encoder: Encoder) -> Pretrained:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
     file, origin = _locate(Path(path).expanduser())
-    notes = [f"from {file.name} of {file.parent}"]
+    notes = [f"from {file.name} of {file.parent}", *_pixels_of(path)]
     tensors = read_tensors(file)
     try:
         tensors = _own_names(tensors, encoder, notes)
@@ -65,6 +66,15 @@ def load_weights(path: str, encoder: Encoder) -> Pretrained:
     expected = encoder.net.state_dict()
     _require_fit(path, tensors, expected)
     return Pretrained({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
+
+
+def _pixels_of(path: str) -> list[str]:
+    """How the pixels that the weights learned from were standardized, where that is recorded."""
+    known = described_weights(path)
+    if known.mean is None or known.std is None:
+        return []
+    mean, std = (", ".join(f"{value / known.scale:.4g}" for value in values) for values in (known.mean, known.std))
+    return [f"its pixels had mean {mean} and standard deviation {std}"]
 
 
 def _locate(path: Path) -> tuple[Path, Origin]:
@@ -127,7 +137,7 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
     """timm's names, without the parts of a saved network that are not the encoder."""
-    tensors = {name.removeprefix("vit."): tensor for name, tensor in tensors.items()}
+    tensors = {re.sub(r"^(vit|dinov2|dinov2_with_registers)\.", "", name): t for name, t in tensors.items()}
     extra = {n for n in tensors if re.fullmatch(NOT_ENCODER, n) and n not in encoder.net.state_dict()}
     if extra:
         notes.append(f"left out {', '.join(sorted({name.split('.')[0] for name in extra}))}")
@@ -157,6 +167,10 @@ def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes
     if positions is None or net.pos_embed is None:
         return tensors
     prefix = net.pos_embed.shape[1] - grid[0] * grid[1]
+    if prefix == 0 and origin.grid and positions.shape[1] == origin.grid[0] * origin.grid[1] + 1:
+        # Hugging Face keeps the position of [CLS] apart, timm adds it to the token where registers have none.
+        tensors = {**tensors, "cls_token": tensors["cls_token"] + positions[:, :1]}
+        positions = tensors["pos_embed"] = positions[:, 1:]
     count = positions.shape[1] - prefix
     old = origin.grid or _square(count, grid)
     rule = f"a grid of {_size(old)}, as recorded beside it"
@@ -232,6 +246,16 @@ HF_NAMES = {
 """A plain ViT's modules in timm and in Hugging Face's files, which keep three matrices for timm's `attn.qkv`.
 
 Recent transformers name the modules in memory otherwise, but write and read files in these names."""
+DINOV2_NAMES = {
+    "reg_token": "embeddings.register_tokens",
+    "blocks.{}.norm1": HF_LAYER + "norm1",
+    "blocks.{}.norm2": HF_LAYER + "norm2",
+    "blocks.{}.ls1.gamma": HF_LAYER + "layer_scale1.lambda1",
+    "blocks.{}.ls2.gamma": HF_LAYER + "layer_scale2.lambda1",
+    "blocks.{}.mlp.fc1": HF_LAYER + "mlp.fc1",
+    "blocks.{}.mlp.fc2": HF_LAYER + "mlp.fc2",
+}
+"""What Hugging Face's DINOv2 calls otherwise, or has beside."""
 QKV = ("query", "key", "value")
 
 
@@ -247,8 +271,8 @@ def to_huggingface(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[
 
 
 def from_huggingface(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face's ViT tensors in timm's names; what has no counterpart keeps its name."""
-    names = {theirs: ours for ours, theirs in HF_NAMES.items()}
+    """Hugging Face's ViT or DINOv2 tensors in timm's names; what has no counterpart keeps its name."""
+    names = {theirs: ours for known in (HF_NAMES, DINOV2_NAMES) for ours, theirs in known.items()}
     made = {_renamed(name, names) or name: tensor for name, tensor in tensors.items()}
     for name in [name for name in made if ".attn.query." in name]:
         parts = [name.replace("query", part) for part in QKV]

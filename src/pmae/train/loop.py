@@ -225,7 +225,9 @@ class Pretraining:
     def _monitor(self, journal: Journal | None, online_probe: OnlineProbe | None, last: int) -> None:
         """R2 on held-out images and the scores of the online probe, where due and not there yet."""
         epoch, position = divmod(self.step, self.steps)
-        if position or not epoch or (epoch != last and epoch % self.probe_every):
+        # What given weights were worth before training is told too.
+        due = epoch == last or epoch % self.probe_every == 0 if epoch else self.config.encoder.weights is not None
+        if position or not due:
             return
         model, name = self._whole_model(), "train_r2" if self.held_out is None else "held_out_r2"
         if not journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):

@@ -1,9 +1,12 @@
-"""What depends on the position in training alone: the learning rate and the seed of a step."""
+"""Learning rates: by the position in training and by the depth of a parameter; and the seed of a step."""
 
 import math
+import re
 from hashlib import blake2b
 
 from pmae.config import OptimConfig
+
+UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 
 
 def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
@@ -37,3 +40,13 @@ def step_seed(seed: int, epoch: int, step: int) -> int:
     """A 63-bit seed for one step of one epoch; neighbouring steps share nothing."""
     digest = blake2b(f"{seed}/{epoch}/{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def layer_depths(names: list[str]) -> dict[str, int]:
+    """How deep each parameter sits: embeddings 0, block i at i + 1, what follows them last; 0 for all but a ViT."""
+    blocks = {name: re.search(r"(?:^|\.)blocks\.(\d+)\.", name) for name in names}
+    last = max((int(found.group(1)) + 2 for found in blocks.values() if found), default=0)
+    first = re.compile(r"patch_embed|norm_pre|" + "|".join(UNDECAYED))
+    return {
+        name: int(found.group(1)) + 1 if found else 0 if first.search(name) else last for name, found in blocks.items()
+    }

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from pmae import fast
 from pmae.config import Config, OptimConfig
 from pmae.data.augment import Standardize, boxes_of, crop
-from pmae.errors import UserError
+from pmae.errors import UserError, require
 from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder
 from pmae.train.distributed import ONE_PROCESS, World, lost_process_errors
+from pmae.train.schedule import layer_depths
 
 TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-3}
 """How far the first loss may be from the plain one's, relative to it; rounding alone makes some 5e-4 and 1e-6 of it."""
@@ -83,7 +84,7 @@ class Plain:
     def __call__(self, inputs: Inputs) -> None:
         """Take one step."""
         for group in self.optimizer.param_groups:
-            group["lr"] = inputs.lr
+            group["lr"] = inputs.lr * group["scale"]
         self.optimizer.zero_grad(set_to_none=True)
         # Sharded, torch's own hooks talk to the other processes.
         with lost_process_errors(self.world) if self.config.train.shard else nullcontext():
@@ -132,7 +133,7 @@ class Graph(Plain):
 
     def __call__(self, inputs: Inputs) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"].fill_(inputs.lr)
+            group["lr"].fill_(inputs.lr * group["scale"])
         self._captured(inputs.images, inputs.crops, inputs.draw)
 
 
@@ -205,14 +206,36 @@ class FastEngine:
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> torch.optim.AdamW:
-    """AdamW with decay on matrices, or on all; under a graph rate and step count are tensors on the device."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    """AdamW with decay on matrices, or on all; under a graph rate and step count are tensors on the device.
+
+    There is a group for each share of the rate, of which a frozen block has none: with gradients that nobody uses it
+    costs time, but captured, fused and divided steps need not know.
+    """
+    scales = rate_scales(model, config)
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_matrix = parameter.ndim >= 2 and not name.endswith("token")
-            (decayed if is_matrix else plain).append(parameter)
-    rate = torch.zeros((), device=decayed[0].device) if on_graph else 0.0
-    decay_plain = config.weight_decay if config.decay_all else 0.0
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": decay_plain}]
-    return torch.optim.AdamW(groups, lr=rate, betas=config.betas, fused=True, capturable=on_graph)
+            scale, decay = scales[name], config.weight_decay if is_matrix or config.decay_all else 0.0
+            made = {"params": [], "weight_decay": decay, "scale": scale}
+            groups.setdefault((-scale, not is_matrix), made)["params"].append(parameter)
+    for group in groups.values():
+        group["lr"] = torch.zeros((), device=group["params"][0].device) if on_graph else 0.0
+    ordered = [groups[key] for key in sorted(groups)]
+    return torch.optim.AdamW(ordered, betas=config.betas, fused=True, capturable=on_graph)
+
+
+def rate_scales(model: nn.Module, config: OptimConfig) -> dict[str, float]:
+    """The share of the rate at which each parameter learns: all of it but in the encoder, less in its early blocks."""
+    names = [name for name, _ in model.named_parameters()]
+    own = [name for name in names if name.startswith("encoder.")]
+    is_vit = getattr(getattr(model, "encoder", None), "is_vit", False)
+    rule = "0 for an encoder that is no ViT and has no row of blocks"
+    require(is_vit or not config.frozen_blocks, "optim.frozen_blocks", rule, config.frozen_blocks)
+    depths = layer_depths(own) if is_vit else dict.fromkeys(own, 0)
+    deepest, rate, decay = max(depths.values(), default=0), config.encoder_rate or 1.0, config.layer_decay or 1.0
+    blocks = f"at most the encoder's blocks ({deepest - 1})"
+    require(config.frozen_blocks < max(1, deepest), "optim.frozen_blocks", blocks, config.frozen_blocks)
+    scales = {name: rate * decay ** (deepest - depth) for name, depth in depths.items()}
+    frozen = {name: 0.0 for name, depth in depths.items() if config.frozen_blocks and depth <= config.frozen_blocks}
+    return dict.fromkeys(names, 1.0) | scales | frozen

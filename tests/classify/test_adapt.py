@@ -1,0 +1,117 @@
+"""`pmae pretrain --init`: other libraries' weights, slower and frozen layers, and k-NN before and after."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pmae.config import Config, EncoderConfig, OptimConfig
+from pmae.config_file import of_older_versions, to_dict
+from pmae.derive import resolve
+from pmae.models import build_encoder
+from pmae.models.described import adopted, described_weights
+from pmae.models.weights import load_weights
+from pmae.runs import Run
+from pmae.train.step import rate_scales
+
+from .conftest import stripes
+
+Command = Callable[..., tuple[int, str]]
+
+
+class Model(torch.nn.Module):
+    """What the rates are asked of: a ViT of two blocks, and a decoder."""
+
+    def __init__(self, name: str = "vit_tiny") -> None:
+        super().__init__()
+        sizes: dict[str, Any] = {"patch_size": 4, "width": 8, "depth": 2, "heads": 2} if name == "vit_tiny" else {}
+        self.encoder = build_encoder(EncoderConfig(name, **sizes), (3, 8, 8))
+        self.decoder = torch.nn.Linear(8, 8)
+
+
+def test_rates_fall_with_depth_and_frozen_blocks_have_none() -> None:
+    found = rate_scales(Model(), OptimConfig(encoder_rate=0.1, layer_decay=0.5))
+    expected = {
+        "decoder.weight": 1.0,
+        "encoder.net.norm.weight": 0.1,
+        "encoder.net.blocks.1.attn.qkv.weight": 0.05,
+        "encoder.net.blocks.0.attn.qkv.weight": 0.025,
+        "encoder.net.patch_embed.proj.weight": 0.0125,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    frozen = rate_scales(Model(), OptimConfig(frozen_blocks=1))
+    assert {name for name, scale in frozen.items() if not scale} == {
+        name for name in frozen if "blocks.0" in name or "patch_embed" in name or "token" in name or "pos_embed" in name
+    }
+    with pytest.raises(ValueError, match=r"frozen_blocks must be at most the encoder's blocks \(2\), got 3"):
+        rate_scales(Model(), OptimConfig(frozen_blocks=3))
+    with pytest.raises(ValueError, match="no ViT"):
+        rate_scales(Model("resnet10t"), OptimConfig(frozen_blocks=1))
+
+
+def test_given_weights_have_small_rates_and_old_runs_keep_theirs() -> None:
+    plain, reasons = resolve(Config(encoder=EncoderConfig(patch_size=4)), 500, (3, 16, 16))
+    adapting, _ = resolve(Config(encoder=EncoderConfig(patch_size=4, weights="w")), 500, (3, 16, 16))
+    assert (plain.optim.encoder_rate, adapting.optim.encoder_rate, adapting.optim.layer_decay) == (None, 0.1, 0.75)
+    assert (adapting.optim.warmup_epochs or 0) > (plain.optim.warmup_epochs or 0)
+    assert not any("encoder_rate" in name for name in reasons)
+    old = to_dict(Config(encoder=EncoderConfig(weights="w")))
+    del old["optim"]["encoder_rate"], old["optim"]["layer_decay"], old["optim"]["frozen_blocks"]
+    assert of_older_versions(old)["optim"]["encoder_rate"] == 1.0
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    numbers = np.arange(90) % 3
+    np.savez(tmp_path / "d.npz", images=stripes(numbers), labels=numbers)
+    return tmp_path / "d.npz"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_is_adapted_and_says_whether_it_helped(run: Run, labels: Path, tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "adapted"
+    short = ("--epochs", 2, "--decoder.depth", 1, "--decoder.width", 16, "--decoder.heads", 2, "--device", "cpu")
+    code, said = command(
+        "pretrain", "--init", run.path, "--data", labels, "--out", out, "--optim.frozen-blocks", 1, *short
+    )
+    assert code == 0, said
+    adapted = Run(out)
+    assert replace(adapted.config.encoder, weights=None) == run.config.encoder
+    before, after = (load_file(r.checkpoint() / "encoder.safetensors") for r in (run, adapted))
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert {name for name in before if "blocks.0" in name or "patch_embed" in name} <= same
+    assert "blocks.1.attn.qkv.weight" not in same
+    probes = [line for line in adapted.metrics() if "knn" in line]
+    told = json.loads((out / "results.json").read_text())["adaptation"]
+    assert (probes[0]["step"], told["before"]["knn"], told["after"]["knn"]) == (0, probes[0]["knn"], probes[-1]["knn"])
+    assert f"k-NN {probes[0]['knn']:.1%} before, {probes[-1]['knn']:.1%} after: adapting " in said
+
+
+@pytest.mark.parametrize("registers", [0, 4])
+def test_dinov2_of_hugging_face_is_timms(registers: int, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "num_hidden_layers": 12, "image_size": 28}
+    kind = "Dinov2WithRegisters" if registers else "Dinov2"
+    more = {"num_register_tokens": registers} if registers else {}
+    config = getattr(transformers, f"{kind}Config")(patch_size=14, **sizes, **more)
+    theirs = getattr(transformers, f"{kind}Model")(config)
+    theirs.eval().save_pretrained(tmp_path / "w")
+    transformers.BitImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2] * 3).save_pretrained(tmp_path / "w")
+    config = adopted(EncoderConfig(weights=str(tmp_path / "w")), (3, 28, 28))
+    assert config.name == f"vit_small_patch14{'_reg4' if registers else ''}_dinov2"
+    encoder = build_encoder(config, (3, 28, 28)).eval()
+    pretrained = load_weights(str(tmp_path / "w"), encoder)
+    encoder.net.load_state_dict(pretrained.tensors)
+    x = torch.randn(2, 3, 28, 28)
+    with torch.no_grad():
+        tokens, found = theirs(x).last_hidden_state, encoder.features(x)
+    torch.testing.assert_close(found["cls"], tokens[:, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found["mean"], tokens[:, 1 + registers :].mean(1), atol=1e-4, rtol=1e-4)
+    assert "its pixels had mean 127.5, 102, 76.5 and standard deviation 51, 51, 51" in pretrained.notes
+    assert described_weights(str(tmp_path / "w")).mean == (0.5, 0.4, 0.3)
