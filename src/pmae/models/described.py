@@ -65,6 +65,15 @@ def adopted(encoder: EncoderConfig, shape: tuple[int, int, int]) -> EncoderConfi
     return replace(found, weights=encoder.weights, patch_size=patch if fits else None)
 
 
+def pixels_note(path: str) -> list[str]:
+    """How the pixels that the weights learned from were standardized, where that is recorded."""
+    known = described_weights(path)
+    if known.mean is None or known.std is None:
+        return []
+    mean, std = (", ".join(f"{value / known.scale:.4g}" for value in values) for values in (known.mean, known.std))
+    return [f"its pixels had mean {mean} and standard deviation {std}"]
+
+
 def _of_timm(config: dict[str, Any]) -> Described:
     name, given = str(config["architecture"]), config.get("model_args") or {}
     pixels = config.get("pretrained_cfg") or {}

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors
-from pmae.models.described import described_weights
 from pmae.models.encoder import Encoder, build_encoder
 from pmae.runs import Run
 
@@ -50,7 +49,7 @@ class Origin(NamedTuple):
 def load_weights(path: str, encoder: Encoder) -> Pretrained:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
     file, origin = _locate(Path(path).expanduser())
-    notes = [f"from {file.name} of {file.parent}", *_pixels_of(path)]
+    notes = [f"from {file.name} of {file.parent}"]
     tensors = read_tensors(file)
     try:
         tensors = _own_names(tensors, encoder, notes)
@@ -66,15 +65,6 @@ def load_weights(path: str, encoder: Encoder) -> Pretrained:
     expected = encoder.net.state_dict()
     _require_fit(path, tensors, expected)
     return Pretrained({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
-
-
-def _pixels_of(path: str) -> list[str]:
-    """How the pixels that the weights learned from were standardized, where that is recorded."""
-    known = described_weights(path)
-    if known.mean is None or known.std is None:
-        return []
-    mean, std = (", ".join(f"{value / known.scale:.4g}" for value in values) for values in (known.mean, known.std))
-    return [f"its pixels had mean {mean} and standard deviation {std}"]
 
 
 def _locate(path: Path) -> tuple[Path, Origin]:

@@ -23,6 +23,7 @@ from pmae.errors import UserError, require
 from pmae.files import clear_stale, disk_errors, write_json
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
+from pmae.models.described import pixels_note
 from pmae.models.weights import Pretrained, load_weights
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
@@ -212,7 +213,10 @@ def _clock(device: torch.device) -> float:
 def pretrained_weights(config: Config, encoder: Encoder, out: Path, resume: bool) -> Pretrained | None:
     """What `encoder.weights` names, unless it names nothing or a checkpoint replaces it."""
     weights = config.encoder.weights
-    return None if weights is None or (resume and Run(out).checkpoints()) else load_weights(weights, encoder)
+    if weights is None or (resume and Run(out).checkpoints()):
+        return None
+    found = load_weights(weights, encoder)
+    return found._replace(notes=[*found.notes, *pixels_note(weights)])
 
 
 def initial_model(
