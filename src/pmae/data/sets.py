@@ -45,7 +45,7 @@ class Chunks(NamedTuple):
 
 
 def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = (0, 1)) -> Chunks:
-    """The images that `load` would give, in order, at most `size` at a time; of several processes, those of one.
+    """The images that `load` would give, in order, at most `size` at a time; several processes take them in turn.
 
     Image files, shards and .npy files may be more than memory holds; .npz files and named sets are read whole.
     """
@@ -73,7 +73,6 @@ def _chunks(
     classes = next((images.classes for images in sets.values() if images.labels is not None), None)
     starts = [(name, start) for name, images in sets.items() for start in range(0, len(images), size)]
     number, parts = part
-    mine = starts[-(-len(starts) * number // parts) : -(-len(starts) * (number + 1) // parts)]
 
     def read(place: tuple[str, int]) -> tuple[str, ImageSet]:
         name, start = place
@@ -82,7 +81,7 @@ def _chunks(
             chunk = replace(chunk, labels=np.full(len(chunk), NO_LABEL, np.int64), classes=classes)
         return name, chunk
 
-    yield from (chunk for chunk in read_ahead(read, mine, 1) if len(chunk[1]))
+    yield from read_ahead(read, starts[number::parts], 1)
     if unreadable is not None:
         unreadable.warn()
 
