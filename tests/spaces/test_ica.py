@@ -7,9 +7,7 @@ from sklearn.decomposition import FastICA
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
-from pmae.spaces import ICA
-from pmae.spaces import ica as room
-from pmae.spaces import pca as recombined
+from pmae.spaces import ICA, recombined
 
 SHAPE = (1, 2, 4)
 
@@ -93,7 +91,7 @@ def test_components_that_do_not_vary_stay_out() -> None:
 def test_a_bounded_sample_is_spread_evenly_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = mixture(1000)
     space = fitted(x)
-    monkeypatch.setattr(room, "IMAGES", 300)
+    monkeypatch.setattr(recombined, "IMAGES", 300)
     expected = (x[::4].flatten(1) - space.pca.mean) @ space.pca.components.T
     for size in (1000, 128, 7):
         torch.testing.assert_close(space._sample(x.split(size), 8).float(), expected, atol=1e-5, rtol=1e-5)

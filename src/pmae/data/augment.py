@@ -94,16 +94,15 @@ def _weights(start: Tensor, length: Tensor, size: int, interpolation: str) -> Te
     stretch = step.clamp(min=1.0)
     distance = ((pixel[None, None, :] + 0.5 - centre) / stretch).abs()
     inside = (pixel >= start) & (pixel < start + length)
-    weight = _cubic(distance) if interpolation == "bicubic" else (1 - distance).clamp(min=0.0)
+    if interpolation == "bicubic":
+        # Keys' kernel with a = -1/2, the one that antialiased resizing uses.
+        near = (1.5 * distance - 2.5) * distance * distance + 1
+        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+        weight = torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
+    else:
+        weight = (1 - distance).clamp(min=0.0)
     weight = torch.where(inside, weight, 0.0)
     return weight / weight.sum(2, keepdim=True)
-
-
-def _cubic(d: Tensor) -> Tensor:
-    """Keys' cubic kernel with a = -1/2, the one that antialiased resizing uses."""
-    near = (1.5 * d - 2.5) * d * d + 1
-    far = ((-0.5 * d + 2.5) * d - 4) * d + 2
-    return torch.where(d < 1, near, torch.where(d < 2, far, 0.0))
 
 
 class Standardize(nn.Module):

@@ -38,7 +38,13 @@ class Batches:
         keep_on: Literal["auto", "device", "host"] = "auto",
     ) -> None:
         self.device, self._array = device, images
-        self.resident = _belongs_on_device(images, device, keep_on)
+        if isinstance(images, np.ndarray) and device.type == "cpu":
+            # A mapped file stays on the disk; to another device it goes whole.
+            self.resident = not isinstance(images, np.memmap)
+        elif isinstance(images, OnDemand) or keep_on != "auto":
+            self.resident = keep_on == "device"
+        else:
+            self.resident = images.nbytes <= torch.cuda.mem_get_info(device)[0] // 2
         self._images = _whole(images, device) if self.resident else None
         # Where positions are wanted: on the device only if that is where the images are.
         self._at = device if self.resident else torch.device("cpu")
@@ -112,15 +118,6 @@ def read_ahead(read: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterat
                 future.cancel()
 
 
-def _belongs_on_device(images: np.ndarray | OnDemand, device: torch.device, keep_on: str) -> bool:
-    if isinstance(images, np.ndarray) and device.type == "cpu":
-        return not isinstance(images, np.memmap)  # a mapped file stays on the disk; to another device it goes whole
-    if isinstance(images, OnDemand) or keep_on != "auto":
-        return keep_on == "device"
-    free, _ = torch.cuda.mem_get_info(device)
-    return images.nbytes <= free // 2
-
-
 def _whole(images: np.ndarray | OnDemand, device: torch.device) -> Tensor:
     """All images on the device; those decoded on demand pass through the host a chunk at a time."""
     if isinstance(images, np.ndarray):
@@ -158,18 +155,17 @@ def fit_standardize(
     if shift is None:
         raise UserError("data must be at least one image, got none")
     images = add_up(shift.new_tensor(count))
-    mean, square = add_up(total) / images, add_up(squares) / images
-    _require_variation(shift + mean, square - mean.square())
+    offset = add_up(total) / images
+    mean, variance = shift + offset, add_up(squares) / images - offset.square()
+    _require_variation(mean, variance)
     if per == "channel":
-        # Moments of a channel about its own mean are those of its pixels and of their means.
-        centre = (shift + mean).mean((1, 2), keepdim=True)
-        offset = shift - centre
-        square = (square + 2 * offset * mean + offset.square()).mean((1, 2), keepdim=True)
-        shift, mean = centre, torch.zeros_like(centre)
-    std = (square - mean.square()).clamp(min=0).sqrt()
+        # A channel varies as its pixels do, and as their means do.
+        centre = mean.mean((1, 2), keepdim=True)
+        variance = (variance + (mean - centre).square()).mean((1, 2), keepdim=True)
+        mean = centre
+    std = variance.clamp(min=0).sqrt()
     # A constant channel or pixel carries nothing: dividing by 1 leaves it at 0.
-    std = torch.where(std > 1e-6 * std.max(), std, torch.ones_like(std))
-    return Standardize(shift + mean, std)
+    return Standardize(mean, torch.where(std > 1e-6 * std.max(), std, torch.ones_like(std)))
 
 
 def _require_variation(mean: Tensor, variance: Tensor) -> None:

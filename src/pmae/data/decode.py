@@ -157,7 +157,10 @@ def _resize_deep(pixels: np.ndarray, side: int) -> np.ndarray:
 def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
     # Twice: what Pillow unpacks, of four bytes a pixel, and its conversion or its array.
     with Image.open(file, formats=FORMATS) as image, unpacking(image.width * image.height, 8):
-        raw_mode = _raw_mode(image)
+        # How the pixels lie in the file; it tells depths that Pillow's own mode hides.
+        arguments = image.tile[0][3] if getattr(image, "tile", None) else ""
+        first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+        raw_mode = first if isinstance(first, str) else ""
         _refuse_losses(image, raw_mode)
         try:
             image.load()
@@ -170,15 +173,11 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
         if image.mode in DEEP_MODES:
             signed = "16" in raw_mode and raw_mode.endswith("S")
             return convert(_narrow(np.asarray(image), signed)[None], config)
-        return _read_bytes(image, config)
-
-
-def _raw_mode(image: Image.Image) -> str:
-    """How the pixels lie in the file; it tells depths that Pillow's own mode hides."""
-    tiles = getattr(image, "tile", None)
-    arguments = tiles[0][3] if tiles else ""
-    first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
-    return first if isinstance(first, str) else ""
+        mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
+        plain = image if image.mode == mode else image.convert(mode)
+        if config.resize is not None:
+            plain = plain.resize((config.resize, config.resize), Image.Resampling.BICUBIC)
+        return _first_channels(np.asarray(plain))
 
 
 def _refuse_losses(image: Image.Image, raw_mode: str) -> None:
@@ -199,14 +198,6 @@ def _narrow(pixels: np.ndarray, signed: bool) -> np.ndarray:
     if pixels.min() < kind.min or pixels.max() > kind.max:
         raise ValueError(f"values from {pixels.min()} to {pixels.max()} need more than 16 bits; save it in a .npy file")
     return pixels.astype(kind.dtype)
-
-
-def _read_bytes(image: Image.Image, config: DataConfig) -> np.ndarray:
-    mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
-    plain = image if image.mode == mode else image.convert(mode)
-    if config.resize is not None:
-        plain = plain.resize((config.resize, config.resize), Image.Resampling.BICUBIC)
-    return _first_channels(np.asarray(plain))
 
 
 def _first_channels(pixels: np.ndarray) -> np.ndarray:

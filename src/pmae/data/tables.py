@@ -121,7 +121,9 @@ class ParquetSamples(TableSamples):
         self._groups = [(file, i) for file, i, group in groups if group.num_rows]
         largest = max((group.total_byte_size for _, _, group in groups), default=0)
         self._window = max(1, KEPT_BYTES // max(1, largest))
-        self._kept = lru_cache(2 * self._window)(self._row_group)
+        self._kept = lru_cache(2 * self._window)(
+            lambda file, group: file.read_row_group(group, [columns.image]).column(0).combine_chunks()
+        )
         self._lock = threading.Lock()
         counts = [group.num_rows for _, _, group in groups if group.num_rows]
         require_room(max(largest, 8 * sum(counts)), f"a row group or the labels of {paths[0]}")
@@ -133,11 +135,7 @@ class ParquetSamples(TableSamples):
 
     def chunk(self, number: int) -> Any:
         with self._lock:
-            return self._kept(number)
-
-    def _row_group(self, number: int) -> Any:
-        file, group = self._groups[number]
-        return file.read_row_group(group, [self._columns.image]).column(0).combine_chunks()
+            return self._kept(*self._groups[number])
 
     def blocks(self) -> Blocks:
         return np.concatenate([[0], self._ends[:-1]]), self._window
@@ -151,7 +149,14 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
     features = (noted.get("info") or {}).get("features") or {}
     features = {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
     kinds = {name: str(features.get(name, {}).get("_type", "")) for name in schema.names}
-    image = next((name for name in schema.names if _is_image(kinds[name], schema.field(name).type)), None)
+    arrow, _ = _pyarrow()
+
+    def is_image(name: str) -> bool:
+        stored = schema.field(name).type
+        files = arrow.types.is_struct(stored) and stored.get_field_index("bytes") >= 0
+        return kinds[name] in ("Image", "Array2D", "Array3D") or files or arrow.types.is_binary(stored)
+
+    image = next(filter(is_image, schema.names), None)
     if image is None:
         raise UserError(f"data.source: {path} must have a column of images, got {', '.join(schema.names) or 'none'}")
     label = next((name for name in schema.names if kinds[name] == "ClassLabel" or name == "label"), None)
@@ -172,12 +177,6 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
 
 def _are(kind: type, values: object) -> bool:
     return isinstance(values, list) and all(type(value) is kind for value in values)
-
-
-def _is_image(kind: str, stored: Any) -> bool:
-    arrow, _ = _pyarrow()
-    files = arrow.types.is_struct(stored) and stored.get_field_index("bytes") >= 0
-    return kind in ("Image", "Array2D", "Array3D") or files or arrow.types.is_binary(stored)
 
 
 def _numbers(cell: Any, columns: Columns) -> np.ndarray:
