@@ -9,7 +9,6 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import ImageSet, as_tensor
 from pmae.data.sets import converts, read_chunks
-from pmae.errors import UserError, missing_extra, require, unknown_name
+from pmae.errors import UserError, optional, require, unknown_name
 from pmae.evaluate.features import evaluating
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
@@ -37,6 +36,7 @@ BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
 QUIET_SECONDS = 10.0
 GROUP = 8192
 """Rows in a row group of a Parquet file: large enough to compress, small enough to hold."""
+PARQUET = ("a .parquet file", "embed", "pyarrow.parquet", "pyarrow")
 
 
 class Rows(NamedTuple):
@@ -220,7 +220,7 @@ def writer_for(path: Path, flat: bool) -> Write:
     if path.is_dir():
         raise UserError(f"out must be a file, got the folder {str(path)!r}")
     if suffix == ".parquet":
-        _pyarrow()
+        optional(*PARQUET)
     return WRITERS[suffix]
 
 
@@ -261,13 +261,13 @@ def write_csv(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
 
 def write_parquet(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
     """One column a feature, in row groups."""
-    pyarrow, parquet = _pyarrow()
+    pyarrow = optional(*PARQUET)
     waiting: list[Any] = []
     writer = None
     for part in rows:
         features = {name: part.features[:, i] for i, name in enumerate(names)}
         waiting.append(pyarrow.table({**{k: v.tolist() for k, v in part.columns.items()}, **features}))
-        writer = writer or parquet.ParquetWriter(path, waiting[0].schema)
+        writer = writer or pyarrow.parquet.ParquetWriter(path, waiting[0].schema)
         if sum(map(len, waiting)) >= GROUP:
             writer.write_table(pyarrow.concat_tables(waiting))
             waiting = []
@@ -275,13 +275,6 @@ def write_parquet(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
         writer.write_table(pyarrow.concat_tables(waiting))
     if writer:
         writer.close()
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise missing_extra("a .parquet file", "embed", error) from error
 
 
 WRITERS: dict[str, Write] = {".npz": write_npz, ".csv": write_csv, ".parquet": write_parquet}

@@ -56,15 +56,6 @@ def draw_ratio(config: MaskingConfig, stream: random.Random) -> float:
     return stream.uniform(*config.ratio_range) if config.ratio_schedule == "uniform" else nominal_ratio(config)
 
 
-def draw_mask(
-    config: MaskingConfig, batch: int, groups: int, patches: int, ratio: float, generator: torch.Generator
-) -> Draw:
-    """Noise for one batch on the generator's device, one row an image or one for all."""
-    rows = batch if config.per == "image" else 1
-    noise = torch.rand(rows, groups, generator=generator, device=generator.device)
-    return Draw(noise, torch.full((), ratio, device=generator.device), visible_patches(patches, ratio))
-
-
 def hide_components(
     noise_BK: Tensor, share_K: Tensor, ratio: Tensor | float, prefix: Literal["closest", "shorter"] = "closest"
 ) -> Tensor:

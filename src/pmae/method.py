@@ -49,8 +49,10 @@ class MaskedAutoencoder(nn.Module):
         return self.space.mask_group_count
 
     def draw(self, batch: int, ratio: float, generator: Generator) -> Draw:
-        """The randomness of one batch's masks."""
-        return masking.draw_mask(self.config.masking, batch, self.mask_group_count, self.patches, ratio, generator)
+        """The randomness of one batch's masks, on the generator's device: one row an image or one for all."""
+        rows, device = batch if self.config.masking.per == "image" else 1, generator.device
+        noise = torch.rand(rows, self.mask_group_count, generator=generator, device=device)
+        return Draw(noise, torch.full((), ratio, device=device), masking.visible_patches(self.patches, ratio))
 
     def predict(self, x: Tensor, mask: PatchMask | None = None) -> tuple[Tensor, Tensor]:
         """Patches (B, N, P), or the hidden ones in a mask's order, and the mean patch token (B, width)."""

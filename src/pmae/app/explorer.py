@@ -14,7 +14,7 @@ import numpy as np
 
 from pmae.app import panels
 from pmae.app.material import LARGEST_FILE, Material, read_upload
-from pmae.errors import UserError, missing_extra, require
+from pmae.errors import UserError, optional, require
 from pmae.report.samples import PARTS
 
 LOOPBACK = "127.0.0.1"
@@ -76,11 +76,7 @@ def gradio() -> Any:
     for name in ("NO_PROXY", "no_proxy"):
         others = [host for host in os.environ.get(name, "").split(",") if host not in ("", LOOPBACK)]
         os.environ[name] = ",".join([*others, LOOPBACK])
-    try:
-        import gradio
-    except ImportError as error:
-        raise missing_extra("pmae explore", "app", error) from error
-    return gradio
+    return optional("pmae explore", "app", "gradio")
 
 
 def build(material: Material) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pmae.config import DataConfig
-from pmae.errors import UserError, missing_extra
+from pmae.errors import UserError, optional
 
 DICOM_SUFFIXES = (".dcm", ".dicom")
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -206,11 +206,7 @@ def _first_channels(pixels: np.ndarray) -> np.ndarray:
 
 def _read_dicom(content: bytes) -> np.ndarray:
     """Pixels in the modality's own units; a rescale slope and intercept (Hounsfield units) make float32."""
-    try:
-        import pydicom
-        from pydicom.pixels.utils import pixel_array
-    except ImportError as error:
-        raise missing_extra("a DICOM file", "data", error) from error
+    pydicom = optional("a DICOM file", "data", "pydicom.pixels.utils", "pydicom")
     with unpacking(_inflated(content), 2 * 8):
         header = pydicom.dcmread(BytesIO(content))
     frames, kind = int(header.get("NumberOfFrames") or 1), header.get("PhotometricInterpretation")
@@ -221,7 +217,7 @@ def _read_dicom(content: bytes) -> np.ndarray:
     values = int(header.Rows) * int(header.Columns) * int(header.get("SamplesPerPixel") or 1)
     # Beside the file's own and their array, values take float64 and float32 while units are computed.
     with unpacking(values, 8 + 4 + 2 * int(header.BitsAllocated) // 8):
-        pixels = np.asarray(pixel_array(header))
+        pixels = np.asarray(pydicom.pixels.utils.pixel_array(header))
         if kind == "MONOCHROME1":
             # From white to black; the lowest plus the highest value of so many bits turns it round.
             ends = -1 if header.PixelRepresentation else 2 ** int(header.BitsStored) - 1
@@ -250,10 +246,7 @@ def _inflated(content: bytes) -> int:
 
 def _read_tiff(path: Path | BytesIO) -> np.ndarray:
     """Pixels in their own depth; a stack of planes that are not channels is refused."""
-    try:
-        import tifffile
-    except ImportError as error:
-        raise missing_extra("a TIFF of this kind", "data", error) from error
+    tifffile = optional("a TIFF of this kind", "data", "tifffile")
     with tifffile.TiffFile(path) as file:
         series, pages = file.series[0], len(file.pages)
         # Axes of length one say nothing, except that an image may be one row or column.

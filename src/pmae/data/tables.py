@@ -8,7 +8,6 @@ import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from pmae.data.decode import reading, require_room
 from pmae.data.images import DTYPES, Blocks, Samples
-from pmae.errors import UserError, missing_extra, require
+from pmae.errors import UserError, optional, require
 
 TABLE = " as a table"
 KEPT_BYTES = 2**27
@@ -88,7 +87,7 @@ class ArrowSamples(TableSamples):
     """Files of the Arrow stream format, mapped: the disk is read where a row is asked for."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        arrow, _ = _pyarrow()
+        arrow = _pyarrow()
         tables: list[Any] = []
         columns: Any = None
         for path in paths:
@@ -110,7 +109,7 @@ class ParquetSamples(TableSamples):
     """Parquet files, of which the row groups read last are kept."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        _, parquet = _pyarrow()
+        parquet = _pyarrow().parquet
         files: list[Any] = []
         columns: Any = None
         for path in paths:
@@ -149,7 +148,7 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
     features = (noted.get("info") or {}).get("features") or {}
     features = {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
     kinds = {name: str(features.get(name, {}).get("_type", "")) for name in schema.names}
-    arrow, _ = _pyarrow()
+    arrow = _pyarrow()
 
     def is_image(name: str) -> bool:
         stored = schema.field(name).type
@@ -188,8 +187,5 @@ def _numbers(cell: Any, columns: Columns) -> np.ndarray:
     return numbers.reshape(columns.shape)
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise missing_extra("a table of images", "stream", error) from error
+def _pyarrow() -> Any:
+    return optional("a table of images", "stream", "pyarrow.parquet", "pyarrow")

@@ -8,7 +8,6 @@ torch: the encoder as one graph of raw images, standardization included, without
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from pmae.data.images import as_tensor
-from pmae.errors import missing_extra
+from pmae.errors import optional
 from pmae.export.source import Source
 from pmae.files import write_json
 from pmae.models.encoder import pool, split_tokens, timm_recipe
@@ -108,7 +107,7 @@ def timm_features(source: Source, folder: Path, images: np.ndarray) -> dict[str,
 
 def write_huggingface(source: Source, folder: Path) -> None:
     """Weights, configuration and preprocessing in the layout of transformers."""
-    transformers = _needed("huggingface", "transformers")
+    transformers = optional("format huggingface", "export", "transformers")
     net: Any = source.encoder.net
     tensors = _vit_tensors(net)
     if tensors is None:
@@ -154,7 +153,7 @@ def _vit_tensors(net: Any) -> dict[str, Tensor] | None:
 
 def huggingface_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
     """What transformers makes of the images, from the folder alone."""
-    transformers = _needed("huggingface", "transformers")
+    transformers = optional("format huggingface", "export", "transformers")
     with _quietly(transformers.utils.logging), torch.inference_mode():
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
         processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
@@ -210,7 +209,7 @@ def trace(source: Source) -> ExportedProgram:
 
 def write_onnx(source: Source, folder: Path) -> None:
     """encoder.onnx, with encoder.onnx.data beside it where the weights are large."""
-    _needed("onnx", *ONNX_PACKAGES)
+    optional("format onnx", "export", *ONNX_PACKAGES)
     names = list(source.features(source.images()[:1]))
     graph = trace(source)
     made: Any = torch.onnx.export(graph, input_names=["images"], output_names=names, dynamo=True, verbose=False)
@@ -231,7 +230,9 @@ def _forget_names(graph: Any) -> None:
 
 def onnx_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
     """What onnxruntime makes of the images."""
-    session = _needed("onnx", *ONNX_PACKAGES).InferenceSession(folder / ONNX, providers=["CPUExecutionProvider"])
+    session = optional("format onnx", "export", *ONNX_PACKAGES).InferenceSession(
+        folder / ONNX, providers=["CPUExecutionProvider"]
+    )
     outputs = session.run(None, {"images": images.astype(np.float32)})
     return {node.name: torch.from_numpy(value) for node, value in zip(session.get_outputs(), outputs, strict=True)}
 
@@ -253,14 +254,6 @@ def torch_features(source: Source, folder: Path, images: np.ndarray) -> dict[str
     with torch.inference_mode():
         made: dict[str, Tensor] = encoder(as_tensor(images).float())
     return made
-
-
-def _needed(kind: str, *names: str) -> Any:
-    """The last of the packages that a format needs, once all of them are known to be there."""
-    try:
-        return [import_module(name) for name in names][-1]
-    except ImportError as error:
-        raise missing_extra(f"format {kind}", "export", error) from error
 
 
 class Format(NamedTuple):
