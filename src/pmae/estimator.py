@@ -227,7 +227,13 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if self.out is None:
             config = replace(config, train__checkpoint_every=config.train.epochs, train__keep=1)
         if again:
-            self._require_same(config, splits.train.shape)
+            # Weights can be trained on only in the network and the space that they belong to.
+            before, shape = self.fitted_.config, splits.train.shape
+            if shape != self.fitted_.shape:
+                raise UserError(f"X must have images of shape {self.fitted_.shape} for warm_start, got {shape}")
+            for part in ("space", "encoder", "decoder"):
+                old, new = getattr(before, part), getattr(config, part)
+                require(old == new, f"{part} settings", f"those of the first fit for warm_start, {old}", new)
             data = describe_environment(splits, pick_device(config.train.device))
             write_at_step_0(folder, self.fitted_._replace(config=config, environment=data))
         watch = None if self.out is None else online_probe(splits)
@@ -235,15 +241,6 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if self.out is not None:
             save_figures(run)
         return run
-
-    def _require_same(self, config: Config, shape: tuple[int, int, int]) -> None:
-        """Weights can be trained on only in the network and the space that they belong to."""
-        before = self.fitted_.config
-        if shape != self.fitted_.shape:
-            raise UserError(f"X must have images of shape {self.fitted_.shape} for warm_start, got {shape}")
-        for part in ("space", "encoder", "decoder"):
-            old, new = getattr(before, part), getattr(config, part)
-            require(old == new, f"{part} settings", f"those of the first fit for warm_start, {old}", new)
 
     def _device(self) -> torch.device:
         return pick_device(self.device or self.fitted_.config.train.device)

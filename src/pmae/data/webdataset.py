@@ -59,7 +59,13 @@ def members(read: Read, what: str) -> Iterator[Member]:
     start = at = 0
     name = size = None
     while (header := read(at, BLOCK)) != bytes(BLOCK):
-        _require_header(header, at, what)
+        if len(header) < BLOCK:
+            raise UserError(
+                f"data.source: {what} is cut short: it ends at byte {at + len(header):,} without an end mark"
+            )
+        # The sum counts its own field as eight spaces.
+        if sum(header) - sum(header[148:156]) + 256 != _number(header[148:156], what):
+            raise UserError(f"data.source: {what} is not a plain tar file, or damaged: no header at byte {at:,}")
         kind, own, body = header[156:157], _number(header[124:136], what), at + BLOCK
         if kind in (PAX, LONG_NAME):
             fields = _extension(kind, read(body, min(own, LONGEST)), what)
@@ -72,14 +78,6 @@ def members(read: Read, what: str) -> Iterator[Member]:
         at = body + -(-own // BLOCK) * BLOCK
         # A header before the header belongs to the member that follows.
         start = start if kind in (PAX, LONG_NAME) else at
-
-
-def _require_header(header: bytes, at: int, what: str) -> None:
-    if len(header) < BLOCK:
-        raise UserError(f"data.source: {what} is cut short: it ends at byte {at + len(header):,} without an end mark")
-    # The sum counts its own field as eight spaces.
-    if sum(header) - sum(header[148:156]) + 256 != _number(header[148:156], what):
-        raise UserError(f"data.source: {what} is not a plain tar file, or damaged: no header at byte {at:,}")
 
 
 def _number(field: bytes, what: str) -> int:
