@@ -1,4 +1,4 @@
-"""Is this machine ready? Versions, devices, compiler, communication, memory and disk, in plain words.
+"""Is this machine ready? Versions, devices, compiler, memory and disk, in plain words.
 
 Nothing leaves the machine and nothing here hangs: what might hang or crash is a check, run in a process of its own with
 a time limit (`python -m pmae.doctor NAME`), which answers with its findings as JSON.
@@ -10,12 +10,10 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
@@ -46,8 +44,6 @@ def examine(data: str | None = None, root: str = "data") -> Iterator[Finding]:
         with tempfile.TemporaryDirectory() as folder:
             # An empty cache, so that something is really compiled; one thread, so that no worker outlives it.
             yield from ask("compiler", TORCHINDUCTOR_CACHE_DIR=folder, TORCHINDUCTOR_COMPILE_THREADS="1")
-    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    yield from ask("all-reduce", **({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}))
     if data is not None:
         yield from ask("data", data, root)
 
@@ -144,27 +140,6 @@ def check_compiler() -> Iterator[Finding]:
     yield Finding("ok", "compiler", f"torch.compile works; {triton}")
 
 
-def check_all_reduce() -> Iterator[Finding]:
-    """Two processes that add 1 and 2 over Gloo; they meet in a file, and talk over the loopback device."""
-    from torch.multiprocessing.spawn import spawn
-
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_add, (f"file://{folder}/meeting",), nprocs=2)
-    yield Finding("ok", "all-reduce", "two processes over Gloo agree")
-
-
-def _add(rank: int, where: str) -> None:
-    import torch
-    from torch import distributed
-
-    value = torch.tensor([1.0 + rank])
-    distributed.init_process_group("gloo", where, rank=rank, world_size=2, timeout=timedelta(seconds=30))
-    distributed.all_reduce(value)
-    distributed.destroy_process_group()
-    if float(value) != 3.0:
-        raise RuntimeError(f"1 and 2 make {float(value)}")
-
-
 def check_data(source: str, root: str) -> Iterator[Finding]:
     """What training on a data set with the default settings takes, against memory, the device and the disk."""
     import numpy as np
@@ -221,9 +196,6 @@ class Check(NamedTuple):
 CHECKS = {
     "devices": Check(check_devices, 120, "reinstall torch"),
     "compiler": Check(check_compiler, 240, "use --train.engine plain, or install a C++ compiler and Triton"),
-    "all-reduce": Check(
-        check_all_reduce, 90, "one process trains; for several, see that a firewall lets 127.0.0.1 through"
-    ),
     "data": Check(check_data, 300, "see what --data names"),
 }
 """A slow disk and a busy machine included."""

@@ -20,7 +20,7 @@ COMMANDS = {
     "spaces": ("research", "Compare masking spaces at the same budget in one table, and draw what each hides."),
     "paper": ("research", "Reproduce a table or figure of the paper, beside the published numbers."),
     "data": ("machine", "Fetch and verify a named data set; the only command that uses the network."),
-    "doctor": ("machine", "Examine this machine: versions, devices, compiler, all-reduce, memory and disk."),
+    "doctor": ("machine", "Examine this machine: versions, devices, compiler, memory and disk."),
     "demo": ("machine", "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned."),
     "completions": ("machine", "Print the script that completes commands and flags in bash, zsh or fish."),
 }

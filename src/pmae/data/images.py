@@ -40,9 +40,12 @@ class Samples(ABC):
     def read(self, position: int) -> tuple[str, Path | bytes | np.ndarray]:
         """The image's name, whose suffix tells its kind, and its file, the bytes of it, or its numbers."""
 
-    @abstractmethod
     def name(self, position: int) -> str:
-        """The name alone."""
+        """The name alone; a number where it cannot be read."""
+        try:
+            return self.read(position)[0]
+        except Exception:  # a broken file trips over anything
+            return f"sample {position}"
 
     def blocks(self) -> Blocks | None:
         """Nothing where every sample can be read alone."""

@@ -56,7 +56,9 @@ class TableSamples(Samples):
         return int(self._ends[-1])
 
     def read(self, position: int) -> tuple[str, bytes | np.ndarray]:
-        cell = self._cell(position)
+        number = int(np.searchsorted(self._ends, position, side="right"))
+        begin = int(self._ends[number - 1]) if number else 0
+        cell = self.chunk(number).slice(position - begin, 1)
         if self._columns.shape is not None:
             return f"row {position}", _numbers(cell, self._columns)
         value = cell[0].as_py()
@@ -66,21 +68,6 @@ class TableSamples(Samples):
         if not isinstance(path, str) or not isinstance(content, bytes):
             raise ValueError("this row does not hold the bytes of an image")
         return path, content
-
-    def name(self, position: int) -> str:
-        cell = self._cell(position)
-        # Only this field: the bytes beside it are an image.
-        has_path = hasattr(cell, "field") and cell.type.get_field_index("path") >= 0
-        try:
-            path = cell.field("path")[0].as_py() if has_path else None
-        except UnicodeDecodeError:
-            path = None
-        return path if isinstance(path, str) and path else f"row {position}"
-
-    def _cell(self, position: int) -> Any:
-        number = int(np.searchsorted(self._ends, position, side="right"))
-        begin = int(self._ends[number - 1]) if number else 0
-        return self.chunk(number).slice(position - begin, 1)
 
 
 class ArrowSamples(TableSamples):

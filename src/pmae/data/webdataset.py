@@ -23,8 +23,6 @@ IMAGES = (*(suffix[1:] for suffix in SUFFIXES), "npy")
 DIGITS = 18
 UNLABELLED = -(10**DIGITS)
 LONGEST_JSON = 2**24
-# What may come before the content: the header, and a pax or a long-name header with its body.
-HEADERS = 8192
 BLOCK = 512
 REGULAR = (b"0", b"\0", b"7")
 PAX, LONG_NAME = b"x", b"L"
@@ -139,18 +137,12 @@ class TarSamples(Samples):
         return len(self._start)
 
     def read(self, position: int) -> tuple[str, bytes]:
-        member, piece = self._member(position, int(self._length[position]))
-        return member.name, piece[member.offset : member.stop]
-
-    def name(self, position: int) -> str:
-        return self._member(position, min(HEADERS, int(self._length[position])))[0].name
-
-    def _member(self, position: int, size: int) -> tuple[Member, bytes]:
         path = self._paths[self._shard[position]]
         # Opened anew each time: ten microseconds, against a limit on open files that many shards would reach.
         with open(path, "rb", buffering=0) as file:
-            piece = os.pread(file.fileno(), size, int(self._start[position]))
-        return next(members(lambda at, count: piece[at : at + count], str(path))), piece
+            piece = os.pread(file.fileno(), int(self._length[position]), int(self._start[position]))
+        member = next(members(lambda at, count: piece[at : at + count], str(path)))
+        return member.name, piece[member.offset : member.stop]
 
 
 def index_shard(path: Path) -> tuple[np.ndarray, list[str]]:

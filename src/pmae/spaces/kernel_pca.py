@@ -9,18 +9,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError, require
 from pmae.spaces.base import Space
-from pmae.spaces.moments import DistributedFit, principal_axes
+from pmae.spaces.moments import SEED, DistributedFit, principal_axes, sample
 
 LANDMARKS = 2048
-SEED = 0
-"""Of the draw: a space is a function of the images and its settings, so runs that differ in their seed share it."""
 POOL = 4
 """k-means++ looks at every image for every landmark, so it chooses among so many times the landmarks, not among all."""
 EDGE = 1e-3
@@ -198,30 +195,13 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def choose_landmarks(batches: Iterable[Tensor], count: int, choice: str) -> Tensor:
     """(M, D) images, M = `count` or all there are, in one pass; the same however the images are batched."""
-    pool = _sample(batches, count if choice == "random" else POOL * count)
+    pool = sample((batch.flatten(1) for batch in batches), count if choice == "random" else POOL * count)
     if len(pool) <= count:
         return pool
     # Heavy to import, and most runs use another space.
     from sklearn.cluster import kmeans_plusplus
 
     return pool[kmeans_plusplus(pool.cpu().numpy(), count, random_state=SEED)[1]]
-
-
-def _sample(batches: Iterable[Tensor], size: int) -> Tensor:
-    """(S, D) images whose random keys are the smallest, in the order of their keys.
-
-    NumPy's stream of keys does not depend on how many are asked for at a time, so neither does the sample.
-    """
-    rng, count, keys, pool = np.random.default_rng(SEED), 0, np.empty(0), torch.empty(0)
-    for batch in batches:
-        rows = batch.flatten(1)
-        keys = np.concatenate([keys, rng.random(len(rows))])
-        order = keys.argsort()[:size]
-        pool = torch.cat([pool, rows])[torch.from_numpy(order).to(rows.device)] if count else rows[order]
-        keys = keys[order]
-        count += len(rows)
-    require(count >= 2, "data", "at least 2 images to choose landmarks", count)
-    return pool
 
 
 def choose_gamma(gamma: float | None, distances: Tensor) -> float:

@@ -4,12 +4,15 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pmae.errors import require
 
 BLOCK = 1024
+SEED = 0
+"""Of samples: a space is a function of the images and its settings, so runs that differ in their seed share it."""
 ENOUGH = "at least 2 images in every pass: fit takes a list, not an iterator"
 
 
@@ -68,6 +71,22 @@ def _sums(batches: Iterable[Tensor], distributed: DistributedFit, products: bool
         for start in range(0, size, BLOCK):
             second[start:, start : start + BLOCK].add_(x[:, start:].T @ x[:, start : start + BLOCK])
     return distributed.total_images(count, shift), shift, distributed.all_reduce(total), distributed.all_reduce(second)
+
+
+def sample(batches: Iterable[Tensor], size: int) -> Tensor:
+    """(S, D) of batches (B, D): the rows whose random keys are the smallest, in the order of their keys.
+
+    NumPy's stream of keys does not depend on how many are asked for at a time, so neither does the sample.
+    """
+    rng, count, keys, pool = np.random.default_rng(SEED), 0, np.empty(0), torch.empty(0)
+    for rows in batches:
+        keys = np.concatenate([keys, rng.random(len(rows))])
+        order = keys.argsort()[:size]
+        pool = torch.cat([pool, rows])[torch.from_numpy(order).to(rows.device)] if count else rows[order]
+        keys = keys[order]
+        count += len(rows)
+    require(count >= 2, "data", ENOUGH, count)
+    return pool
 
 
 def centred(batch: Tensor, shift: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from pmae.config import SpaceConfig
 from pmae.errors import require
+from pmae.spaces import moments
 from pmae.spaces.base import Space
-from pmae.spaces.moments import signs
 from pmae.spaces.pca import PCA
 
 MOST = 128
@@ -79,28 +79,17 @@ class ICA(Recombined):
         enough = 1 + int((variance.cumsum(0) < SHARE * variance.sum()).sum())
         count = max(1, min(self.config.components or enough, self.count, varying))
         std = variance[:count].sqrt()
-        rotation = fast_ica(self._sample(batches, count) / std)
+        mean, axes = self.pca.mean.double(), self.pca.components[:count].double()
+        coefficients = ((batch.flatten(1).double() - mean) @ axes.T for batch in batches)
+        rotation = fast_ica(moments.sample(coefficients, IMAGES) / std)
         energy, order = (rotation.square() @ variance[:count]).sort(descending=True)
         length = energy.sqrt()
-        rotation = rotation[order] * signs(rotation[order] * std)
+        rotation = rotation[order] * moments.signs(rotation[order] * std)
         self.unmixing.copy_(torch.eye(self.count))
         self.mixing.copy_(torch.eye(self.count))
         self.unmixing[:count, :count] = length[:, None] * rotation / std
         self.mixing[:count, :count] = std[:, None] * rotation.T / length
         self.variance.copy_(torch.cat([energy, variance[count:]]))
-
-    def _sample(self, batches: Iterable[Tensor], count: int) -> Tensor:
-        """(N, count) leading coefficients of every n-th image, float64; n doubles whenever N passes the bound."""
-        mean, axes = self.pca.mean.double(), self.pca.components[:count].double()
-        kept, step, seen = mean.new_zeros(0, count), 1, 0
-        for batch in batches:
-            chosen = batch[-seen % step :: step].flatten(1).double()
-            kept = torch.cat([kept, (chosen - mean) @ axes.T])
-            seen += len(batch)
-            while len(kept) > IMAGES:
-                kept, step = kept[::2], 2 * step
-        require(len(kept) > 0, "batches", "iterable a second time, as space 'ica' is fitted in several passes", batches)
-        return kept
 
 
 def fast_ica(white: Tensor) -> Tensor:
