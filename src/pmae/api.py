@@ -160,8 +160,7 @@ def _same_shape(parameter: str, shape: tuple[int, int, int], part: ImageSet) -> 
 
 def _counts(splits: Splits) -> str:
     channels, height, width = splits.train.shape
-    parts = [(name, getattr(splits, name)) for name in ("train", "val", "test")]
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in parts if part is not None)
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.parts.items())
     kind = "vectors" if splits.train.vectors else "signals" if height == 1 else "images"
     size = f"{width} numbers" if height == 1 else f"{height}x{width}"
     return f"{counts} {kind} of {size}, {channels} channel{'s' * (channels > 1)}, {splits.train.images.dtype}"

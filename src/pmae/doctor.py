@@ -157,7 +157,7 @@ def check_data(source: str, root: str) -> Iterator[Finding]:
     words = f"{splits.name}: {len(train):,} training images of {height}x{width}, {channels} channels"
     for told in (f"{words}, {train.images.dtype}", *splits.notes):
         yield Finding("ok", "data", told)
-    whole = sum(part.images.nbytes for part in (train, splits.val, splits.test) if part is not None)
+    whole = sum(part.images.nbytes for part in splits.parts.values())
     if not isinstance(train.images, np.ndarray) or isinstance(train.images, np.memmap):
         yield Finding("ok", "set", f"{decimal(whole)}, read from disk as it is needed")
     else:

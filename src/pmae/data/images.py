@@ -228,6 +228,12 @@ class Splits:
     notes: tuple[str, ...] = ()
     """What a reader of results must know: skipped files, rebuilt pixels, missing splits."""
 
+    @property
+    def parts(self) -> dict[str, ImageSet]:
+        """The splits that are there, by name."""
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: part for name, part in named.items() if part is not None}
+
 
 def require_uncut(images: np.ndarray | OnDemand) -> None:
     """Refuse a mapped file that was cut short since: reading what is gone would end the process without a message."""

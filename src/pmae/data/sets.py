@@ -22,7 +22,7 @@ from pmae.data.files import (
 )
 from pmae.data.images import ImageSet, Splits
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
-from pmae.data.streamed import SPLITS, SampleSet, Unreadable, open_images, read_samples
+from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples
 from pmae.errors import UserError, unknown_name
 
 HELD_OUT_DIGITS = 0.25
@@ -50,20 +50,17 @@ def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = 
     Image files, shards and .npy files may be more than memory holds; .npz files and named sets are read whole.
     """
     found, unreadable = _find(config), None
-    if isinstance(found, Splits):
-        sets = {name: images for name in SPLITS if (images := getattr(found, name)) is not None}
-        chosen = _chosen(list(sets), split)
-    else:
-        unreadable = Unreadable(config.max_unreadable, found, warn_at_once=False)
-        chosen = _chosen([name for name, own in found.samples.items() if len(own)], split)
-        sets = open_images(found, config, unreadable, chosen)
-    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part, unreadable))
-
-
-def _chosen(there: list[str], split: str) -> list[str]:
+    own = found.parts if isinstance(found, Splits) else found.samples
+    there = [name for name, images in own.items() if len(images)]
     if split != "all" and split not in there:
         raise unknown_name("split", split, ["all", *there])
-    return there if split == "all" else [split]
+    chosen = there if split == "all" else [split]
+    if isinstance(found, Splits):
+        sets = found.parts
+    else:
+        unreadable = Unreadable(config.max_unreadable, found, warn_at_once=False)
+        sets = open_images(found, config, unreadable, chosen)
+    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part, unreadable))
 
 
 def _chunks(
@@ -161,9 +158,8 @@ def _medmnist(config: DataConfig) -> Splits:
     if fetch.checksum(root / file, "MD5") != official[file]:
         notes.append(f"{file} is not the file that MedMNIST published: report results on it as rebuilt")
     splits, classes = read_npz(root / file, "NHWC"), fetch.MEDMNIST_CLASSES[name]
-    parts = {key: getattr(splits, key) for key in SPLITS}
-    renamed = {key: replace(p, classes=classes) for key, p in parts.items() if p and len(p.classes) == len(classes)}
-    return replace(splits, name=name, notes=tuple(notes), **renamed)
+    renamed = {k: replace(p, classes=classes) for k, p in splits.parts.items() if len(p.classes) == len(classes)}
+    return replace(splits, name=name, notes=tuple(notes), **renamed)  # type: ignore[arg-type]
 
 
 def _digits(_: DataConfig) -> Splits:
