@@ -159,7 +159,7 @@ def _medmnist(config: DataConfig) -> Splits:
         notes.append(f"{file} is not the file that MedMNIST published: report results on it as rebuilt")
     splits, classes = read_npz(root / file, "NHWC"), fetch.MEDMNIST_CLASSES[name]
     renamed = {k: replace(p, classes=classes) for k, p in splits.parts.items() if len(p.classes) == len(classes)}
-    return replace(splits, name=name, notes=tuple(notes), **renamed)  # type: ignore[arg-type]
+    return replace(splits, name=name, notes=tuple(notes), **renamed)
 
 
 def _digits(_: DataConfig) -> Splits:
