@@ -88,10 +88,7 @@ def evaluate(
     say: Callable[[str], None] = lambda message: None,
     figures: bool = True,
 ) -> Run:
-    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json.
-
-    Processes that `torchrun` started compute the features together, and the first one writes.
-    """
+    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json."""
     run, where = Run(path), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
     splits, protocols = suite.complete(splits or load(config.data)), protocols or preset("strong")

@@ -154,10 +154,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         return Embedder(encoder, standardize, self.pooling, device)(images)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """R2 of the hidden variance on up to 2,048 images: 0 is the score of predicting the mean, 1 that of an oracle.
-
-        It compares models that hide the same share; hiding less is easier.
-        """
+        """R2 of the hidden variance on up to 2,048 images; it compares models that hide the same share."""
         check_is_fitted(self)
         images = self._read(X, fitting=False)
         device, config = self._device(), self.fitted_.config

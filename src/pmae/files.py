@@ -187,14 +187,12 @@ def lives(process: int) -> bool:
 
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the program as exceptions do, so that what is half-written is removed.
-
-    Handlers that others set, as training does, stay; and only the main thread may set any.
-    """
+    """Inside, SIGTERM and SIGHUP end the program as exceptions do, so that what is half-written is removed."""
 
     def leave(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
+    # Handlers that others set, as training does, stay; and only the main thread may set any.
     known = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
     main = threading.current_thread() is threading.main_thread()
     plain = [each for each in known if main and signal.getsignal(each) == signal.SIG_DFL]

@@ -59,12 +59,10 @@ def draw_ratio(config: MaskingConfig, stream: random.Random) -> float:
 def hide_components(
     noise_BK: Tensor, share_K: Tensor, ratio: Tensor | float, prefix: Literal["closest", "shorter"] = "closest"
 ) -> Tensor:
-    """(B, K) booleans: components are taken in the noise's order until their share is closest to the ratio.
-
-    "shorter" stops one component earlier, as the released code does. At least one is hidden and one visible.
-    """
+    """(B, K) booleans: components are taken in the noise's order until their share is closest to the ratio."""
     order = noise_BK.argsort(dim=1)
     distance = (share_K[order].cumsum(1) - ratio).abs()
+    # "shorter" stops one component earlier, as the released code does. At least one is hidden and one visible.
     count = distance.argmin(1, keepdim=True) + (1 if prefix == "closest" else 0)
     count = count.clamp(1, share_K.shape[0] - 1)
     first = torch.arange(share_K.shape[0], device=noise_BK.device) < count

@@ -164,10 +164,7 @@ def _band_controls() -> tuple[Any, Any]:
 def _keep_shown(
     tab: Any, opened: Any, panel: Callable[..., str], material: Material, inputs: list[Any], shown: Any, *first: Any
 ) -> None:
-    """Draw a panel when its tab is opened and, while it is, whenever an input changes; of many changes the last counts.
-
-    `first` are other events to draw at. A tab that nobody looks at costs nothing.
-    """
+    """Draw a panel when its tab is opened, at `first` events, and while it is open whenever an input changes."""
     gr, title = gradio(), tab.label
 
     def draw(*values: Any) -> str:

@@ -87,14 +87,12 @@ def band(space: Space, x: Tensor, low: float, high: float) -> Parts:
 
 @torch.no_grad()
 def basis_images(space: Space, units: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Ranks in the spectrum (0 is the largest) of some of these units, evenly from first to last, and their images.
-
-    Every coefficient of a unit is at one standard deviation; the images are differences from the mean image.
-    """
+    """Ranks in the spectrum (0 is the largest) of some units, from first to last, and their images about the mean."""
     order = space.mask_group_share.argsort(descending=True, stable=True)
     ranks = units[order].nonzero()[:, 0]
     ranks = ranks[torch.linspace(0, len(ranks) - 1, min(count, len(ranks))).round().long()]
     chosen = order[ranks][:, None] == torch.arange(space.mask_group_count)
+    # Every coefficient of a unit at one standard deviation.
     z = space.expand_mask(chosen) * space.variance.sqrt()
     return ranks, space.reconstruct(z) - space.reconstruct(torch.zeros_like(z[:1]))
 

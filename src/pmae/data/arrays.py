@@ -33,10 +33,7 @@ def from_arrays(
 
 
 def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
-    """The same values as (N, C, H, W): contiguous in memory, or still a view of the file when memory-mapped.
-
-    Signals are images of one row, (N, C, 1, L), and vectors of one channel as well, (N, 1, 1, D).
-    """
+    """The same values as (N, C, H, W), signals as (N, C, 1, L), vectors as (N, 1, 1, D); a mapped file stays a view."""
     require(images.ndim in (2, 3, 4) and images.size > 0, "images", f"{SHAPES}, with nothing empty", images.shape)
     if layout in AXES:
         require(images.ndim == AXES[layout], "images", f"of {AXES[layout]} axes for data.layout {layout}", images.shape)
@@ -105,10 +102,8 @@ def read_npy(path: Path, layout: Layout = "auto") -> Splits:
 
 
 def read_npz(path: Path, layout: Layout = "auto") -> Splits:
-    """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*.
-
-    Headers are read first, because a small file can unpack to more than memory holds.
-    """
+    """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*."""
+    # Headers first, because a small file can unpack to more than memory holds.
     with reading(path, NUMBERS), zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
         headers = {key: _npy_header(archive.open(f"{key}.npy")) for key in keys if key.endswith(("images", "labels"))}

@@ -40,11 +40,9 @@ def draw_boxes(
 
 
 def boxes_of(noise: Tensor, height: int, width: int, config: AugmentConfig) -> Boxes:
-    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits.
-
-    Of a signal, one row, the length is uniform, and it is never mirrored: backwards it is rarely natural.
-    """
+    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits."""
     count, device = len(noise), noise.device
+    # Of a signal, one row, the length is uniform, and it is never mirrored: backwards it is rarely natural.
     mirrored = config.flip and height > 1
     flip = (noise[:, -1] < 0.5) if mirrored else torch.zeros(count, dtype=torch.bool, device=device)
     if not config.crop:

@@ -136,10 +136,8 @@ def fit_standardize(
     part: Part = (0, 1),
     add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Standardize:
-    """Mean and standard deviation of the training images, in float64 in one pass; `add_up` adds those of all processes.
-
-    Sums are kept for every pixel, so that images that are all alike are told from images that vary.
-    """
+    """Mean and standard deviation of the training images, in one pass; `add_up` adds the sums of all processes."""
+    # In float64, and for every pixel, so that images that are all alike are told from images that vary.
     count, shift = 0, None
     for batch in batches.passes(part=part):
         x = batch.to(torch.float64)

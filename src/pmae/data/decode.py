@@ -114,10 +114,7 @@ def unpacking(values: int, bytes_each: int) -> Iterator[None]:
 
 
 def decode(path: Path, config: DataConfig, content: bytes | None = None) -> np.ndarray:
-    """(C, H, W) pixels, converted and resized as the settings ask; raises whatever a broken file makes Pillow raise.
-
-    With the file's `content` at hand, the path is only its name.
-    """
+    """(C, H, W) pixels as the settings ask; with the file's `content` at hand, the path is only its name."""
 
     def opened() -> Path | BytesIO:
         return path if content is None else BytesIO(content)

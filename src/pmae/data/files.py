@@ -116,11 +116,7 @@ def is_tinyimagenet(folder: Path) -> bool:
 
 
 def tinyimagenet_samples(folder: Path) -> SampleSet:
-    """Labelled training folders, and validation images with their own table of labels.
-
-    The published test images carry no labels, so the validation images are what everybody tests on: they are `test`
-    here. Classes are in the order of their WordNet identifiers and named by words.txt.
-    """
+    """Labelled training folders, and validation images with their own table of labels."""
     identifiers = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     number = {identifier: index for index, identifier in enumerate(identifiers)}
     train = [
@@ -128,6 +124,7 @@ def tinyimagenet_samples(folder: Path) -> SampleSet:
         for identifier, label in number.items()
         for path in walk_images(folder / "train" / identifier)
     ]
+    # The published test images carry no labels, so the validation images are what everybody tests on.
     files = {"train": train, "test": _val_files(folder, number)}
     if not any(files.values()):
         raise UserError(f"data.source: the Tiny ImageNet folder {folder} holds no images")

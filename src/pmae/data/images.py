@@ -53,16 +53,14 @@ class Samples(ABC):
 
 
 class OnDemand:
-    """Images (N, C, H, W) that threads decode when they are asked for: an array, as far as reading goes.
-
-    `decode` gives the pixels of a sample, all like `first`, or None for one that cannot be read.
-    """
+    """Images (N, C, H, W) that threads decode when they are asked for: an array, as far as reading goes."""
 
     ndim = 4
 
     def __init__(
         self, samples: Samples, decode: Callable[[int], np.ndarray | None], first: np.ndarray, threads: int
     ) -> None:
+        # `decode` gives the pixels of a sample, all like `first`, or None for one that cannot be read.
         self._samples, self._decode = samples, decode
         self._pool = ThreadPoolExecutor(threads)
         self._positions: range | np.ndarray = range(len(samples))

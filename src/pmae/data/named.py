@@ -227,14 +227,12 @@ def photo_paths() -> list[Path]:
 
 
 def _halves(path: Path) -> list[np.ndarray]:
-    """Left part for training and right part for test, each (H, W, 3), scaled so that a crop shows something.
-
-    They are cut apart before anything is resized, so that they share no pixel of the original.
-    """
+    """Left part for training and right part for test, each (H, W, 3), scaled so that a crop shows something."""
     with Image.open(path) as image:
         picture = image.convert("RGB")
     (width, height), cut = picture.size, round(picture.width * (1 - TEST_PART))
     scale, halves = SHORTER_SIDE / min(width, height), []
+    # Cut apart before anything is resized, so that they share no pixel of the original.
     for part in (picture.crop((0, 0, cut, height)), picture.crop((cut, 0, width, height))):
         size = max(SIDE, round(part.width * scale)), max(SIDE, round(part.height * scale))
         halves.append(np.asarray(part.resize(size, Image.Resampling.BICUBIC)))

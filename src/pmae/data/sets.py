@@ -45,10 +45,8 @@ class Chunks(NamedTuple):
 
 
 def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = (0, 1)) -> Chunks:
-    """The images that `load` would give, in order, at most `size` at a time; several processes take them in turn.
-
-    Image files, shards and .npy files may be more than memory holds; .npz files and named sets are read whole.
-    """
+    """The images that `load` would give, in order, at most `size` at a time; several processes take them in turn."""
+    # Image files, shards and .npy files may be more than memory holds; .npz files and named sets are read whole.
     found, unreadable = _find(config), None
     own = found.parts if isinstance(found, Splits) else found.samples
     there = [name for name, images in own.items() if len(images)]

@@ -162,10 +162,7 @@ def index_shard(path: Path) -> tuple[np.ndarray, list[str]]:
 
 
 def _samples(file: int, path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Keys and their members by extension: what follows the first dot of a file's name, as WebDataset has it.
-
-    `a/b.seg.png` has the key `a/b` and the extension `seg.png`; hidden files have none and are passed over.
-    """
+    """Keys and members by extension: `a/b.seg.png` has the key `a/b` and the extension `seg.png`; hidden files none."""
     size = os.fstat(file).st_size
 
     def named() -> Iterator[tuple[str, str, Member]]:

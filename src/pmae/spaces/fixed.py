@@ -183,13 +183,10 @@ def fourier_waves(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rings(down: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """(H, W) of the ring that each pair of frequencies lies in: 0 is the mean alone, the others widen outwards.
-
-    Radii grow by a constant factor, because the power of photographs falls with the square of the frequency: rings of
-    equal width would leave nearly all variance in the innermost, these share it about evenly.
-    """
+    """(H, W) of the ring that each pair of frequencies lies in: 0 is the mean alone, the others widen outwards."""
     radius = np.hypot(down[:, None], across[None, :])
     lowest = radius.min(initial=1.0, where=radius > 0)
+    # By a constant factor: the power of photographs falls with the square of the frequency, so these share it evenly.
     octaves = np.log2(np.maximum(radius, lowest) / lowest)
     ring = 1 + np.floor((RINGS - 1) * octaves / max(octaves.max(), 1e-12))
     return np.where(radius > 0, ring.clip(max=RINGS - 1), 0).astype(np.int64)
@@ -225,10 +222,8 @@ def low_pass(name: str) -> np.ndarray:
 
 
 def filter_bank(name: str, size: int) -> np.ndarray:
-    """(size, size) orthonormal: the upper half averages an even number of periodic samples, the lower takes details.
-
-    A single sample stays as it is: across a signal, which is one row, there is nothing to filter.
-    """
+    """(size, size) orthonormal: the upper half averages an even number of periodic samples, the lower takes details."""
+    # Across a signal, which is one row, there is nothing to filter.
     if size == 1:
         return np.eye(1)
     low = low_pass(name)
@@ -244,10 +239,7 @@ def filter_bank(name: str, size: int) -> np.ndarray:
 
 
 def subbands(sides: list[tuple[int, int]]) -> np.ndarray:
-    """(H, W) of the subband that each coefficient is in, from the sides (h, w) that each level splits.
-
-    The last average is 0; then come three details a level.
-    """
+    """(H, W) of subbands, from the sides that each level splits: 0 is the last average, then three details a level."""
     band = np.zeros(sides[0], np.int64)
     for level, (height, width) in enumerate(sides):
         down, across = max(1, height // 2), width // 2

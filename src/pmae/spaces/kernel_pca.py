@@ -87,10 +87,8 @@ class LandmarkSpace(Space):
         return (z @ self.preimage + self.mean).unflatten(1, self.shape)
 
     def fit(self, batches: Iterable[Tensor]) -> None:
-        """One pass to choose the landmarks, one for the moments of their features.
-
-        All of it in float64: the small axes are differences of kernels that float32 cannot tell apart.
-        """
+        """One pass to choose the landmarks, one for the moments of their features."""
+        # All of it in float64: the small axes are differences of kernels that float32 cannot tell apart.
         landmarks = choose_landmarks(batches, len(self.centre), self.config.landmark_choice).double()
         count, wanted = len(landmarks), self.config.components or 1
         require(wanted <= count, "space.components", f"at most the landmarks, here all {count} images", wanted)
@@ -205,10 +203,7 @@ def choose_landmarks(batches: Iterable[Tensor], count: int, choice: str) -> Tens
 
 
 def choose_gamma(gamma: float | None, distances: Tensor) -> float:
-    """The kernel's coefficient as given, or 1 over the median squared distance between landmarks.
-
-    One at which all landmarks look alike, or each looks unlike all others, is refused.
-    """
+    """Gamma as given, or 1 over the median squared distance between landmarks; refused where it tells none apart."""
     count = len(distances)
     apart = distances[~torch.eye(count, dtype=torch.bool, device=distances.device)]
     median = float(apart.median())

@@ -74,10 +74,8 @@ def _sums(batches: Iterable[Tensor], distributed: DistributedFit, products: bool
 
 
 def sample(batches: Iterable[Tensor], size: int) -> Tensor:
-    """(S, D) of batches (B, D): the rows whose random keys are the smallest, in the order of their keys.
-
-    NumPy's stream of keys does not depend on how many are asked for at a time, so neither does the sample.
-    """
+    """(S, D) of batches (B, D): the rows whose random keys are the smallest, in the order of their keys."""
+    # NumPy's stream of keys does not depend on how many are asked for at a time, so neither does the sample.
     rng, count, keys, pool = np.random.default_rng(SEED), 0, np.empty(0), torch.empty(0)
     for rows in batches:
         keys = np.concatenate([keys, rng.random(len(rows))])
@@ -98,14 +96,11 @@ def centred(batch: Tensor, shift: Tensor) -> Tensor:
 
 
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances (D,), largest first, and the axes (D, D), one a row, of the lower triangle of a covariance.
-
-    The sign of an axis is fixed by making its largest entry positive. The host solves where the device's solver gives
-    up: seen on CUDA for covariances with many equal eigenvalues, such as images with constant borders.
-    """
+    """Variances (D,), largest first, and axes (D, D), a row each, largest entry positive, of a lower triangle."""
     try:
         values, vectors = torch.linalg.eigh(covariance)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # Seen on CUDA for covariances with many equal eigenvalues, such as images with constant borders.
         values, vectors = (part.to(covariance.device) for part in torch.linalg.eigh(covariance.cpu()))
     axes = vectors.flip(1).T
     return values.flip(0).clamp(min=0), axes * signs(axes)

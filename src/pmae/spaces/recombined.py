@@ -93,14 +93,12 @@ class ICA(Recombined):
 
 
 def fast_ica(white: Tensor) -> Tensor:
-    """The rotation (M, M) whose rows are the directions of independent sources in whitened data (N, M).
-
-    Every iterate is a rotation, so where data has no independent directions the last one is as good a basis as any.
-    """
+    """The rotation (M, M) whose rows are the directions of independent sources in whitened data (N, M)."""
     # Heavy to import, and most runs use another space.
     from sklearn.decomposition import fastica
     from sklearn.exceptions import ConvergenceWarning
 
+    # Every iterate is a rotation: where data has no independent directions the last one is as good a basis as any.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         _, rotation, _ = fastica(white.cpu().numpy(), whiten=False, max_iter=ITERATIONS, tol=CHANGE, random_state=0)
@@ -126,10 +124,7 @@ class Learned(Recombined):
 
     @property
     def rotation(self) -> Tensor:
-        """(count, count), a new basis vector a row: Cayley's transform of the skew-symmetric matrix S of the angles.
-
-        (1 - S / 2)^-1 (1 + S / 2) is orthogonal whatever S is; solved in float64 it is so to float32's last digit.
-        """
+        """(count, count), a new basis vector a row: Cayley's transform of the skew-symmetric matrix of the angles."""
         angles: Tensor = self.angles
         if self.config.rotate_towards == "hard":
             angles = 2 * angles.detach() - angles  # The same value, and minus the gradient.
@@ -137,6 +132,7 @@ class Learned(Recombined):
         row, column = torch.triu_indices(self.count, self.count, 1, device=angles.device)
         upper = torch.zeros_like(one).index_put((row, column), angles.double())
         half = (upper - upper.T) / 2
+        # (1 - S / 2)^-1 (1 + S / 2) is orthogonal whatever S is; solved in float64 it is so to float32's last digit.
         # `solve_ex`, because `solve` asks the device whether it went well, which a CUDA graph forbids. It always does.
         return torch.linalg.solve_ex(one - half, one + half).result.to(angles.dtype)
 
@@ -146,11 +142,9 @@ class Learned(Recombined):
 
     @property
     def variance(self) -> Tensor:  # type: ignore[override]
-        """(K,) the diagonal of R diag(v) R^T for the leading components, v for the others.
-
-        Without a gradient: shares decide which components a mask takes.
-        """
+        """(K,) the diagonal of R diag(v) R^T for the leading components, v for the others."""
         variance = self.pca.variance
+        # Shares decide which components a mask takes.
         with torch.no_grad():
             return torch.cat([self.rotation.square() @ variance[: self.count], variance[self.count :]])
 
