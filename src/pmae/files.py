@@ -118,11 +118,8 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file or folder beside `path`, flush it to the disk and rename it into place.
-
-    Nobody can guess the temporary name and plant a link there. It goes if this fails or is stopped by a signal; what a
-    killed process left is cleared by the next that writes the same.
-    """
+    """Let `write` fill a temporary file or folder beside `path`, flush it to the disk and rename it into place."""
+    # Nobody can guess its name and plant a link there; what a killed process left is cleared by the next writer.
     token = secrets.token_hex(4)
     temporary = path.with_name(f".{path.name[:50]}.{HOST}-{token}.{os.getpid()}.part")
     with disk_errors(path), ending_in_order():

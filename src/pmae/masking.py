@@ -1,8 +1,4 @@
-"""What to hide: a ratio, random patches, or random components by their share of the variance.
-
-Everything is a function of noise that the caller drew, so a mask can be repeated, compiled and compared.
-Shapes: B images, K components, N patches.
-"""
+"""What to hide: a ratio, random patches, or components by share of variance, as functions of noise that was drawn."""
 
 import random
 from typing import Literal, NamedTuple

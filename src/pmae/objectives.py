@@ -93,11 +93,7 @@ class ProjectionHead(nn.Module):
 
 
 def nt_xent(z: Tensor, temperature: float) -> Tensor:
-    """NT-Xent (Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visual Representations").
-
-    Of points (2B, D) on the unit sphere, row i and row i + B are two views of an image: the cross-entropy of picking
-    the other view among all other points by cosine similarity over the temperature.
-    """
+    """NT-Xent (SimCLR, Chen et al. 2020) of points (2B, D) on the unit sphere; rows i and i + B are of one image."""
     count, device = len(z), z.device
     similarity = z @ z.t() / temperature
     itself = torch.eye(count, dtype=torch.bool, device=device)

@@ -1,7 +1,4 @@
-"""What each tab of the explorer shows, as HTML, for an image (C, H, W) in the data's units.
-
-A space hides `units`: coefficients, or groups of them. Within, images are (1, C, H, W) and standardized.
-"""
+"""What each tab of the explorer shows, as HTML; `units` are what a space hides: coefficients, or groups of them."""
 
 import base64
 import html

@@ -1,9 +1,4 @@
-"""Random resized crop, flip and standardization of a whole batch on its device, as two small GEMMs per image.
-
-A crop resized back to full size is separable: `rows @ image @ columns^T`, where the two weight matrices depend on the
-box alone, so one batched multiplication replaces a loop over images and works the same eagerly, compiled or captured.
-All randomness arrives as a `Boxes` argument.
-"""
+"""Random resized crop, flip and standardization of a whole batch on its device, as two small GEMMs per image."""
 
 import math
 from typing import Literal, NamedTuple
@@ -77,6 +72,7 @@ def _shapes(area: Tensor, noise: Tensor, height: int, width: int) -> tuple[Tenso
 def crop(images: Tensor, boxes: Boxes, interpolation: Literal["bicubic", "bilinear"] = "bicubic") -> Tensor:
     """Cut each image to its box, resize it to the full size with antialiasing and mirror where asked: float32."""
     height, width = images.shape[-2:]
+    # Resizing is separable, `rows @ image @ columns^T` with weights of the box alone: no loop over images, one graph.
     rows = _weights(boxes.top, boxes.height, height, interpolation)
     columns = _weights(boxes.left, boxes.width, width, interpolation)
     columns = torch.where(boxes.flip[:, None, None], columns.flip(1), columns)

@@ -1,7 +1,4 @@
-"""One image file as an array, in the depth it was saved in and the way up it was taken, in the memory there is.
-
-Pillow reads most of them, pydicom DICOM files, and tifffile TIFF files that Pillow cannot hold (extra `data`).
-"""
+"""One image file as an array in its own depth: by Pillow, or by pydicom and tifffile (extra `data`)."""
 
 import os
 import threading

@@ -75,10 +75,7 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
 
 
 def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
-    """Image files below a folder in sorted order, with no more in memory than the names in one folder a level.
-
-    Hidden ones are skipped; links to folders (which may loop) and the folders of runs are not looked into but counted.
-    """
+    """Image files below a folder in sorted order; hidden ones are skipped, linked folders and runs are counted."""
     passed_over = Counter() if passed_over is None else passed_over
     try:
         with os.scandir(folder) as entries:

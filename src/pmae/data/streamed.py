@@ -1,7 +1,4 @@
-"""Images decoded from samples: files in a folder, members of tar files, rows of tables.
-
-Reading one sample, counting those that cannot be read, and reading all of them are the same for every format.
-"""
+"""Images decoded from samples, whatever their format: files in a folder, members of tar files, rows of tables."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""Tables of images through pyarrow (extra `stream`): Arrow files as `datasets` saves them, and parquet files.
-
-Arrow files are mapped and give any row at once. Parquet gives whole row groups, of which a few are kept.
-"""
+"""Tables of images through pyarrow (extra `stream`): Arrow files, mapped, and parquet, of which row groups are kept."""
 
 import json
 import threading

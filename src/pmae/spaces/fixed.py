@@ -206,14 +206,12 @@ class Wavelet(FixedBasis):
 
 
 def low_pass(name: str) -> np.ndarray:
-    """The low-pass filter of smallest phase with `MOMENTS[name]` zeros at the highest frequency.
-
-    Its power is cos^2p times a polynomial in y = sin^2 of half the frequency. Each root y is a pair z, 1/z with
-    y = (2 - z - 1/z) / 4; the filter takes the one inside the unit circle.
-    """
+    """The low-pass filter of smallest phase with `MOMENTS[name]` zeros at the highest frequency."""
     if name not in MOMENTS:
         raise unknown_name("space.wavelet", name, MOMENTS)
     moments = MOMENTS[name]
+    # Its power is cos^2p times a polynomial in y = sin^2 of half the frequency; each root y is a pair z, 1/z with
+    # y = (2 - z - 1/z) / 4, and the filter takes the one inside the unit circle.
     roots = np.roots([comb(moments - 1 + k, k) for k in reversed(range(moments))]).astype(complex)
     middle, apart = 1 - 2 * roots, 2 * np.sqrt(roots * (roots - 1))
     inside = np.where(abs(middle + apart) < 1, middle + apart, middle - apart)

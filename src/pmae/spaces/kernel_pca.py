@@ -1,7 +1,4 @@
-"""Kernel PCA (KMAE) and diffusion maps: coefficients that are linear in Gaussian kernels around landmarks.
-
-Landmarks are a sample of the images that stands for all; pre-images come back by ridge regression.
-"""
+"""Kernel PCA (KMAE) and diffusion maps: linear in Gaussian kernels around landmarks, pre-images by ridge regression."""
 
 import math
 import warnings

@@ -49,14 +49,11 @@ def covariance_of(batches: Iterable[Tensor], distributed: DistributedFit = ONE_P
 
 
 def _sums(batches: Iterable[Tensor], distributed: DistributedFit, products: bool) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Over all processes: images, the shift (D,), and sums about it of images and of their squares (D,) or products.
-
-    The shift is the mean of the processes' first batches: a large common offset would otherwise cancel digits.
-    Products (D, D) are summed block by block and in the lower triangle alone: little over half the work.
-    """
+    """Over all processes: images, the shift (D,), and sums about it of images and of their squares (D,) or products."""
     stream = iter(batches)
     first = next(stream, torch.empty(0))
     require(len(first) > 0, "data", ENOUGH, 0)
+    # The mean of the processes' first batches: a large common offset would otherwise cancel digits.
     weight = distributed.all_reduce(first.new_tensor(len(first), dtype=torch.float64))
     shift = distributed.all_reduce(first.mean(0).double() * len(first)) / weight
     count, total, size = 0, torch.zeros_like(shift), len(shift)
@@ -68,6 +65,7 @@ def _sums(batches: Iterable[Tensor], distributed: DistributedFit, products: bool
         if not products:
             second += x.square().sum(0, dtype=torch.float64)
             continue
+        # In the lower triangle alone: little over half the work.
         for start in range(0, size, BLOCK):
             second[start:, start : start + BLOCK].add_(x[:, start:].T @ x[:, start : start + BLOCK])
     return distributed.total_images(count, shift), shift, distributed.all_reduce(total), distributed.all_reduce(second)

@@ -48,11 +48,7 @@ def exact_components(batches: Iterable[Tensor], count: int, distributed: Distrib
 
 
 def leading_components(batches: Iterable[Tensor], count: int, distributed: DistributedFit = ONE_PROCESS) -> Components:
-    """The same by subspace iteration, in six passes over the images and without a D x D matrix.
-
-    Where variances lie close together the axes are a mixture of near neighbours; their variances and what they leave
-    are those of the axes returned, whatever these are.
-    """
+    """The same by subspace iteration, in six passes over the images and without a D x D matrix."""
     mean, pixels = moments.mean_and_variance((batch.flatten(1) for batch in distributed.part(batches)), distributed)
     wide = min(len(mean), count + OVERSAMPLE)
     start = torch.randn(len(mean), wide, generator=torch.Generator().manual_seed(0))
@@ -62,6 +58,7 @@ def leading_components(batches: Iterable[Tensor], count: int, distributed: Distr
     image = _covariance_times(basis, batches, mean, distributed)
     variance, turn = moments.principal_axes(basis.T @ image)
     variance, turn = variance[:count], turn[:count]
+    # Where variances lie close together these axes are a mixture of near neighbours; what follows is theirs.
     axes, images = turn @ basis.T, turn @ image.T
     # Of x - A^T A x, where A C A^T is diagonal: the variance of each pixel, less twice what the axes share with it.
     rest = pixels - 2 * (axes * images).sum(0) + variance @ axes.square()
