@@ -32,10 +32,7 @@ class Batches:
     """Indexed access to images in batches on one device, without a host sync when they are resident."""
 
     def __init__(
-        self,
-        images: np.ndarray | OnDemand,
-        device: torch.device,
-        keep_on: Literal["auto", "device", "host"] = "auto",
+        self, images: np.ndarray | OnDemand, device: torch.device, keep_on: Literal["auto", "device", "host"] = "auto"
     ) -> None:
         self.device, self._array = device, images
         if isinstance(images, np.ndarray) and device.type == "cpu":

@@ -12,14 +12,7 @@ from pmae.config import DataConfig
 from pmae.data import fetch
 from pmae.data.arrays import read_npy, read_npz
 from pmae.data.batches import Part, read_ahead
-from pmae.data.files import (
-    folder_samples,
-    is_tinyimagenet,
-    printable,
-    shard_files,
-    shard_samples,
-    tinyimagenet_samples,
-)
+from pmae.data.files import folder_samples, is_tinyimagenet, printable, shard_files, shard_samples, tinyimagenet_samples
 from pmae.data.images import ImageSet, Splits
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
 from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples
