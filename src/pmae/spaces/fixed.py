@@ -70,10 +70,6 @@ class Orthonormal(Space):
         self.mean.copy_(mean)
         self.variance.copy_(variance)
 
-    def principal_rotation(self, samples: Iterable[Tensor]) -> Tensor:
-        """(D, D) principal axes, largest variance first, of this process's samples (N, D) and the others'."""
-        return principal_axes(covariance_of(samples, self.distributed)[1])[1]
-
     def project(self, x: Tensor) -> Tensor:
         return self.forward_transform(x).flatten(1) - self.mean
 
@@ -112,8 +108,8 @@ class FixedBasis(Orthonormal):
 
     def learn(self, batches: Iterable[Tensor]) -> None:
         if self.shape[0] > 1:
-            part = self.distributed.part(batches)
-            self.colour.copy_(self.principal_rotation(batch.movedim(1, -1).flatten(0, 2) for batch in part))
+            colours = (batch.movedim(1, -1).flatten(0, 2) for batch in self.distributed.part(batches))
+            self.colour.copy_(principal_axes(covariance_of(colours, self.distributed)[1])[1])
 
     def forward_transform(self, x: Tensor) -> Tensor:
         z = torch.einsum("dc,bchw->bdhw", self.colour, x)

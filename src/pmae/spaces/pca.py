@@ -178,8 +178,8 @@ class PatchPCA(Orthonormal):
         return cost_of_exact(images * self.places, len(self.components))
 
     def learn(self, batches: Iterable[Tensor]) -> None:
-        part = self.distributed.part(batches)
-        self.components.copy_(self.principal_rotation(self.patches(x).movedim(1, 2).flatten(0, 1) for x in part))
+        patches = (self.patches(x).movedim(1, 2).flatten(0, 1) for x in self.distributed.part(batches))
+        self.components.copy_(moments.principal_axes(moments.covariance_of(patches, self.distributed)[1])[1])
 
     def forward_transform(self, x: Tensor) -> Tensor:
         return self.components @ self.patches(x)
