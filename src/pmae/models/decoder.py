@@ -45,10 +45,9 @@ class Decoder(nn.Module):
         self.run_blocks: Callable[..., Tensor] = run_blocks
 
     def forward(self, prefix: Tensor, patches: Tensor, order: Tensor | None = None) -> Tensor:
-        """Tokens in, patches out.
+        """Every patch from every token or, with `order` (B, N), the hidden ones from the visible ones.
 
-        With `order` (B, N), the positions of the visible patches and then of the hidden ones, mask tokens stand in for
-        these, and these alone are predicted, in that order.
+        `order` has the positions of the visible patches and then of the hidden ones, which come out in that order.
         """
         patches, prefix = self.embed(patches), self.embed(prefix)
         positions = self.positions.to(patches.dtype)
