@@ -26,7 +26,7 @@ from pmae.evaluate.probes import online_probe
 from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
-from pmae.train.checkpoint import load_trained, write_trained, write_finished
+from pmae.train.checkpoint import load_trained, write_finished, write_trained
 from pmae.train.environment import describe_environment, pick_device, pick_precision
 from pmae.train.monitor import hidden_r2
 

@@ -22,7 +22,7 @@ from pmae.evaluate.probes import (
     train_probes,
 )
 from pmae.evaluate.protocols import PRESETS, ProbeProtocol, only, paper, preset, released, strong
-from pmae.train.schedule import rate
+from pmae.train.loop import rate
 
 CPU = torch.device("cpu")
 

@@ -160,7 +160,7 @@ def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must be a readable safetensors file"):
         load(str(tmp_path))
     save_file({"pos_embed": torch.zeros(1, 8, 32)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="a grid that is square, or a config.json beside it, got 7"):
+    with pytest.raises(UserError, match=r"must have a grid that is square, .* beside it, got 7"):
         load(str(tmp_path / "model.safetensors"))
 
 

@@ -24,7 +24,7 @@ from pmae.evaluate.protocols import ProbeProtocol
 from pmae.fast import can_capture
 from pmae.fast.graph import Replay
 from pmae.results import PRIMARY
-from pmae.train.schedule import rate
+from pmae.train.loop import rate
 
 Head = tuple[str, int, str]
 """Kind (linear or mlp), seed and pooling."""

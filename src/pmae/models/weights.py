@@ -170,9 +170,7 @@ def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes
     side = math.isqrt(max(count, 0))
     old = origin.grid or (grid if count == grid[0] * grid[1] else (side, side))
     if old[0] * old[1] != count:
-        rule = (
-            f"of {_size(old)}, as recorded beside it" if origin.grid else "that is square, or a config.json beside it"
-        )
+        rule = f"of {_size(old)}, as recorded beside it" if origin.grid else "that is square, or config.json beside it"
         raise UserError(f"encoder.weights must have a grid {rule}, got {count} positions")
     if old != grid:
         notes.append(f"positions resampled from a grid of {_size(old)} to {_size(grid)}")

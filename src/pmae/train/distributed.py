@@ -127,23 +127,18 @@ def process_group(device: torch.device) -> Iterator[World]:
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    backend, mine = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    # Under names of this group alone: `torchrun` may keep a store over a restart, with addresses of the dead.
+    group = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}, group {next(GROUPS)}"
+    options: dict[str, Any] = {"timeout": _timeout(), "device_id": mine}
     with lost_process_errors(world):
-        _join(world)
+        store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))  # type: ignore[attr-defined]
+        store = torch.distributed.PrefixStore(group, store)  # type: ignore[attr-defined]
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, **options)
     try:
         yield world
     finally:
         torch.distributed.destroy_process_group()
-
-
-def _join(world: World) -> None:
-    """Under names of this group alone: `torchrun` may keep a store over a restart, with addresses of the dead."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))  # type: ignore[attr-defined]
-    store = torch.distributed.PrefixStore(f"attempt {attempt}, group {next(GROUPS)}", store)  # type: ignore[attr-defined]
-    backend, mine = ("nccl", world.device) if world.device.type == "cuda" else ("gloo", None)
-    torch.distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=_timeout(), device_id=mine
-    )
 
 
 def _timeout() -> timedelta:
@@ -231,17 +226,13 @@ def shard(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer, world: Wor
     for group in optimizer.param_groups:
         group["params"] = [parts[names[p]] for p in group["params"]]
     for whole, name in names.items():
-        if whole in optimizer.state:
-            part, moments = parts[name], optimizer.state.pop(whole)
-            optimizer.state[part] = {key: _part(value, part) for key, value in moments.items()}
-
-
-def _part(value: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A moment divided as its parameter is; the count of steps stays one number."""
-    value = value.to(parameter.device)
-    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
-        return value
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        part = parts[name]
+        for key, value in optimizer.state.pop(whole, {}).items():
+            moment = value.to(part.device)
+            # Divided as its parameter is; the count of steps stays one number.
+            if isinstance(part, DTensor) and moment.shape == part.shape:
+                moment = distribute_tensor(moment, part.device_mesh, part.placements, src_data_rank=None)
+            optimizer.state[part][key] = moment
 
 
 def gathered(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:

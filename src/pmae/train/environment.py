@@ -89,9 +89,8 @@ def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
             raise
         half = batch_size // 2
         advice = f"{half} would take half of the memory" if half else "make the encoder smaller"
-        raise UserError(
-            f"train.batch_size must fit in the memory of {device}, got {batch_size}, which does not; {advice}"
-        ) from error
+        said = f"train.batch_size must fit in the memory of {device}, got {batch_size}, which does not"
+        raise UserError(f"{said}; {advice}") from error
 
 
 class StopSignal:
@@ -124,14 +123,21 @@ def stop_signals() -> Iterator[StopSignal]:
 def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]:
     """Versions, device, commit and data, for environment.json."""
     parts = {name: getattr(splits, name) for name in ("train", "val", "test")}
-    cuda = device.type == "cuda"
+    cuda, packages, commit = device.type == "cuda", dict.fromkeys(PACKAGES, "not installed"), "unknown"
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    # The commit of the source tree, if the package runs from one.
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": packages,
         "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads",
         "threads": torch.get_num_threads(),
-        "commit": _commit(),
+        "commit": commit,
         "data": {
             "name": splits.name,
             "shape": list(splits.train.shape),
@@ -142,19 +148,3 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
             "fingerprint": fingerprint(splits),
         },
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _commit() -> str:
-    """The commit of the source tree, if the package runs from one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
