@@ -68,7 +68,6 @@ class Evaluate(OtherData):
     """auto, cpu, cuda or cuda:N."""
 
     def run(self) -> None:
-        """Score, and print the table."""
         from pmae import api
         from pmae.data.sets import load
         from pmae.evaluate.protocols import only, preset
@@ -102,7 +101,6 @@ class Report:
     """The page to write; its tables and figures go beside it."""
 
     def run(self) -> None:
-        """Write, and say where."""
         require(bool(self.runs), "runs", "one run folder or more", self.runs)
         from pmae.report.page import write_report
 
@@ -139,7 +137,6 @@ class Embed(OtherData):
     """Images in a batch; 256, fewer if they are large, if not given."""
 
     def run(self) -> None:
-        """Embed, and say how many."""
         from pmae.embed import embed
         from pmae.runs import Run
         from pmae.train.distributed import is_main
@@ -171,7 +168,6 @@ class Export:
     """Which checkpoint; the last if not given."""
 
     def run(self) -> None:
-        """Export, and say how well it agrees."""
         from pmae.export import export
 
         difference = export(self.path, self.format, self.out, self.epoch)
@@ -200,7 +196,6 @@ class Explore(OtherData):
     """Print the address and open nothing."""
 
     def run(self) -> None:
-        """Gather what the page works with, and serve it."""
         from pmae.app.explorer import explore, gradio
         from pmae.app.material import Material
         from pmae.data.sets import load

@@ -61,14 +61,14 @@ class Extractor:
         self,
         represent: Representation,
         standardize: Standardize,
-        device: torch.device,
         compile: bool | None = None,
         world: World = ONE_PROCESS,
     ) -> None:
         if isinstance(represent, nn.Module):
             accelerate(represent)
-        self.represent, self.standardize, self.device, self.world = represent, standardize, device, world
-        self.compiled = device.type == "cuda" if compile is None else compile
+        self.represent, self.standardize, self.world = represent, standardize, world
+        self.device = standardize.mean.device
+        self.compiled = self.device.type == "cuda" if compile is None else compile
         self._forward: Any = torch.compile(self._plain, dynamic=False) if self.compiled else self._plain
 
     def __call__(
@@ -82,8 +82,10 @@ class Extractor:
             mine = chunks[self.world.rank :: self.world.size]
             # A process without a chunk computes the first one, to know what all of them add up.
             for start, stop, index in mine or chunks[:1]:
-                images = batches.take(index)
-                boxes = None if augment is None else self._boxes(images, augment, (*key, start))
+                images, boxes = batches.take(index), None
+                if augment is not None:
+                    draw = generator(self.device, *key, start, BOXES)
+                    boxes = draw_boxes(len(images), *images.shape[2:], augment, draw, self.device)
                 for name, value in self._forward(images, boxes, how).items():
                     if name not in found:
                         found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)
@@ -91,10 +93,6 @@ class Extractor:
                         found[name][start:stop] = value[: stop - start]
         # A sum with zeros is exact: all processes have the numbers that one would have.
         return {name: self.world.all_reduce(value) for name, value in found.items()}
-
-    def _boxes(self, images: Tensor, augment: AugmentConfig, key: tuple[int, ...]) -> Boxes:
-        count, _, height, width = images.shape
-        return draw_boxes(count, height, width, augment, generator(self.device, *key, BOXES), self.device)
 
     def _plain(self, images: Tensor, boxes: Boxes | None, how: Any) -> dict[str, Tensor]:
         x = images if boxes is None else crop(images, boxes, how)
@@ -106,7 +104,7 @@ def extract(
     represent: Representation, batches: Batches, standardize: Standardize, compile: bool | None = None
 ) -> dict[str, Tensor]:
     """Features (N, width) of all images in order, for each pooling the representation has."""
-    return Extractor(represent, standardize, batches.device, compile)(batches)
+    return Extractor(represent, standardize, compile)(batches)
 
 
 def _chunks(batches: Batches, static: bool) -> Iterator[tuple[int, int, Tensor]]:

@@ -93,7 +93,10 @@ def finetune(
     classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
     ema = EMA(classifier, config.average) if config.average else None
-    identity = _identity(config, seed, classes, encoder, labels)
+    # What training starts from, and how: going on from anything else would be silently wrong.
+    start = tensors_digest({**encoder.state_dict(), "labels": labels})
+    said = json.dumps([to_dict(config), seed, classes, start]).encode()
+    identity = torch.frombuffer(bytearray(hashlib.blake2b(said, digest_size=16).digest()), dtype=torch.uint8)
     path, saved, losses = folder / "finetune.safetensors" if folder else None, time.monotonic(), list[float]()
     if path and path.exists():
         losses = _restore(path, identity, classifier, optimizer, ema)
@@ -202,15 +205,10 @@ def _build_step(
     """The fastest step there is here."""
     device = standardize.mean.device
     accelerate(classifier)
-    if can_be_captured(classifier, device):
+    if can_capture(device) and getattr(classifier.encoder, "is_vit", False):
         return CapturedFinetuneStep(classifier, optimizer, standardize, config)
     model = torch.compile(classifier, mode="reduce-overhead") if device.type == "cuda" else classifier
     return FinetuneStep(model, optimizer, standardize, config)
-
-
-def can_be_captured(model: Classifier, device: torch.device) -> bool:
-    """Whether this model's step can be captured: a ViT on a GPU, with the kernels for it."""
-    return can_capture(device) and getattr(model.encoder, "is_vit", False)
 
 
 def build_optimizer(
@@ -271,13 +269,6 @@ def set_drop_path(encoder: nn.Module, rate: float) -> None:
             setattr(block, name, DropPath(rate * position / max(1, len(blocks) - 1)))
 
 
-def _identity(config: FinetuneProtocol, seed: int, classes: int, encoder: nn.Module, labels: Tensor) -> Tensor:
-    """A digest of settings, seed and what training starts from: going on from anything else would be silently wrong."""
-    start = tensors_digest({**encoder.state_dict(), "labels": labels})
-    said = json.dumps([to_dict(config), seed, classes, start])
-    return torch.frombuffer(bytearray(hashlib.blake2b(said.encode(), digest_size=16).digest()), dtype=torch.uint8)
-
-
 def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None, **more: Tensor) -> None:
     """Write weights, their average and moments, with what else there is, in one file."""
     tensors = more | {f"model.{name}": value for name, value in model.state_dict().items()}
@@ -294,9 +285,8 @@ def _restore(
     """Load what the file holds into all three and return the losses so far."""
     tensors = read_tensors(path)
     if "identity" not in tensors or not torch.equal(tensors["identity"], identity):
-        raise UserError(
-            f"folder must hold fine-tuning with the same settings, data and seed, got another in {path.parent}"
-        )
+        rule = "fine-tuning with the same settings, data and seed"
+        raise UserError(f"folder must hold {rule}, got another in {path.parent}")
     with failing_as(f"folder must hold the tensors of this fine-tuning, got others in {path.parent}"):
         for prefix, module in (("model.", model), ("average.", ema.model if ema else nn.Module())):
             module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
