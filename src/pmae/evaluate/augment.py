@@ -1,11 +1,9 @@
 """Augmentation of fine-tuning, in whole batches on their device: RandAugment, random erasing, mixup and CutMix.
 
-RandAugment (Cubuk et al. 2020) draws a few operations for every image, random erasing (Zhong et al. 2020) blanks a box,
-mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) mix the images of a batch in pairs, and their labels with them.
-None asks for a bit depth, a number of channels or a square: geometric operations resample the images as they are,
-mirrored at their edges; the others are of standardized images, in standard deviations of the data. A magnitude of 0
-leaves an image as it is, so one pass serves a batch whose images draw different operations. All randomness arrives as
-arguments, so that a captured step can be replayed with new numbers.
+RandAugment (Cubuk et al. 2020), random erasing (Zhong et al. 2020), mixup (Zhang et al. 2018) and CutMix (Yun et al.
+2019) for any bit depth, number of channels and shape: geometric operations resample the images as they are, mirrored at
+their edges; the others are of standardized images. A magnitude of 0 leaves an image as it is, so one pass serves all.
+All randomness arrives as arguments, so that a captured step can be replayed with new numbers.
 """
 
 import math

@@ -52,10 +52,7 @@ def evaluating(represent: Representation) -> Iterator[None]:
 
 
 class Extractor:
-    """Computes features pass after pass with one compiled forward; representation and statistics are on the device.
-
-    Several processes that call it alike divide the chunks among them, and each has the features of all.
-    """
+    """Features pass after pass with one compiled forward; several processes divide the chunks among them."""
 
     def __init__(
         self,
@@ -150,10 +147,7 @@ def order(count: int, batch: int, seed: int, epoch: int, device: torch.device) -
 
 
 def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted positions kept and held out: the same share of every class, at least one image of it on each side.
-
-    A class of a single image stays with the kept ones.
-    """
+    """Sorted positions kept and held out: the same share of every class that has at least two images."""
     require(0 < share < 1, "share", "between 0 and 1, both excluded", share)
     rng, held = np.random.default_rng(seed), [np.empty(0, np.int64)]
     for label in np.unique(labels):

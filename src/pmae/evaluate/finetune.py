@@ -1,8 +1,4 @@
-"""Encoder and linear head trained together on labels: fine-tuning, or from scratch with untrained weights.
-
-`finetune` is the loop; its steps run eagerly or, for a ViT on a GPU, compiled and captured in a CUDA graph. Everything
-random about the images comes in as `Noise`, and the loss stays on the device, so no step waits for it.
-"""
+"""Fine-tuning: encoder and linear head trained together on labels; with untrained weights, training from scratch."""
 
 import copy
 import hashlib
@@ -83,10 +79,7 @@ def finetune(
     folder: Path | None = None,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> Finetuned:
-    """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there.
-
-    `labels` and `standardize` are on the device of `batches`. `on_epoch` is called with each epoch and its mean loss.
-    """
+    """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there."""
     device = batches.device
     own = copy.deepcopy(encoder).to(device)
     set_drop_path(own, config.drop_path)
@@ -115,7 +108,6 @@ def finetune(
 def _epoch(
     take_step: "FinetuneStep", batches: Batches, labels: Tensor, ema: "EMA | None", seed: int, epoch: int
 ) -> float:
-    """One pass over the training images; its mean loss."""
     config, count = take_step.config, len(batches)
     positions = order(count, batch_of(count, config.batch_size), seed, epoch, batches.device)
     # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
@@ -202,7 +194,6 @@ class CapturedFinetuneStep(FinetuneStep):
 def _build_step(
     classifier: Classifier, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
 ) -> FinetuneStep:
-    """The fastest step there is here."""
     device = standardize.mean.device
     accelerate(classifier)
     if can_capture(device) and getattr(classifier.encoder, "is_vit", False):
@@ -258,10 +249,7 @@ class EMA:
 
 
 def set_drop_path(encoder: nn.Module, rate: float) -> None:
-    """Stochastic depth (Huang et al. 2016) while training: branches are dropped, up to `rate` at the last block.
-
-    A rate of 0 changes nothing, nor does any rate where timm gives the network no such places.
-    """
+    """Stochastic depth (Huang et al. 2016), up to `rate` at the last block, where timm has places for it."""
     places = {block: [name for name, _ in block.named_children() if name in DROP_PATHS] for block in encoder.modules()}
     blocks = [block for block, names in places.items() if rate and names]
     for position, block in enumerate(blocks):

@@ -28,10 +28,7 @@ class SeedPredictions(NamedTuple):
 def score_of(
     by_seed: Sequence[SeedPredictions], labels: np.ndarray, classes: Sequence[str], resamples: int, **named: Any
 ) -> Score:
-    """The `Score` of a protocol over the seeds of its heads; `named` is what else it says (protocol, pooling, ...).
-
-    Table and confusion matrix are those of the first seed whose scores are finite.
-    """
+    """A protocol's score over the seeds of its heads, the class table from the first finite one; `named` as is."""
     finite = [one for one in by_seed if np.isfinite(one.scores).all()]
     measured = {one.seed: evaluate_scores(one.scores, labels, resamples) for one in finite}
     table = confusion(finite[0].scores.argmax(1), labels, len(classes)) if finite else None

@@ -133,11 +133,7 @@ class Probes:
 
 
 def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: Grid) -> Probes:
-    """Train all the heads of a grid for `config.epochs`, each step captured in a CUDA graph where that is possible.
-
-    An augmented pass of the encoder costs far more than the heads, so all seeds share it; they differ in first weights
-    and in order.
-    """
+    """Train all the heads of a grid, each step in a CUDA graph where possible; all seeds share the augmented passes."""
     features = source(0)
     count, device = features.shape[1], features.device
     mean, std = _statistics(features, config.standardize)
@@ -172,10 +168,7 @@ def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: G
 def choose(
     source: Source, plain: Tensor, task: ProbeTask, parts: tuple[Tensor, Tensor], config: ProbeProtocol
 ) -> dict[Head, list[tuple[float, float]]]:
-    """For each head the setting with the best accuracy on the held-out part, trained on the other part.
-
-    `plain` are the unaugmented features of all training images; `parts` the positions to train on and those held out.
-    """
+    """For each head the setting best on the second of `parts`, trained on the first; `plain` has no crops."""
     fit, held = parts
     part = dataclasses.replace(task, labels=task.labels[fit])
     probes = train_probes(lambda epoch: source(epoch)[:, fit], part, config, task.grid(config))

@@ -1,7 +1,4 @@
-"""Encoders: the paper's ViT-T or any timm image model, built for the data's size and channels.
-
-`Encoder.net` is the timm model itself, class, forward and state dict, so exporting an encoder is copying it.
-"""
+"""Encoders: the paper's ViT-T or any timm image model, which `Encoder.net` is: exporting is copying it."""
 
 from collections.abc import Callable
 from functools import partial

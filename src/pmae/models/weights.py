@@ -1,7 +1,4 @@
-"""Pretrained weights to start from: those of another run, or a ViT saved by timm or Hugging Face.
-
-Names must agree to the last one; sizes are adapted where that has a meaning, and every adaptation is told.
-"""
+"""Pretrained weights of a run, timm or Hugging Face: names must agree, sizes are adapted, and it is told."""
 
 import math
 import re

@@ -1,7 +1,4 @@
-"""Checkpoints: safetensors and JSON, whole or absent; the older ones keep the encoder (and a space that learns).
-
-The state.json of a checkpoint is its manifest: sizes and checksums, so that a damaged file is told from a whole one.
-"""
+"""Checkpoints: safetensors and JSON, whole or absent; state.json lists sizes and checksums, so that damage is told."""
 
 import hashlib
 import json
@@ -146,10 +143,7 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
 
 
 def damage(folder: Path, only: Iterable[str] | None = None) -> str | None:
-    """What is wrong with the files of a checkpoint, or with those asked for; None if nothing is.
-
-    Checkpoints from before there were checksums are judged by the sizes they list.
-    """
+    """What is wrong with the files of a checkpoint, or those asked for; older ones list sizes, not checksums."""
     try:
         state = read_object(folder / "state.json")
     except UserError as error:

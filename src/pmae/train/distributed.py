@@ -190,10 +190,7 @@ def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder,
 
 
 class AllGather(torch.autograd.Function):
-    """All-gather of features with gradients, as a loss over the whole batch (NT-Xent) needs it.
-
-    (2b, W) here to (2B, W) everywhere: first all first views by rank, then all second ones.
-    """
+    """All-gather with gradients, as NT-Xent over the whole batch needs: (2b, W) to (2B, W), first views first."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, world: World) -> Tensor:
@@ -212,10 +209,7 @@ class AllGather(torch.autograd.Function):
 
 
 def shard(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer, world: World) -> None:
-    """Divide weights, gradients and moments, the same in all processes, among their devices (FSDP2).
-
-    The model may wait on the host: a block at a time goes to the device, and what is not this process's is dropped.
-    """
+    """Divide weights, gradients and moments among the devices (FSDP2), a block at a time from the host."""
     mesh, names = init_device_mesh(world.device.type, (world.size,)), {p: name for name, p in model.named_parameters()}
     for name, blocks in list(model.named_modules()):
         if name.endswith("blocks"):

@@ -101,10 +101,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignal]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP (a closed terminal, a lost ssh) are noted instead of obeyed.
-
-    Only the main thread may catch signals, and one that is ignored, as under nohup, stays so.
-    """
+    """Inside, Ctrl-C, SIGTERM and SIGHUP are noted instead of obeyed; one ignored, as under nohup, stays so."""
     stop = StopSignal()
 
     def note(number: int, _frame: object) -> None:

@@ -1,8 +1,4 @@
-"""What a run says while it runs: metrics.jsonl, trackers, and a live line on a terminal or plain lines elsewhere.
-
-Trackers get the lines of metrics.jsonl as curves under the same names, in the run folder; Weights & Biases stays
-offline unless WANDB_MODE is set to online. Printing never raises: a reader that goes away must not end training.
-"""
+"""What a run says while it runs: metrics.jsonl, trackers, and a live line on a terminal or plain lines elsewhere."""
 
 import contextlib
 import json

@@ -42,11 +42,7 @@ def pretrain(
     online_probe: OnlineProbe | None = None,
     until: int | None = None,
 ) -> Run:
-    """Train a resolved configuration on a data set into a run folder; `online_probe` scores the encoder now and then.
-
-    With `until` it stops after that epoch, scored and saved; when resumed it goes on as if it had not.
-    In processes that `torchrun` started, all of them train one run, and the first one writes it.
-    """
+    """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
     device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
     pick_engine(config.train, device)
     require_tracker(config.train.track)
@@ -176,11 +172,7 @@ class Pretraining:
             self._save()
 
     def inputs(self, epoch: int, position: int, images: Tensor, lr: float = 0.0, whole: bool = False) -> Inputs:
-        """Everything step `position` of an epoch consumes: a function of the seed, the epoch and the position alone.
-
-        The images are those of `order`. Every process draws for the whole batch and takes its rows, so that how many
-        there are does not matter.
-        """
+        """All that a step consumes: a function of seed, epoch and position, however many processes share it."""
         seed = step_seed(self.config.train.seed, epoch, position)
         generator = torch.Generator(self.device).manual_seed(seed)
         views = 2 if self.model.contrastive else 1

@@ -1,7 +1,4 @@
-"""Looks at a model while and after it trains, without labels: R2 of what is hidden, by bands, and pictures.
-
-A mask group is what a mask hides as one: a component, or a group of them.
-"""
+"""Looks at a model while and after it trains, without labels: R2 of what is hidden, by bands, and pictures."""
 
 from itertools import pairwise
 from typing import NamedTuple

@@ -109,10 +109,7 @@ def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Callable[[], None]]:
-    """Hold a folder, made if need be, so that one process at a time trains into it, and clear what a killed one left.
-
-    Yields a check that refuses to go on when the folder was renamed, deleted or replaced meanwhile.
-    """
+    """Hold a folder, made if need be, for this process alone; yields a check that it was not moved since."""
     path, made = folder / ".lock", not folder.exists()
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
