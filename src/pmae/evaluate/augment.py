@@ -19,14 +19,10 @@ from pmae.data.augment import Standardize, boxes_of, crop, draw_crops
 from pmae.evaluate.features import BOXES, ERASING, MAGNITUDES, MIXES, generator, mixed
 from pmae.evaluate.protocols import FinetuneProtocol
 
-CHOSEN = 2
-"""How many of the operations an image draws."""
-ERASED = (0.02, 0.2)
-"""Smallest and largest share of an image that is blanked."""
-LONGEST_ASPECT = 3.0
-"""How many times longer than wide a blanked box may be, in shares of the image's sides."""
-MIXUP_ALPHA = 0.8
-"""Both parameters of the Beta distribution of a blend's weight; pasted shares are uniform."""
+CHOSEN = 2  # how many of the operations an image draws
+ERASED = (0.02, 0.2)  # smallest and largest share of an image that is blanked
+LONGEST_ASPECT = 3.0  # how many times longer than wide a blanked box may be, in shares of the image's sides
+MIXUP_ALPHA = 0.8  # both parameters of the Beta distribution of a blend's weight; pasted shares are uniform
 LARGEST = {
     "rotation": math.pi / 6,  # radians
     "shear_x": 0.3,  # slopes
@@ -39,8 +35,7 @@ LARGEST = {
     "sharpness": 0.9,
 }
 """The magnitude of each operation at full strength."""
-Magnitudes = Mapping[str, Tensor]
-"""How far each operation goes, one number an image (B,); 0 is not at all."""
+Magnitudes = Mapping[str, Tensor]  # how far each operation goes, one number an image (B,); 0 is not at all
 
 
 def magnitudes_of(noise: Tensor, strength: float) -> Magnitudes:

@@ -15,10 +15,8 @@ from pmae.errors import UserError, require
 from pmae.fast import accelerate
 from pmae.train.distributed import ONE_PROCESS, World
 
-CHUNK = {"cuda": 4096, "cpu": 256}
-"""Images that are encoded at once, at most."""
-VALUES = 2**26
-"""Pixels that are encoded at once, at most."""
+CHUNK = {"cuda": 4096, "cpu": 256}  # images that are encoded at once, at most
+VALUES = 2**26  # pixels that are encoded at once, at most
 ORDER, BOXES, HEADS, NOISE, MAGNITUDES, ERASING, MIXES = range(7)
 """Purposes of random numbers. Seeding: a generator is a function of a key such as (seed, purpose, epoch, step)."""
 

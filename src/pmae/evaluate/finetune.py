@@ -28,10 +28,8 @@ from pmae.files import read_tensors, tensors_digest, write_tensors
 from pmae.train.loop import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
-DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")
-"""What timm calls the places at the end of a residual branch."""
-PAUSE = 20.0
-"""Seconds between two savings at least: an epoch on a GPU may take no longer than writing its state."""
+DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch
+PAUSE = 20.0  # seconds between two savings at least: an epoch on a GPU may take no longer than writing its state
 
 
 class Classifier(nn.Module):
@@ -134,15 +132,18 @@ def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardi
     return found
 
 
+@dataclass(eq=False)
 class FinetuneStep:
     """Eager forward, backward, clip and update; `total` adds up the loss."""
 
-    def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
-    ) -> None:
-        self.model, self.optimizer, self.standardize, self.config = model, optimizer, standardize, config
-        self.total = torch.zeros((), device=standardize.mean.device)
-        self._leaves = [p for p in model.parameters() if p.requires_grad]
+    model: Any
+    optimizer: torch.optim.Optimizer
+    standardize: Standardize
+    config: FinetuneProtocol
+
+    def __post_init__(self) -> None:
+        self.total = torch.zeros((), device=self.standardize.mean.device)
+        self._leaves = [p for p in self.model.parameters() if p.requires_grad]
 
     def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:
         """Take one step at this fraction of every group's peak rate."""
@@ -174,16 +175,14 @@ class FinetuneStep:
 class CapturedFinetuneStep(FinetuneStep):
     """The same step with bf16 copies of the weights, compiled, captured in a CUDA graph and replayed."""
 
-    def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
-    ) -> None:
-        super().__init__(model, optimizer, standardize, config)
-        groups, device = optimizer.param_groups, standardize.mean.device
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        groups, device = self.optimizer.param_groups, self.standardize.mean.device
         self._peaks = torch.tensor([group["peak"] for group in groups], device=device)
         self._rates = torch.zeros_like(self._peaks)
         for group, own in zip(groups, self._rates.unbind(0), strict=True):
             group["lr"] = own
-        self._captured = CapturedStep(model, optimizer, compiled(self._measure), self._update, bf16=True)
+        self._captured = CapturedStep(self.model, self.optimizer, compiled(self._measure), self._update, bf16=True)
         self._leaves = self._captured.leaves(self._leaves)
 
     def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:

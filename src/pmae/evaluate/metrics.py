@@ -13,8 +13,7 @@ import numpy as np
 
 from pmae.results import METRICS, ClassScore, Interval, Score, SeedScore
 
-CELLS = 2**20
-"""Weights that are held at once, so that they stay in the cache."""
+CELLS = 2**20  # weights that are held at once, so that they stay in the cache
 
 
 class SeedPredictions(NamedTuple):
@@ -80,10 +79,8 @@ class Ranking(NamedTuple):
 
     order: np.ndarray
     positive: np.ndarray
-    first: np.ndarray
-    """How many images score lower than each positive one."""
-    last: np.ndarray
-    """How many score no higher."""
+    first: np.ndarray  # how many images score lower than each positive one
+    last: np.ndarray  # how many score no higher
 
 
 def _ranking(score: np.ndarray, positive: np.ndarray) -> Ranking:

@@ -26,16 +26,12 @@ from pmae.fast.graph import Replay
 from pmae.results import PRIMARY
 from pmae.train.loop import rate
 
-Head = tuple[str, int, str]
-"""Kind (linear or mlp), seed and pooling."""
-Grid = Mapping[Head, Sequence[tuple[float, float]]]
-"""(base_lr, weight_decay) to train each head with."""
+Head = tuple[str, int, str]  # kind (linear or mlp), seed and pooling
+Grid = Mapping[Head, Sequence[tuple[float, float]]]  # (base_lr, weight_decay) to train each head with
 Source = Callable[[int], Tensor]
 """Features (P, N, W) of the training images for an epoch: always the same, or of new crops each time."""
-ROWS = 2048
-"""Images whose logits are computed at once."""
-CELLS = 2**26
-"""Distances that are held at once."""
+ROWS = 2048  # images whose logits are computed at once
+CELLS = 2**26  # distances that are held at once
 NEIGHBOURS = 20
 MOST_IMAGES = {"cuda": 50_000, "cpu": 4_000}
 """Images that the quick probes fit on, at most; a quarter of them are scored."""

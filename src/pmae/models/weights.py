@@ -26,8 +26,7 @@ MODEL_ARGS = {
 }
 """The arguments that a timm folder's config.json may name. Others can make timm fetch and write files
 (`pretrained`, `pretrained_cfg`, `cache_dir`), so they are refused by name."""
-LARGEST = 1 << 16
-"""Of the numbers in a config.json."""
+LARGEST = 1 << 16  # of the numbers in a config.json
 
 
 class Pretrained(NamedTuple):

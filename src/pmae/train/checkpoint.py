@@ -24,8 +24,7 @@ from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
 
-Contents = Mapping[str, Mapping[str, Tensor]]
-"""The tensors of each file of a checkpoint."""
+Contents = Mapping[str, Mapping[str, Tensor]]  # the tensors of each file of a checkpoint
 
 
 def contents(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> Contents:

@@ -24,8 +24,7 @@ from pmae.method import MaskedAutoencoder, PrincipalMAE, build_method
 
 TIMEOUT = "PMAE_TIMEOUT"
 """Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
-GROUPS = itertools.count()
-"""A process may join the others more than once: to train a twin, and then to evaluate it."""
+GROUPS = itertools.count()  # a process may join the others more than once: to train a twin, and then to evaluate it
 
 
 class World:
@@ -170,23 +169,14 @@ def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder,
         require(not config.train.shard, "train.shard", rule, config.train.shard)
         return
     require(batch_size % size == 0, "train.batch_size", f"a multiple of the number of processes, {size}", batch_size)
+    several = "in several processes, each of which knows its part of the batch"
     counted = config.objective.scale == "mean" and isinstance(model, PrincipalMAE) and not model.on_pixels
-    why = "the whole batch, and each process knows its own part"
-    if counted and config.masking.per == "image":
-        raise UserError(
-            "objective.scale must be constant or sum in several processes when every image has its own mask of "
-            f"components (masking.per image), got 'mean': it divides by what is hidden in {why}"
-        )
-    if model.space.learns:
-        raise UserError(
-            f"space.name must be a space that does not learn in several processes, got {config.space.name!r}: its loss "
-            f"is a ratio over {why}"
-        )
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()):
-        raise UserError(
-            f"encoder.name must have no batch normalization in several processes, got {config.encoder.name!r}: its "
-            f"statistics are over {why}; use a ViT or a ConvNeXt"
-        )
+    rule = f"constant or sum {several}, when every image has its own mask of components (masking.per image)"
+    require(not counted or config.masking.per != "image", "objective.scale", rule, "mean")
+    require(not model.space.learns, "space.name", f"a space that does not learn {several}", config.space.name)
+    normed = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+    rule = f"a network without batch normalization, such as a ViT or a ConvNeXt, {several}"
+    require(not normed, "encoder.name", rule, config.encoder.name)
 
 
 class AllGather(torch.autograd.Function):

@@ -21,8 +21,7 @@ from pmae.errors import missing_extra
 from pmae.files import disk_errors, read_object, write_json, write_text
 from pmae.runs import whole_lines
 
-PLAIN_SECONDS = 10.0
-"""Between two plain lines."""
+PLAIN_SECONDS = 10.0  # between two plain lines
 
 
 class LastingStream:

@@ -36,8 +36,7 @@ FREE = (
 """Settings that a resumed run may change."""
 FIT_RATE = {"cpu": 1e11, "cuda": 2e13}
 """Operations a second of a fit, roughly: two cores in float32, a large GPU in float64."""
-LONG_FIT = 10.0
-"""Seconds of a fit that are worth a line."""
+LONG_FIT = 10.0  # seconds of a fit that are worth a line
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What a file system says that knows no locks; a system may know none either."""
 
