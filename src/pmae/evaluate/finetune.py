@@ -23,7 +23,7 @@ from pmae.evaluate.augment import Noise, augmented, draw_noise, mixed_loss
 from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
-from pmae.fast.graph import CapturedStep, compiled
+from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
 from pmae.train.loop import rate
 
@@ -66,6 +66,7 @@ class Finetuned:
         return extract(self.classifier, batches, standardize, compile=False)["logits"].softmax(-1)
 
 
+@falls_back
 def finetune(
     encoder: nn.Module,
     batches: Batches,
@@ -76,8 +77,12 @@ def finetune(
     seed: int = 0,
     folder: Path | None = None,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
+    plain: bool = False,
 ) -> Finetuned:
-    """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there."""
+    """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there.
+
+    `on_epoch` is called with each epoch and its mean loss; `plain` compiles and captures nothing.
+    """
     device = batches.device
     own = copy.deepcopy(encoder).to(device)
     set_drop_path(own, config.drop_path)
@@ -92,7 +97,7 @@ def finetune(
     if path and path.exists():
         losses = _restore(path, identity, classifier, optimizer, ema)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        take_step = _build_step(classifier, optimizer, standardize, config)
+        take_step = _build_step(classifier, optimizer, standardize, config, plain)
         for epoch in range(len(losses), config.epochs):
             losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
             if path and (epoch + 1 == config.epochs or time.monotonic() - saved >= PAUSE):
@@ -191,13 +196,18 @@ class CapturedFinetuneStep(FinetuneStep):
 
 
 def _build_step(
-    classifier: Classifier, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
+    classifier: Classifier,
+    optimizer: torch.optim.Optimizer,
+    standardize: Standardize,
+    config: FinetuneProtocol,
+    plain: bool,
 ) -> FinetuneStep:
     device = standardize.mean.device
     accelerate(classifier)
-    if can_capture(device) and getattr(classifier.encoder, "is_vit", False):
+    if not plain and can_capture(device) and getattr(classifier.encoder, "is_vit", False):
         return CapturedFinetuneStep(classifier, optimizer, standardize, config)
-    model = torch.compile(classifier, mode="reduce-overhead") if device.type == "cuda" else classifier
+    may_compile = device.type == "cuda" and not plain
+    model = torch.compile(classifier, mode="reduce-overhead") if may_compile else classifier
     return FinetuneStep(model, optimizer, standardize, config)
 
 

@@ -22,7 +22,7 @@ from pmae.errors import require
 from pmae.evaluate.features import HEADS, Representation, batch_of, effective_rank, extract, generator, hold_out, order
 from pmae.evaluate.protocols import ProbeProtocol
 from pmae.fast import can_capture
-from pmae.fast.graph import Replay
+from pmae.fast.graph import Replay, falls_back
 from pmae.results import PRIMARY
 from pmae.train.loop import rate
 
@@ -128,7 +128,8 @@ class Probes:
         return found
 
 
-def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: Grid) -> Probes:
+@falls_back
+def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: Grid, plain: bool = False) -> Probes:
     """Train all the heads of a grid, each step in a CUDA graph where possible; all seeds share the augmented passes."""
     features = source(0)
     count, device = features.shape[1], features.device
@@ -149,7 +150,7 @@ def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: G
             stack.update(x, labels, scales.index_select(0, position), config.momentum, config.clip_norm)
         position.add_(1).remainder_(steps)
 
-    advance = Replay(step, lambda: None) if can_capture(device) else step
+    advance = Replay(step, lambda: None) if can_capture(device) and not plain else step
     for epoch in range(config.epochs):
         shown.copy_(((features if epoch == 0 else source(epoch)) - mean) / std)
         orders.copy_(torch.stack([order(count, batch, seed, epoch, device) for seed in task.seeds], 1))

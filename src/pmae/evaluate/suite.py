@@ -122,7 +122,7 @@ class EvaluationData:
     ) -> None:
         self.represent, self.standardize, self.protocols = represent, standardize, protocols
         self.device = standardize.mean.device
-        self.extractor = Extractor(represent, standardize, world=world)
+        self.extractor = Extractor(represent, standardize, self.device, world=world)
         every = {name: getattr(splits, name) for name in ("train", "val", "test")}
         self.sets: dict[str, ImageSet] = {name: part for name, part in every.items() if part is not None}
         self.held_out = [name for name in self.sets if name != "train"]

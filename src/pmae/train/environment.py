@@ -120,21 +120,17 @@ def stop_signals() -> Iterator[StopSignal]:
 def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]:
     """Versions, device, commit and data, for environment.json."""
     parts = {name: getattr(splits, name) for name in ("train", "val", "test")}
-    cuda, packages, commit = device.type == "cuda", dict.fromkeys(PACKAGES, "not installed"), "unknown"
+    cuda, packages = device.type == "cuda", dict.fromkeys(PACKAGES, "not installed")
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             packages[name] = version(name)
-    # The commit of the source tree, if the package runs from one.
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": packages,
         "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads",
         "threads": torch.get_num_threads(),
-        "commit": commit,
+        "commit": os.environ.get("PMAE_COMMIT") or _commit() or f"version {packages['pmae']}",
         "data": {
             "name": splits.name,
             "shape": list(splits.train.shape),
@@ -145,3 +141,12 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
             "fingerprint": fingerprint(splits),
         },
     }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, if the package runs from one; of a copy of it, PMAE_COMMIT may say it."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
