@@ -44,8 +44,7 @@ class ProbeTask:
     labels: Tensor
     classes: int
     poolings: tuple[str, ...]
-    hidden: int
-    """Width of the hidden layers of an MLP."""
+    hidden: int  # width of the hidden layers of an MLP
     seeds: tuple[int, ...] = (0,)
 
     @property

@@ -22,8 +22,7 @@ class Decoder(nn.Module):
     """Predicts patches (B, N, numbers of a patch) from the encoder's tokens: every one, or those that were hidden."""
 
     positions: Tensor
-    kernels: str | None = None
-    """What `fast.accelerate` was told, if it was."""
+    kernels: str | None = None  # what `fast.accelerate` was told, if it was
 
     def __init__(self, config: DecoderConfig, encoder: Encoder, patch: int | None) -> None:
         super().__init__()

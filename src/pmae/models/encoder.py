@@ -33,8 +33,7 @@ class Encoder(nn.Module):
     `embed_patches` and `run_blocks` are how a ViT's two parts are run; `fast.accelerate` puts faster ones there.
     """
 
-    kernels: str | None = None
-    """What `fast.accelerate` was told, if it was."""
+    kernels: str | None = None  # what `fast.accelerate` was told, if it was
 
     def __init__(self, net: nn.Module, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -49,8 +48,6 @@ class Encoder(nn.Module):
         """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE)."""
         net: Any = self.net
         if not self.is_vit:
-            if keep is not None:
-                raise UserError(f"masking patches (MAE) must have a ViT encoder from timm, got {type(net).__name__}")
             return split_tokens(net, net.forward_features(x))
         prefix = net.num_prefix_tokens
         tokens = net._pos_embed(self.embed_patches(net.patch_embed, x))
@@ -111,10 +108,8 @@ def is_vit_name(name: str) -> bool:
 def require_vit(encoder: Encoder, name: str) -> None:
     """Refuse an encoder that cannot drop tokens."""
     if not encoder.is_vit:
-        raise UserError(
-            "space.name 'pixels' (MAE) must have a ViT encoder, because the encoder sees only the visible patches; "
-            f"encoder.name is {name!r}; use a vit_* name, or space.name 'pca', which drops none"
-        )
+        said = f"must have a ViT encoder, which can see only the visible patches; encoder.name is {name!r}"
+        raise UserError(f"space.name 'pixels' (MAE) {said}; use a vit_* name, or space.name 'pca', which drops none")
 
 
 def timm_recipe(config: EncoderConfig, shape: tuple[int, int, int]) -> tuple[str, dict[str, Any]]:

@@ -84,10 +84,9 @@ def _locate(path: Path) -> tuple[Path, Origin]:
         return run.checkpoint() / "encoder.safetensors", _origin_of(encoder.net)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
     if len(files) != 1 or files[0].suffix != ".safetensors":
-        raise UserError(
-            "encoder.weights must be a run folder, a .safetensors file or a folder with one such file, "
-            f"got {str(path)!r}" + (f" with {len(files)} of them" if path.is_dir() else "")
-        )
+        rule = "a run folder, a .safetensors file or a folder with one such file"
+        found = f" with {len(files)} of them" if path.is_dir() else ""
+        raise UserError(f"encoder.weights must be {rule}, got {str(path)!r}{found}")
     beside = files[0].parent / "config.json"
     return files[0], _origin_in(read_object(beside), str(beside)) if beside.is_file() else Origin()
 

@@ -80,10 +80,8 @@ class World:
     def require_same(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse to train when processes begin with different weights or moments: they would drift apart in silence."""
         if self.size > 1 and len(set(self.all_gather(int(tensors_digest(tensors)[:15], 16)))) > 1:
-            raise UserError(
-                "all processes must begin with the same weights and moments, and they differ: "
-                "every machine needs the same version of the software and the same run folder"
-            )
+            why = "every machine needs the same version of the software and the same run folder"
+            raise UserError(f"all processes must begin with the same weights and moments, and they differ: {why}")
 
 
 ONE_PROCESS = World()
