@@ -83,8 +83,8 @@ class Extractor:
             for start, stop, index in mine or chunks[:1]:
                 images, boxes = batches.take(index), None
                 if augment is not None:
-                    draw = generator(self.device, *key, start, BOXES)
-                    boxes = draw_boxes(len(images), *images.shape[2:], augment, draw, self.device)
+                    (count, _, height, width), draw = images.shape, generator(self.device, *key, start, BOXES)
+                    boxes = draw_boxes(count, height, width, augment, draw, self.device)
                 for name, value in self._forward(images, boxes, how).items():
                     if name not in found:
                         found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)

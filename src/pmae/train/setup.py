@@ -145,7 +145,6 @@ def _open_locked(path: Path) -> int:
             # Between opening and locking, its last holder may have taken the file away: then it holds nothing.
             if _is_at(handle, path):
                 os.truncate(handle, 0)
-                os.lseek(handle, 0, os.SEEK_SET)
                 os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
                 return handle
         except BaseException:
