@@ -135,8 +135,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(NAMED, "photos", lambda _: few_photos())
     monkeypatch.setattr(api, "save_figures", lambda run: [])
     monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: list(CHECKS[name].run(*given)))
-    for name, make in protocols.PRESETS.items():
-        monkeypatch.setitem(protocols.PRESETS, name, lambda make=make: short(make()))
+    for name, settings in protocols.PRESETS.items():
+        monkeypatch.setitem(protocols.PRESETS, name, short(settings))
     monkeypatch.setattr(moments, "principal_axes", remembered)
     yield
     torch.set_num_threads(before)
