@@ -244,7 +244,7 @@ class Paper(ManyRuns):
             return
         wanted = [] if self.listed and not self.names else items(self.names)
         if self.listed:
-            from pmae.paper.cost import cost_lines
+            from pmae.paper.tables import cost_lines
 
             print("\n".join(cost_lines(pretraining, scoring, self.images_per_second, wanted)))
             return

@@ -144,6 +144,11 @@ def validation(run: Run) -> float | None:
     return None if share is None else 100 * float(share)
 
 
+def logged_speeds(run: Run) -> list[float]:
+    """Images a second while pretraining, one a line of its log."""
+    return [line["images_per_second"] for line in run.metrics() if "images_per_second" in line]
+
+
 @functools.lru_cache(maxsize=1)
 def splits(data: DataConfig) -> Splits:
     """The images that settings name; the last set stays at hand, since neighbouring runs share it."""
