@@ -14,8 +14,7 @@ from pmae.runs import Run
 from pmae.sweep.find import Requirements, logged_speeds, own_scores, validation
 from pmae.sweep.grid import mean
 
-EPOCHS = 800
-"""How long the paper trains."""
+EPOCHS = 800  # how long the paper trains
 FEATURES = {"cls": "[CLS]", "mean": "the mean of the patch tokens"}
 SHORT = {
     "mae_std": "MAE 75%",

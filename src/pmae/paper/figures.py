@@ -33,8 +33,7 @@ LOOKS = {
     "pmae_oracle_pixels": {"color": PALETTE[2], "marker": "^"},
 }
 """How a family of runs is drawn, by its key among the published methods."""
-RANDOM = 101
-"""Where a ratio that is drawn anew for each batch stands on the axis of shares in percent."""
+RANDOM = 101  # where a ratio that is drawn anew for each batch stands on the axis of shares in percent
 PICTURES, EXAMPLES = 4, 3
 
 

@@ -18,8 +18,7 @@ from pmae.sweep.find import RunSpec, Scoring, require_known
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 PAIRS = {"paper": ("paper", "mae")} | {name: (name, f"mae_{name}") for name in ("released", "masking", "ours")}
 """For each way to train, the recipes of PMAE and of MAE."""
-PICTURES = ("masks", "spectrum", "examples", "reconstructions")
-"""Kinds of items that are made of images."""
+PICTURES = ("masks", "spectrum", "examples", "reconstructions")  # kinds of items that are made of images
 TRAINING = {
     "cifar10": (50_000, 32),
     "tinyimagenet": (100_000, 64),
@@ -59,20 +58,14 @@ class RunChoices:
     """How the runs of all cells are pretrained, as the caller chose."""
 
     recipe: str = "paper"
-    datasets: tuple[str, ...] = ()
-    """The data sets; the item's own if empty."""
-    epochs: int | None = None
-    """Length of pretraining; the item's or the recipe's own if not given."""
-    seeds: tuple[int, ...] = (0,)
-    """A whole repetition each: pretraining and heads."""
-    ratios: tuple[float, ...] = RATIOS
-    """Where the oracle searches, and what `every` runs through."""
-    settings: tuple[tuple[str, str], ...] = ()
-    """Further settings by dotted name, as text."""
+    datasets: tuple[str, ...] = ()  # the data sets; the item's own if empty
+    epochs: int | None = None  # length of pretraining; the item's or the recipe's own if not given
+    seeds: tuple[int, ...] = (0,)  # a whole repetition each: pretraining and heads
+    ratios: tuple[float, ...] = RATIOS  # where the oracle searches, and what `every` runs through
+    settings: tuple[tuple[str, str], ...] = ()  # further settings by dotted name, as text
     root: str = "data"
     device: str = "auto"
-    methods: tuple[str, ...] = ()
-    """Rows to keep, by their names among the published numbers; all if empty."""
+    methods: tuple[str, ...] = ()  # rows to keep, by their names among the published numbers; all if empty
 
     def __post_init__(self) -> None:
         require_known("methods", self.methods, ROWS)
@@ -91,21 +84,15 @@ class Item:
 
     name: str
     title: str
-    labels: str
-    """Number and label in the paper."""
-    kind: str
-    """How it is shown: a name in `runner.PAGES`, or scheme or settings."""
+    labels: str  # number and label in the paper
+    kind: str  # how it is shown: see `runner.reproduce` and `page_of`
     rows: tuple[Row, ...] = ()
     datasets: tuple[str, ...] = DATASETS
     protocols: tuple[str, ...] = ()
-    with_plain: bool = False
-    """Whether probes are also trained without augmentation."""
-    every_epoch: bool = False
-    """Whether every checkpoint is evaluated, not the last alone."""
-    epochs: int | None = None
-    """Length of pretraining, where it is not the recipe's."""
-    any_length: bool = False
-    """Whether runs of any length and seed will do: what is shown does not depend on training."""
+    with_plain: bool = False  # whether probes are also trained without augmentation
+    every_epoch: bool = False  # whether every checkpoint is evaluated, not the last alone
+    epochs: int | None = None  # length of pretraining, where it is not the recipe's
+    any_length: bool = False  # whether runs of any length and seed will do: what is shown does not depend on training
 
     @property
     def heading(self) -> str:

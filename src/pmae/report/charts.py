@@ -27,8 +27,7 @@ from pmae.results import PROTOCOLS, Score
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOWEST_R2 = -20
-"""Percent."""
+LOWEST_R2 = -20  # percent
 PROBES = {"linear": "Linear probe", "knn": "k-NN"}
 LOGGED = {"epoch", "step", "loss", "r2", "masked_share", "lr", "images_per_second", "held_out_r2", "train_r2"}
 MOST_POINTS, MOST_NAMED = 1000, 24
@@ -37,11 +36,19 @@ MOST_POINTS, MOST_NAMED = 1000, 24
 @styled
 def learning_curves(runs: Sequence[Contents]) -> Drawing:
     """Loss, R2 while training and between epochs, and probes where there are any, of all runs."""
-    probes = sorted({key for run in runs for key in _probe_keys(run)}, key=lambda key: (key not in PROBES, key))
+    lines = [line for run in runs for line in run.signals]
+    measured = {key for line in lines for key, value in line.items() if isinstance(value, int | float)} - LOGGED
+    probes = sorted({key for key in measured if not key.startswith("r2_band_")}, key=lambda k: (k not in PROBES, k))
     figure, axes = panels([2.1, 2.1, *[1.9] * len(probes)])
     for position, run in enumerate(runs):
-        look = {"color": color(position), "linestyle": dash(position)}
-        _draw_run(axes, run, [run.r2_name, *probes], look, short(run.name, 44 if len(runs) > 2 else 20))
+        look: dict[str, Any] = {"color": color(position), "linestyle": dash(position)}
+        epochs = [step["epoch"] for step in run.training]
+        one = {**look, "marker": "o" if len(epochs) == 1 else ""}
+        name = short(run.name, 44 if len(runs) > 2 else 20)
+        axes[0].plot(epochs, [step["loss"] for step in run.training], **one, label=name)
+        axes[1].plot(epochs, [100 * step["r2"] for step in run.training], **one, alpha=0.4)
+        for panel, key in zip(axes[1:], [run.r2_name, *probes], strict=True):
+            panel.plot(*_known(run, key), **look, marker="o", markersize=3.5)
     losses = [step["loss"] for run in runs for step in run.training]
     wide = min(losses) > 0 and max(losses) > 10 * min(losses)
     axes[0].set(title="Training loss", yscale="log" if wide else "linear")
@@ -89,27 +96,11 @@ def _probed_on(run: Contents) -> str:
     return "validation images" if "val" in run.data.get("counts", {}) else "validation part of the training images"
 
 
-def _draw_run(axes: "Sequence[Axes]", run: Contents, keys: Sequence[str], look: dict[str, Any], label: str) -> None:
-    """One run's loss, its R2 in training, and each of its signals in a panel of its own."""
-    epochs = [step["epoch"] for step in run.training]
-    line = {**look, "marker": "o" if len(epochs) == 1 else ""}
-    axes[0].plot(epochs, [step["loss"] for step in run.training], **line, label=label)
-    axes[1].plot(epochs, [100 * step["r2"] for step in run.training], **line, alpha=0.4)
-    for panel, key in zip(axes[1:], keys, strict=True):
-        panel.plot(*_known(run, key), **look, marker="o", markersize=3.5)
-
-
 def _known(run: Contents, key: str) -> tuple[list[float], list[float]]:
     """The epochs at which something was measured, and its values; shares in percent."""
     times = 100 if key in PROBES or "r2" in key else 1
     lines = [line for line in run.signals if line.get(key) is not None]
     return [line["epoch"] for line in lines], [times * line[key] for line in lines]
-
-
-def _probe_keys(run: Contents) -> set[str]:
-    """Numbers in the signals that are neither R2 nor bookkeeping: probes and whatever else was measured."""
-    keys = {key for line in run.signals for key, value in line.items() if isinstance(value, int | float)}
-    return {key for key in keys - LOGGED if not key.startswith("r2_band_")}
 
 
 def _cut_r2(axes: "Axes") -> None:
@@ -175,18 +166,15 @@ def epoch_curves(runs: Sequence[Contents], split: str) -> list[Drawing]:
         panel.set_title(f"{_capital(PROTOCOLS[protocol])}, accuracy on {split} (%)")
         for label, scores in lines.items():
             position = order.index(label)
-            _draw_curve(panel, scores, color=color(position), marker=marker(position), label=short(label, 44))
+            bounds = [(s.epoch, s.accuracy.value, s.accuracy.low, s.accuracy.high) for s in scores]
+            known = np.array([row for row in bounds if row[1] is not None], dtype=np.float64).reshape(-1, 4)
+            reach = np.nan_to_num(np.abs(known[:, 2:] - known[:, 1:2])).T
+            look: dict[str, Any] = {"color": color(position), "marker": marker(position), "markersize": 4}
+            panel.errorbar(known[:, 0], known[:, 1], reach, elinewidth=1, **look, label=short(label, 44))
     axes[-1].set_xlabel("epoch of pretraining")
     legend(figure, axes, ncols=1)
     caption = "Accuracy over the epochs of pretraining; bars are 95% bootstrap intervals."
     return [Drawing(f"accuracy-by-epoch-{split}", f"Accuracy by epoch on {split}", caption, figure)]
-
-
-def _draw_curve(axes: "Axes", scores: Sequence[Score], **look: Any) -> None:
-    bounds = [(s.epoch, s.accuracy.value, s.accuracy.low, s.accuracy.high) for s in scores]
-    known = np.array([row for row in bounds if row[1] is not None], dtype=np.float64).reshape(-1, 4)
-    reach = np.nan_to_num(np.abs(known[:, 2:] - known[:, 1:2])).T
-    axes.errorbar(known[:, 0], known[:, 1], reach, markersize=4, elinewidth=1, **look)
 
 
 @styled
@@ -235,7 +223,11 @@ def feature_map(run: Contents) -> Drawing:
         f"{len(points):,} images by {how} of their features: neighbours are alike to the encoder. No axis has a unit."
     )
     if named:
-        _scatter_classes(axes, points, labels, _class_names(run))
+        names = next((score.classes for score in run.scores), ()) or list(map(str, run.data.get("classes", [])))
+        for position, label in enumerate(classes):
+            look: dict[str, Any] = {"color": color(position), "marker": marker(position + position // len(PALETTE))}
+            name = short(names[label] if 0 <= label < len(names) else str(label), 18)
+            axes.scatter(*points[labels == label].T, s=11, label=name, linewidths=0, alpha=0.85, **look)
         figure.legend(loc="outside lower center", ncols=2, handletextpad=0.1, columnspacing=1.0, markerscale=1.6)
     elif len(classes) == 1:
         axes.scatter(x, y, s=9, linewidths=0, color=PALETTE[0])
@@ -262,19 +254,6 @@ def _flatten(features: np.ndarray) -> tuple[np.ndarray, str]:
         return reduced[:, :2], "PCA"
     flat = TSNE(2, perplexity=min(30, len(features) / 4), init="pca", random_state=0).fit_transform(reduced)
     return np.asarray(flat), "t-SNE"
-
-
-def _scatter_classes(axes: "Axes", points: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> None:
-    for position, label in enumerate(np.unique(labels)):
-        look: dict[str, Any] = {"color": color(position), "marker": marker(position + position // len(PALETTE))}
-        name = names[label] if 0 <= label < len(names) else str(label)
-        x, y = points[labels == label].T
-        axes.scatter(x, y, s=11, label=short(name, 18), linewidths=0, alpha=0.85, **look)
-
-
-def _class_names(run: Contents) -> Sequence[str]:
-    evaluated = next((score.classes for score in run.scores), ())
-    return evaluated or [str(name) for name in run.data.get("classes", [])]
 
 
 def _capital(text: str) -> str:

@@ -48,12 +48,10 @@ class View:
 
     mean: Array
     std: Array
-    mix: Array
-    """(C, 1) for grey or (C, 3) for colour."""
+    mix: Array  # (C, 1) for grey or (C, 3) for colour
     low: Array
     high: Array
-    note: str
-    """What a caption must say about it; empty if nothing."""
+    note: str  # what a caption must say about it; empty if nothing
 
     def pictures(self, images: Array) -> Array:
         """(N, H, W, 3) colours of images in the units of the data."""

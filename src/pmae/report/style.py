@@ -24,15 +24,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Array = np.ndarray
 
-WIDTH = 4.1
-"""Inches: at 9 points the text is still 10 pixels high where a phone shrinks the figure to its width."""
+WIDTH = 4.1  # inches: at 9 points the text is still 10 pixels high where a phone shrinks the figure to its width
 INK, FAINT, NEUTRAL = "#22262b", "#d4d8dd", "#87919c"
 PALETTE = ("#0a7fc0", "#e08a00", "#0a9c78", "#d2521a", "#c2649a", "#7a6fd0", "#4fb0e0", "#a8891c")
 """After Okabe and Ito, moved to show on white and on black; dashes and markers tell apart what hues alone may not."""
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "os^DvPX*"
-STRIP = 600
-"""Slices of a bar of variance."""
+STRIP = 600  # slices of a bar of variance
 FONTS = "'DejaVu Sans', Verdana, system-ui, sans-serif"
 SETTINGS: Any = {
     "font.family": ["DejaVu Sans"],

@@ -62,14 +62,11 @@ def _numbers(cell: Cell, is_wide: bool) -> list[str | int | float | None]:
 def inert(text: str) -> str:
     """Text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe in front."""
     text = text.replace("\r", " ")
-    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
+        is_number = math.isfinite(float(text))
     except ValueError:
-        return False
+        is_number = False
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and not is_number else text
 
 
 def to_markdown(table: Table) -> str:
