@@ -32,6 +32,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = "os^DvPX*"
 STRIP = 600  # slices of a bar of variance
 FONTS = "'DejaVu Sans', Verdana, system-ui, sans-serif"
+WHOLE = "{x:,.0f}"  # how an axis writes whole numbers
 SETTINGS: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
@@ -120,12 +121,6 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def plain_log_ticks(*axes: "Axes") -> None:
-    """Write the powers of ten along x as whole numbers."""
-    for one in axes:
-        one.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-
-
 def variance_bar(axes: "Axes", share: np.ndarray, marked: np.ndarray, middle: float, half: float) -> None:
     """A bar of all variance from 0 to 100%, the largest share first, where what is marked has the first colour.
 
@@ -179,11 +174,8 @@ def sheet(columns: Sequence[Array]) -> tuple[Array, list[float], list[float]]:
     tiles = np.pad(tiles, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)))
     rows, across, high, wide, _ = tiles.shape
     image = tiles.swapaxes(1, 2).reshape(rows * high, across * wide, 4)[:-gap, :-gap]
-    return (
-        image,
-        [i * high + (height - 1) / 2 for i in range(rows)],
-        [j * wide + (width - 1) / 2 for j in range(across)],
-    )
+    middles = [i * high + (height - 1) / 2 for i in range(rows)], [j * wide + (width - 1) / 2 for j in range(across)]
+    return image, *middles
 
 
 def save_drawing(drawing: Drawing, path: Path) -> Path:

@@ -16,7 +16,7 @@ from pmae.data.sets import with_held_out
 from pmae.errors import require
 from pmae.report.page import Page
 from pmae.report.samples import MARKS, PARTS, View, hidden_pixels, view_of
-from pmae.report.style import Array, Drawing, color, dash, gallery, legend, panels, plain_log_ticks, styled
+from pmae.report.style import WHOLE, Array, Drawing, color, dash, gallery, legend, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.spaces import Space, build_space
 from pmae.sweep.find import splits
@@ -221,7 +221,7 @@ def spectra_figure(fitted: Sequence[FittedSpace], said: str) -> Drawing:
         axes.semilogx(np.arange(1, len(one.share) + 1), 100 * one.share.cumsum(), **look)
     axes.set(title="Cumulated share of the variance (%)", xlabel="components or bands, largest first", ylim=(0, 102))
     axes.set_xlim(0.9, 1.1 * max(len(one.share) for one in fitted))
-    plain_log_ticks(axes)
+    axes.xaxis.set_major_formatter(WHOLE)
     legend(figure, [axes])
     caption = (
         "The higher a curve, the fewer components or bands hold the variance. That of kernel PCA and diffusion is of "
