@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from pmae.paper.tables import Row
-from pmae.report.compare import published, published_accuracy, published_source
+from pmae.report.compare import published, published_accuracy
 from pmae.report.tables import NOTHING, Cell, Table
 from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run
@@ -182,7 +182,9 @@ def comparison(name: str, heading: str, cells: Sequence[Measured]) -> Table:
         " The paper tests medical sets on their val images. Ours is the test split; val, on which an oracle's ratio is "
         "chosen, has a column of its own."
     )
-    note = published_source() + (split if any(cell.data.endswith("mnist") for cell in cells) else "")
+    note = f"{published()['source']} {published()['setting']}" + (
+        split if any(cell.data.endswith("mnist") for cell in cells) else ""
+    )
     return Table(f"{name}-comparison", f"{heading}: published and ours", header, rows, note)
 
 

@@ -5,18 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmae.paper.comparisons import (
-    EPOCHS,
-    SHORT,
-    Measured,
-    augmented,
-    best_by_validation,
-    features_of,
-    grouped,
-    over_ratios,
-    title,
-    with_ratio,
-)
+from pmae.paper import comparisons
+from pmae.paper.comparisons import EPOCHS, SHORT, Measured, best_by_validation, features_of, grouped, over_ratios, title
 from pmae.report.compare import published_accuracy
 from pmae.report.contents import Contents
 from pmae.report.samples import masked_pictures, view_for
@@ -48,7 +38,7 @@ def epoch_curves(cells: Sequence[Measured]) -> Drawing:
         panel.set_title(f"{title('data', data)}, linear probe, test accuracy (%)")
         for method, line in grouped(found, "method").items():
             points = [(cell.epoch, cell.value, cell.std or 0.0) for cell in line if cell.value is not None]
-            _plot(panel, points, label=with_ratio(method), **LOOKS[method])
+            _plot(panel, points, label=comparisons.with_ratio(method), **LOOKS[method])
         _published_levels(panel, found)
         panel.margins(y=0.12)
         panel.set_xlim(left=0)
@@ -71,9 +61,9 @@ def ratio_curves(cells: Sequence[Measured]) -> list[Drawing]:
     for panel, ((data, preset), found) in zip(axes, groups.items(), strict=True):
         for family, line in grouped(found, "family").items():
             _ratio_line(panel, family, line)
-        if augmented(preset):
+        if comparisons.augmented(preset):
             _published_levels(panel, [cell for cell in found if cell.ratio is not None])
-        kind = f"{preset}, {'' if augmented(preset) else 'not '}augmented"
+        kind = f"{preset}, {'' if comparisons.augmented(preset) else 'not '}augmented"
         panel.set(title=f"{title('data', data)} (%): {kind}", xlim=(6, RANDOM + 5))
         panel.set_xticks([*range(10, 100, 10), RANDOM], labels=[*map(str, range(10, 100, 10)), "random"])
         panel.margins(y=0.12)

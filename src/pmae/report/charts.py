@@ -5,23 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmae.report import style
 from pmae.report.compare import Entrant, epochs_of, lineup, published_for
 from pmae.report.contents import Contents
-from pmae.report.style import (
-    INK,
-    NEUTRAL,
-    PALETTE,
-    WIDTH,
-    Drawing,
-    color,
-    dash,
-    legend,
-    marker,
-    minus,
-    panels,
-    short,
-    styled,
-)
+from pmae.report.style import Drawing, color, dash, legend, marker, minus, panels, short, styled
 from pmae.results import PROTOCOLS, Score
 
 if TYPE_CHECKING:
@@ -90,7 +77,6 @@ def band_curves(run: Contents) -> Drawing:
 
 
 def _probed_on(run: Contents) -> str:
-    """The images that the probes of a run were scored on while it trained: never those of the test split."""
     if run.config.probe.data:
         return f"validation images of {run.config.probe.data}"
     return "validation images" if "val" in run.data.get("counts", {}) else "validation part of the training images"
@@ -105,7 +91,7 @@ def _known(run: Contents, key: str) -> tuple[list[float], list[float]]:
 
 def _cut_r2(axes: "Axes") -> None:
     """A line at 0; the first steps are far below it and would flatten the rest."""
-    axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
+    axes.axhline(0, color=style.INK, linewidth=0.8, linestyle=":")
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, LOWEST_R2), max(min(high, 100), 10))
 
@@ -134,20 +120,20 @@ def accuracy_bars(runs: Sequence[Contents], split: str) -> Drawing:
 
 def _draw_bar(axes: "Axes", position: int, entrant: Entrant) -> None:
     score, accuracy = entrant.score, entrant.score.accuracy
-    own = PALETTE[1] if score.method == "mae" else PALETTE[0]
+    own = style.PALETTE[1] if score.method == "mae" else style.PALETTE[0]
     axes.text(0, position - 0.27, short(entrant.name, 48), va="bottom", fontsize=8)
     if accuracy.value is None:
         axes.text(1, position, "no number: training diverged", va="center", fontsize=8)
         return
-    axes.barh(position, accuracy.value, height=0.4, color=NEUTRAL if score.is_baseline else own)
+    axes.barh(position, accuracy.value, height=0.4, color=style.NEUTRAL if score.is_baseline else own)
     if score.chance is not None:
         # As high as the bar: a line through all of them would strike through their names.
-        axes.vlines(score.chance, position - 0.2, position + 0.2, color=INK, linewidth=1, linestyle=":")
+        axes.vlines(score.chance, position - 0.2, position + 0.2, color=style.INK, linewidth=1, linestyle=":")
     if accuracy.low is not None and accuracy.high is not None:
-        axes.plot([accuracy.low, accuracy.high], [position] * 2, color=INK, linewidth=1.2, solid_capstyle="butt")
+        axes.plot([accuracy.low, accuracy.high], [position] * 2, color=style.INK, linewidth=1.2, solid_capstyle="butt")
     axes.text(113, position, f"{accuracy.value:.1f}", va="center", ha="right")
     if paper := published_for(score, entrant.run.config):
-        axes.plot(paper[0], position, "D", color=INK, markersize=4.5, markerfacecolor="none", zorder=4)
+        axes.plot(paper[0], position, "D", color=style.INK, markersize=4.5, markerfacecolor="none", zorder=4)
 
 
 @styled
@@ -218,19 +204,22 @@ def feature_map(run: Contents) -> Drawing:
     classes = np.unique(labels)
     named = 1 < len(classes) <= MOST_NAMED
     room = 0.1 * len(classes) if named else 0.0
-    figure, (axes,) = panels((float(np.clip(WIDTH * np.ptp(y) / max(np.ptp(x), 1e-9), 2, 5)) + room,))
+    figure, (axes,) = panels((float(np.clip(style.WIDTH * np.ptp(y) / max(np.ptp(x), 1e-9), 2, 5)) + room,))
     caption = (
         f"{len(points):,} images by {how} of their features: neighbours are alike to the encoder. No axis has a unit."
     )
     if named:
         names = next((score.classes for score in run.scores), ()) or list(map(str, run.data.get("classes", [])))
         for position, label in enumerate(classes):
-            look: dict[str, Any] = {"color": color(position), "marker": marker(position + position // len(PALETTE))}
+            look: dict[str, Any] = {
+                "color": color(position),
+                "marker": marker(position + position // len(style.PALETTE)),
+            }
             name = short(names[label] if 0 <= label < len(names) else str(label), 18)
-            axes.scatter(*points[labels == label].T, s=11, label=name, linewidths=0, alpha=0.85, **look)
+            axes.scatter(x[labels == label], y[labels == label], s=11, label=name, linewidths=0, alpha=0.85, **look)
         figure.legend(loc="outside lower center", ncols=2, handletextpad=0.1, columnspacing=1.0, markerscale=1.6)
     elif len(classes) == 1:
-        axes.scatter(x, y, s=9, linewidths=0, color=PALETTE[0])
+        axes.scatter(x, y, s=9, linewidths=0, color=style.PALETTE[0])
     else:
         axes.scatter(x, y, s=9, linewidths=0, c=labels, cmap="viridis")
         caption += f" The {len(classes)} classes are coloured by number."

@@ -83,11 +83,6 @@ def published() -> dict[str, Any]:
     return dict(json.loads(files("pmae.report").joinpath("published.json").read_text(encoding="utf-8")))
 
 
-def published_source() -> str:
-    """Where the published numbers come from, and how they were measured."""
-    return f"{published()['source']} {published()['setting']}"
-
-
 def published_accuracy(protocol: str, method: str, data: str | None) -> float | None:
     """The paper's accuracy in percent; None where it has none."""
     value = published()["accuracy"].get(protocol, {}).get(method, {}).get(data)
@@ -102,11 +97,8 @@ def published_split(data: str | None) -> str:
 def published_data(name: str) -> str | None:
     """The paper's name of a data set, whatever follows it (`bloodmnist_64`) but another number (`cifar100`)."""
     plain = re.sub(r"[-_ ]", "", name.lower())
-    for known in published()["data"]:
-        following = plain.removeprefix(known)
-        if plain.startswith(known) and not (known[-1].isdigit() and following[:1].isdigit()):
-            return str(known)
-    return None
+    patterns = {known: known + (r"(?!\d)" if known[-1].isdigit() else "") for known in published()["data"]}
+    return next((known for known, pattern in patterns.items() if re.match(pattern, plain)), None)
 
 
 def published_for(score: Score, config: Config) -> tuple[float, str] | None:
@@ -214,7 +206,7 @@ def _comparable(score: Score, rival: Score) -> bool:
 
 
 def _points(score: Score, rival: Score) -> float:
-    """The difference as the rounded numbers on the page show it."""
+    # As the rounded numbers on the page show it.
     return round(round(score.accuracy.value or 0, 1) - round(rival.accuracy.value or 0, 1), 1)
 
 

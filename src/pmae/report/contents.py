@@ -42,7 +42,6 @@ class Contents:
 
     @property
     def method(self) -> str:
-        """PMAE, or MAE where patches are hidden."""
         return "MAE" if self.config.space.name == "pixels" else "PMAE"
 
     @property
@@ -76,7 +75,6 @@ class Contents:
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its last epoch."""
         return bool(self.training) and self.epoch >= (self.config.train.epochs or 0)
 
 
@@ -112,7 +110,8 @@ def load(path: Path | str, name: str | None = None) -> Contents:
         problems.append("no training step was logged: the run has not begun, or was stopped at once")
     elif not read.finished:
         problems.append(f"training stopped at epoch {read.epoch:.4g} of {read.config.train.epochs}")
-    if not attempt("checkpoints", run.checkpoints, []):
+    checkpoints: list[Path] = attempt("checkpoints", run.checkpoints, [])
+    if not checkpoints:
         problems.append("there is no checkpoint in the run folder: nothing more can be evaluated")
     if not read.samples:
         problems.append(
