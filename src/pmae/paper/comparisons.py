@@ -11,10 +11,11 @@ from pmae.report.compare import published, published_accuracy
 from pmae.report.tables import NOTHING, Cell, Table
 from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run
-from pmae.sweep.find import Requirements, logged_speeds, own_scores, validation
+from pmae.sweep.find import logged_speeds, own_scores, validation
 from pmae.sweep.grid import mean
 
 EPOCHS = 800  # how long the paper trains
+AUGMENTED = ("paper", "released")  # presets that train their probes on crops
 FEATURES = {"cls": "[CLS]", "mean": "the mean of the patch tokens"}
 SHORT = {
     "mae_std": "MAE 75%",
@@ -70,7 +71,6 @@ class Measured:
 
     @property
     def over(self) -> str:
-        """What the standard deviation is over."""
         return f"{len(self.values)} runs" if len(self.values) > 1 else "heads" if self.heads is not None else ""
 
     @property
@@ -79,14 +79,7 @@ class Measured:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, in points."""
         return None if self.value is None or self.published is None else self.value - self.published
-
-
-def measured(filled: Sequence[CellRuns], needed: Requirements) -> list[Measured]:
-    """Every protocol and preset of every cell, protocols outermost as in the paper."""
-    wanted = [(kind, protocols.name) for protocols in needed.protocols for kind in protocols.kinds]
-    return [measure(one, *how, needed.pooling) for how in wanted for one in filled]
 
 
 def measure(one: CellRuns, protocol: str, preset: str, pooling: str, epoch: int | None = None) -> Measured:
@@ -123,11 +116,6 @@ def best_by_validation(cells: Sequence[Measured]) -> Measured | None:
     """The cell whose quick probe on validation images is best, among those of one ratio that were measured."""
     known = [c for c in cells if c.ratio is not None and c.validation is not None and c.value is not None]
     return max(known, key=lambda cell: cell.validation or 0, default=None)
-
-
-def augmented(preset: str) -> bool:
-    """Whether a preset trains its probes on crops, as the paper does."""
-    return preset.startswith(("paper", "released"))
 
 
 def title(kind: Literal["data", "methods"], key: str) -> str:
@@ -219,7 +207,7 @@ def ratio_table(cells: Sequence[Measured]) -> Table:
             row: list[Cell] = [title("data", data), SHORT[method], preset, str(len(line))]
             row += [None, None] if best is None else [f"{best.ratio:g}", best.value]
             # The published best was found with augmentation on: it says nothing about probes without.
-            row += [best.published, best.difference] if best and augmented(preset) else [None, None]
+            row += [best.published, best.difference] if best and preset.startswith(AUGMENTED) else [None, None]
             rows.append(_rounded([*row, fifth, max(cell.value or 0.0 for cell in line)]))
     claim = published()["claims"]["ratio"]
     note = f"The paper: {claim}. Its best ratios are not printed; its best accuracies are."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmae.paper import comparisons
-from pmae.paper.comparisons import EPOCHS, SHORT, Measured, best_by_validation, features_of, grouped, over_ratios, title
+from pmae.paper.comparisons import AUGMENTED, EPOCHS, SHORT, Measured, best_by_validation, grouped, over_ratios, title
 from pmae.report.compare import published_accuracy
 from pmae.report.contents import Contents
 from pmae.report.samples import masked_pictures, view_for
@@ -61,9 +61,9 @@ def ratio_curves(cells: Sequence[Measured]) -> list[Drawing]:
     for panel, ((data, preset), found) in zip(axes, groups.items(), strict=True):
         for family, line in grouped(found, "family").items():
             _ratio_line(panel, family, line)
-        if comparisons.augmented(preset):
+        if preset.startswith(AUGMENTED):
             _published_levels(panel, [cell for cell in found if cell.ratio is not None])
-        kind = f"{preset}, {'' if comparisons.augmented(preset) else 'not '}augmented"
+        kind = f"{preset}, {'' if preset.startswith(AUGMENTED) else 'not '}augmented"
         panel.set(title=f"{title('data', data)} (%): {kind}", xlim=(6, RANDOM + 5))
         panel.set_xticks([*range(10, 100, 10), RANDOM], labels=[*map(str, range(10, 100, 10)), "random"])
         panel.margins(y=0.12)
@@ -73,8 +73,9 @@ def ratio_curves(cells: Sequence[Measured]) -> list[Drawing]:
         "Test accuracy of a linear probe, by data set and preset, against the share that is hidden; on the right a "
         "share drawn anew for each batch. A ring is the ratio that is best on validation images, which are no test "
         "images; a dotted line is the paper's best (oracle) in the colour of its method, whose probes are augmented. "
-        f"Bars are standard deviations between runs, or between the probe heads of one. {features_of(cells)}"
+        "Bars are standard deviations between runs, or between the probe heads of one."
     )
+    caption += f" {comparisons.features_of(cells)}"
     return [Drawing("ratio", "Accuracy against the masking ratio", caption, figure)]
 
 
@@ -151,7 +152,6 @@ def time_bars(table: Table) -> list[Drawing]:
 
 
 def _name_rows(axes: "Axes", names: Sequence[str]) -> None:
-    """Horizontal bars from the top down, each row with its name."""
     axes.set_yticks(range(len(names)), labels=names)
     axes.grid(axis="y", visible=False)
     axes.set(ylim=(len(names) - 0.5, -0.5))

@@ -11,7 +11,7 @@ from pmae.config import Config, replace
 from pmae.config_file import with_settings
 from pmae.evaluate.protocols import Protocols, preset
 from pmae.paper import comparisons, figures
-from pmae.paper.comparisons import EPOCHS, CellRuns, measure, measured, title
+from pmae.paper.comparisons import EPOCHS, CellRuns, measure, title
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import ITEMS, PAIRS, PICTURES, Item, Row, RunChoices, ratios_of, resolved, spec_of, specs_of
 from pmae.report import samples
@@ -117,7 +117,9 @@ def page_of(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Pag
         ]
         details = [comparisons.comparison("epochs-cells", item.title, cells)] if cells else []
         return Page([comparisons.epoch_table(cells), *details], [figures.epoch_curves(cells)] if cells else [])
-    cells = measured(filled, needed)
+    # Protocols outermost, as in the paper.
+    wanted = [(kind, protocols.name) for protocols in needed.protocols for kind in protocols.kinds]
+    cells = [measure(one, *how, needed.pooling) for how in wanted for one in filled]
     if item.kind == "spread":
         return Page([comparisons.spread_table(cells)], figures.spread_bars(cells, needed.protocols[0].name))
     if item.kind == "ratio":

@@ -96,7 +96,6 @@ class Item:
 
     @property
     def heading(self) -> str:
-        """Its title, and where the paper has it."""
         return f"{self.title}: {self.labels}"
 
     def kept(self, protocols: Sequence[str]) -> list[str]:

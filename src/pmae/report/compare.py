@@ -258,5 +258,4 @@ def _names(scores: Sequence[Score], word: str = "and") -> str:
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:
-    """a, b and c."""
     return f" {word} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

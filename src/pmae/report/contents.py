@@ -56,7 +56,6 @@ class Contents:
 
     @property
     def measured_on(self) -> str:
-        """The images that signals and pictures are of."""
         return "training images" if self.r2_name == "train_r2" else "held-out images"
 
     @property

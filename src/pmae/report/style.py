@@ -102,7 +102,6 @@ def short(text: str, most: int) -> str:
 
 
 def color(position: int) -> str:
-    """The palette's colours in turn."""
     return PALETTE[position % len(PALETTE)]
 
 
@@ -112,7 +111,6 @@ def dash(position: int) -> str:
 
 
 def marker(position: int) -> str:
-    """The shapes of points in turn."""
     return MARKERS[position % len(MARKERS)]
 
 

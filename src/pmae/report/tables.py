@@ -186,7 +186,6 @@ def metrics_table(runs: Sequence[Contents], split: str) -> Table:
 
 
 def _accuracy_note(scores: Sequence[Score], split: str) -> str:
-    """How many images, by what preset."""
     images = " or ".join(f"{count:,}" for count in sorted({score.images for score in scores}))
     presets = ", ".join(sorted({score.preset for score in scores}))
     note = f"Percent, with 95% bootstrap intervals over the {images} images of {split}; preset {presets}."

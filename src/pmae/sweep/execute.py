@@ -72,7 +72,6 @@ class Asha(InOrder):
         return stage
 
     def ended(self, stage: Stage, run: Run) -> None:
-        """Note the score of a run at its rung."""
         rung = -1 if stage.until is None else self.rungs.index(stage.until)
         self._scores[rung][stage.spec] = score_at(run, self.rungs[rung])
 

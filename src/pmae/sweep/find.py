@@ -176,7 +176,6 @@ class Scoring:
 
     @property
     def index(self) -> RunIndex:
-        """The runs that it looks in."""
         return RunIndex([self.out / "runs", *self.folders])
 
     def chosen(self, protocols: Sequence[str], with_plain: bool = False) -> tuple[Protocols, ...]:

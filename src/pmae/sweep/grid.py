@@ -99,7 +99,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """`encoder.patch_size=4, decoder.depth=2`."""
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 

@@ -56,7 +56,6 @@ class SpaceGrid:
             require(distinct and all(0 < r < 1 for r in given), name, "different shares in (0, 1)", given)
 
     def shares(self, space: str) -> tuple[float, ...]:
-        """The ratios of a space."""
         return self.mae_ratios if is_mae(space) else self.ratios
 
     def config(self, space: str) -> Config:
@@ -74,7 +73,6 @@ class SpaceGrid:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the images."""
         return splits(self.data).train.shape
 
 
@@ -99,7 +97,6 @@ def space_label(text: str) -> str:
 
 
 def is_mae(space: str) -> bool:
-    """Whether patches are hidden."""
     return space_settings(space)["space.name"] == "pixels"
 
 
@@ -128,7 +125,6 @@ def table_page(grid: SpaceGrid, scoring: Scoring, workers: Workers | None = None
 
 
 def _run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset: str) -> Table:
-    """A row a space and ratio."""
     header = ["space", "ratio", "hidden", "R2", "linear %", "k-NN %", "images/s", "fit, s", "pre-image error"]
     rows = [_row(space, ratio, group, preset) for (space, ratio), group in runs.items()]
     devices = sorted({str(run.environment["device"]) for group in runs.values() for run in group})
