@@ -228,13 +228,7 @@ def cost_lines(chosen: RunChoices, scoring: Scoring, speed: float | None, wanted
     return lines
 
 
-MAIN = (
-    Row("mae", 0.75),
-    Row("mae", "oracle"),
-    Row("pmae", "oracle"),
-    Row("mae", "random"),
-    Row("pmae", "random"),
-)
+MAIN = (Row("mae", 0.75), Row("mae", "oracle"), Row("pmae", "oracle"), Row("mae", "random"), Row("pmae", "random"))
 PIXELS = (Row("pmae", "oracle", "pixels"), Row("pmae", "random", "pixels"))
 EVERY = (Row("mae", "every"), Row("pmae", "every"))
 
