@@ -55,6 +55,15 @@ def test_a_run_learns_and_leaves_a_whole_folder(tiny: Config, toy: Splits, tmp_p
     assert samples["visible"].shape == (8, 3, 16, 16)
 
 
+def test_a_copy_without_its_repository_is_told_the_commit(toy: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setenv("PMAE_COMMIT", "0a1b2c")
+    assert environment.describe_environment(toy, cpu)["commit"] == "0a1b2c"
+    monkeypatch.delenv("PMAE_COMMIT")
+    monkeypatch.setenv("PATH", "")  # no git
+    assert environment.describe_environment(toy, cpu)["commit"].startswith("version ")
+
+
 def test_the_same_seed_repeats_the_run_and_another_does_not(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     config = settled(tiny, toy)
     first, again = (pretrain(config, toy, tmp_path / name, quiet=True) for name in ("a", "b"))

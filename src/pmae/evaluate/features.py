@@ -13,6 +13,7 @@ from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
 from pmae.errors import UserError, require
 from pmae.fast import accelerate
+from pmae.fast.graph import compiled, falls_back
 from pmae.train.distributed import ONE_PROCESS, World
 
 CHUNK = {"cuda": 4096, "cpu": 256}
@@ -69,12 +70,15 @@ class Extractor:
             accelerate(represent)
         self.represent, self.standardize, self.device, self.world = represent, standardize, device, world
         self.compiled = device.type == "cuda" if compile is None else compile
-        self._forward: Any = torch.compile(self._plain, dynamic=False) if self.compiled else self._plain
+        self._forward: Any = compiled(self._plain) if self.compiled else self._plain
 
+    @falls_back
     def __call__(
-        self, batches: Batches, augment: AugmentConfig | None = None, key: tuple[int, ...] = ()
+        self, batches: Batches, augment: AugmentConfig | None = None, key: tuple[int, ...] = (), plain: bool = False
     ) -> dict[str, Tensor]:
         """Features (N, width) in float32 for each pooling; crops and flips are a function of `key`."""
+        if plain:
+            self.compiled, self._forward = False, self._plain
         found: dict[str, Tensor] = {}
         how = augment.interpolation if augment else "bicubic"
         with evaluating(self.represent):

@@ -27,7 +27,7 @@ from pmae.evaluate.augment import Noise, augmented, draw_noise, mixed_loss
 from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
-from pmae.fast.graph import CapturedStep, compiled
+from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
 from pmae.train.schedule import rate
 
@@ -72,6 +72,7 @@ class Finetuned:
         return extract(self.classifier, batches, standardize, compile=False)["logits"].softmax(-1)
 
 
+@falls_back
 def finetune(
     encoder: nn.Module,
     batches: Batches,
@@ -82,10 +83,12 @@ def finetune(
     seed: int = 0,
     folder: Path | None = None,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
+    plain: bool = False,
 ) -> Finetuned:
     """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there.
 
     `labels` and `standardize` are on the device of `batches`. `on_epoch` is called with each epoch and its mean loss.
+    `plain` compiles and captures nothing.
     """
     device = batches.device
     own = copy.deepcopy(encoder).to(device)
@@ -98,7 +101,7 @@ def finetune(
     if path and path.exists():
         losses = _restore(path, identity, classifier, optimizer, ema)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        take_step = _build_step(classifier, optimizer, standardize, config)
+        take_step = _build_step(classifier, optimizer, standardize, config, plain)
         for epoch in range(len(losses), config.epochs):
             losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
             if path and (epoch + 1 == config.epochs or time.monotonic() - saved >= PAUSE):
@@ -197,14 +200,19 @@ class CapturedFinetuneStep(FinetuneStep):
 
 
 def _build_step(
-    classifier: Classifier, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
+    classifier: Classifier,
+    optimizer: torch.optim.Optimizer,
+    standardize: Standardize,
+    config: FinetuneProtocol,
+    plain: bool,
 ) -> FinetuneStep:
-    """The fastest step there is here."""
+    """The fastest step there is here, or the plain one."""
     device = standardize.mean.device
     accelerate(classifier)
-    if can_be_captured(classifier, device):
+    if not plain and can_be_captured(classifier, device):
         return CapturedFinetuneStep(classifier, optimizer, standardize, config)
-    model = torch.compile(classifier, mode="reduce-overhead") if device.type == "cuda" else classifier
+    may_compile = device.type == "cuda" and not plain
+    model = torch.compile(classifier, mode="reduce-overhead") if may_compile else classifier
     return FinetuneStep(model, optimizer, standardize, config)
 
 

@@ -22,7 +22,7 @@ from pmae.errors import require
 from pmae.evaluate.features import HEADS, Representation, batch_of, effective_rank, extract, generator, hold_out, order
 from pmae.evaluate.protocols import ProbeProtocol
 from pmae.fast import can_capture
-from pmae.fast.graph import Replay
+from pmae.fast.graph import Replay, falls_back
 from pmae.results import PRIMARY
 from pmae.train.schedule import rate
 
@@ -132,7 +132,8 @@ class Probes:
         return found
 
 
-def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: Grid) -> Probes:
+@falls_back
+def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: Grid, plain: bool = False) -> Probes:
     """Train all the heads of a grid for `config.epochs`, each step captured in a CUDA graph where that is possible.
 
     An augmented pass of the encoder costs far more than the heads, so all seeds share it; they differ in first weights
@@ -157,7 +158,7 @@ def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: G
             stack.update(x, labels, scales.index_select(0, position), config.momentum, config.clip_norm)
         position.add_(1).remainder_(steps)
 
-    advance = Replay(step, lambda: None) if can_capture(device) else step
+    advance = Replay(step, lambda: None) if can_capture(device) and not plain else step
     for epoch in range(config.epochs):
         shown.copy_(((features if epoch == 0 else source(epoch)) - mean) / std)
         orders.copy_(torch.stack([order(count, batch, seed, epoch, device) for seed in task.seeds], 1))

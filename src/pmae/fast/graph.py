@@ -3,7 +3,9 @@
 Importing this needs no Triton; a captured step does.
 """
 
+import functools
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from pmae.errors import Interrupted, UserError
 
 try:
     from pmae.fast.adamw import FusedAdamW, WeightCopies
@@ -68,6 +72,31 @@ def compiled(measure: Callable[P, R]) -> Callable[P, R]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "pmae" / "compiled"))
     torch._dynamo.config.recompile_limit = VERSIONS
     return torch.compile(measure, dynamic=False)
+
+
+def falls_back(function: Callable[P, R]) -> Callable[P, R]:
+    """Call a function that compiles or captures; where that fails, in whatever way, again with `plain=True`."""
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            return function(*arguments, **options)
+        except (UserError, Interrupted, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a compiler may raise anything
+            if not torch.cuda.is_initialized() or options.get("plain"):
+                raise
+            warnings.warn(f"{failure(error)}; going on without it, which may take a few times as long", stacklevel=2)
+            options["plain"] = True
+            return function(*arguments, **options)
+
+    return call
+
+
+def failure(error: Exception) -> str:
+    """What the compiler said, in one line."""
+    first = next(iter(str(error).strip().splitlines()), "")[:200]
+    return f"compiling or capturing a step failed ({type(error).__name__}: {first})"
 
 
 class CapturedStep:

@@ -152,9 +152,11 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the source tree, if the package runs from one."""
+    """The commit of the source tree, or what PMAE_COMMIT says of a copy without a repository, or else the version."""
+    if given := os.environ.get("PMAE_COMMIT"):
+        return given
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return f"version {_version('pmae')}"

@@ -17,7 +17,7 @@ from pmae import fast
 from pmae.config import Config, OptimConfig
 from pmae.data.augment import Standardize, boxes_of, crop
 from pmae.errors import UserError
-from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled
+from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder
 from pmae.train.distributed import ONE_PROCESS, World, lost_process_errors
@@ -165,12 +165,11 @@ class FastEngine:
             self._compare(float(self.tally.sums[0]), expected)
 
     def _fall_back(self, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
         if self._asked:
-            raise UserError(f"train.engine must be plain or auto here, got 'graph', which failed: {reason}") from error
+            raise UserError(f"train.engine must be plain or auto here, got 'graph': {failure(error)}") from error
         warnings.warn(
-            f"the fast step failed ({reason}); training goes on with the plain one, which gives the same numbers and "
-            "may take a few times as long",
+            f"{failure(error)}; training goes on with the plain one, which gives the same numbers and may take a few "
+            "times as long",
             stacklevel=2,
         )
         before = self.tally

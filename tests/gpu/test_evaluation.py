@@ -1,0 +1,108 @@
+"""Evaluation and fine-tuning on the card: compiled and captured against eager, and on where the compiler gives up."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.evaluate.test_finetune_step import CONFIGS, trained
+from tests.gpu.conftest import Note
+from tests.gpu.test_training import images_for
+
+from pmae.config import EncoderConfig
+from pmae.data.augment import Standardize
+from pmae.data.batches import Batches
+from pmae.evaluate.features import Extractor
+from pmae.evaluate.finetune import CapturedFinetuneStep, Finetuned, FinetuneStep, finetune
+from pmae.evaluate.probes import ProbeTask, train_probes
+from pmae.evaluate.protocols import FinetuneProtocol, ProbeProtocol
+from pmae.models.encoder import build_encoder
+
+CUDA = torch.device("cuda")
+
+
+def encoder(name: str = "vit_tiny") -> Any:
+    torch.manual_seed(0)
+    sizes = {"patch_size": 8, "width": 96, "depth": 4, "heads": 6} if name == "vit_tiny" else {"name": name}
+    return build_encoder(EncoderConfig(**sizes), (3, 32, 32)).to(CUDA)  # type: ignore[arg-type]
+
+
+def labelled(count: int = 640) -> tuple[Batches, torch.Tensor, Standardize]:
+    """Images whose class is how bright they are."""
+    images = images_for(32, count)
+    level = images.mean((1, 2, 3))
+    labels = np.digitize(level, np.quantile(level, [0.25, 0.5, 0.75]))
+    standardize = Standardize(torch.tensor(float(images.mean())), torch.tensor(float(images.std()))).to(CUDA)
+    return Batches(images, CUDA), torch.from_numpy(labels).to(CUDA), standardize
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_captured_fine_tuning_has_the_losses_of_the_eager_step(name: str, note: Note) -> None:
+    config = dataclasses.replace(CONFIGS[name], base_lr=0.01)
+    (_, plain), (_, captured) = (trained(kind, config, CUDA) for kind in (FinetuneStep, CapturedFinetuneStep))
+    apart = max(abs(a / b - 1) for a, b in zip(captured, plain, strict=True))
+    note(f"fine-tuning captured against eager, {name}", apart, 0.02)
+
+
+def test_branches_are_dropped_anew_at_every_replay() -> None:
+    config = dataclasses.replace(FinetuneProtocol(augment=None), base_lr=1e-12)
+    _, losses = trained(CapturedFinetuneStep, config, CUDA, depth=0.5)
+    assert len({round(loss, 6) for loss in losses[4:]}) > 1
+
+
+def test_captured_probes_are_the_eager_ones(note: Note) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(2, 1024, 96, device=CUDA)
+    labels = (features[0, :, :4].argmax(1)).long()
+    task = ProbeTask(labels, 4, ("cls", "mean"), hidden=32, seeds=(0, 1))
+    config = ProbeProtocol(epochs=8, batch_size=128, base_lrs=(0.1, 0.5), weight_decays=(0.0, 1e-3), warmup_epochs=2)
+    found, plain = (
+        train_probes(lambda epoch: features, task, config, task.grid(config), plain=plain).scores(features)
+        for plain in (False, True)
+    )
+    assert found.keys() == plain.keys()
+    assert len(found) == 8
+    note("probes' probabilities captured against eager",
+         max(float((found[head] - plain[head]).abs().max()) for head in found), 1e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
+def test_compiled_features_are_the_eager_ones(name: str, note: Note) -> None:
+    net, (batches, _, standardize) = encoder(name), labelled(300)
+    fast, plain = (Extractor(net, standardize, CUDA)(batches, plain=plain) for plain in (False, True))
+    with torch.no_grad():
+        exact = net.double().eval().features(standardize(batches.take(torch.arange(300, device=CUDA))).double())
+    for pooling, expected in exact.items():
+        errors = [float((found[pooling].double() - expected).norm() / expected.norm()) for found in (fast, plain)]
+        note(f"features of {name} compiled, against float64", errors[0], 2 * errors[1] + 2**-8)
+
+
+def tuned(net: Any, **options: Any) -> Finetuned:
+    batches, labels, standardize = labelled()
+    config = FinetuneProtocol(epochs=4, batch_size=64, warmup_epochs=1, base_lr=2e-3, augment=None)
+    return finetune(net, batches, labels, 4, standardize, config, **options)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
+def test_fine_tuning_learns_as_the_plain_one_does(name: str, note: Note) -> None:
+    fast, plain = (tuned(encoder(name), plain=plain).losses for plain in (False, True))
+    assert fast[-1] < 0.95 * fast[0]
+    note(f"fine-tuning {name}, first epoch's loss against plain", abs(fast[0] / plain[0] - 1), 0.05)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
+def test_where_the_compiler_gives_up_everything_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError("the compiler gave up\nwith many lines")
+
+    net, (batches, _, standardize) = encoder(name), labelled()
+    expected = Extractor(net, standardize, CUDA, compile=False)(batches)
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
+    extractor = Extractor(net, standardize, CUDA)
+    with pytest.warns(UserWarning, match="the compiler gave up"):
+        found = extractor(batches)
+    for pooling, values in expected.items():
+        assert torch.equal(found[pooling], values)
+    with pytest.warns(UserWarning, match="the compiler gave up"):
+        assert len(tuned(net).losses) == 4
