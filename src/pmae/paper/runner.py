@@ -236,7 +236,8 @@ def settings_table(chosen: RunChoices, scoring: Scoring) -> Table:
     rows: list[list[Cell]] = []
     for part, settings in published()["settings"].items():
         for name, value in settings.items():
-            there, here = _text(value), _text(ours[part].get(name))
+            found = (value, ours.get(part, {}).get(name, ""))
+            there, here = (f"{one:g}" if isinstance(one, int | float) else str(one) for one in found)
             rows.append([part, name, there, here, "yes" if there == here else "no"])
     normalized = mae.objective.normalize_patches
     note = (
@@ -248,35 +249,28 @@ def settings_table(chosen: RunChoices, scoring: Scoring) -> Table:
     return Table("settings-comparison", "Settings: published and ours", header, rows, note)
 
 
-def _settings(config: Config, protocols: Protocols) -> dict[str, dict[str, object]]:
+def _settings(config: Config, protocols: Protocols) -> dict[str, dict[str, Any]]:
     """Our settings by the names that the paper's tables have for them."""
-    optim, train, probe, tune = config.optim, config.train, protocols.probe, protocols.finetune
-    width, heads = config.encoder.width or 192, config.encoder.heads or 12
-    shape: dict[str, object] = {"hidden size": width, "attention heads": heads, "intermediate size": 4 * width}
-    pretraining = _training(train.epochs, train.batch_size or 1, [optim.base_lr or 0.0], [optim.weight_decay])
+    encoder, optim, train, probe, tune = config.encoder, config.optim, config.train, protocols.probe, protocols.finetune
+
+    def training(epochs: int | None, batch: int, base_lrs: Sequence[float], decays: Sequence[float]) -> dict[str, Any]:
+        """What all kinds of training have: the peak rate is in proportion to the batch."""
+        rates = {"base rate": base_lrs, "rate": [lr * batch / 256 for lr in base_lrs], "weight decay": decays}
+        several = {name: "one of " + ", ".join(f"{one:g}" for one in values) for name, values in rates.items()}
+        shown = {name: values[0] if len(values) == 1 else several[name] for name, values in rates.items()}
+        return {"epochs": epochs, "batch size": batch, **shown}
+
+    width = encoder.width or 192
+    shape = {"hidden size": width, "attention heads": encoder.heads or 12, "intermediate size": 4 * width}
+    ours: dict[str, dict[str, Any]] = {"encoder": shape | {"patch size": encoder.patch_size}}
     steps = f"{optim.warmup_epochs:g} epochs" if optim.warmup_steps is None else f"{optim.warmup_steps} steps"
-    pretraining |= {"optimizer": "AdamW", "betas": ", ".join(map(str, optim.betas)), "warm-up": steps}
-    probes, tuning = dict[str, object](), dict[str, object]()
+    ours["pretraining"] = training(train.epochs, train.batch_size or 1, [optim.base_lr or 0.0], [optim.weight_decay])
+    ours["pretraining"] |= {"optimizer": "AdamW", "betas": ", ".join(map(str, optim.betas)), "warm-up": steps}
     if probe:
-        probes = _training(probe.epochs, probe.batch_size, probe.base_lrs, probe.weight_decays)
-        probes |= {"optimizer": "SGD", "momentum": probe.momentum, "warm-up": f"{probe.warmup_epochs:g} epochs"}
+        ours["probes"] = training(probe.epochs, probe.batch_size, probe.base_lrs, probe.weight_decays)
+        ours["probes"] |= {"optimizer": "SGD", "momentum": probe.momentum, "warm-up": f"{probe.warmup_epochs:g} epochs"}
     if tune:
-        tuning = _training(tune.epochs, tune.batch_size, [tune.base_lr], [tune.weight_decay])
-        betas = ", ".join(map(str, tune.betas))
-        tuning |= {"optimizer": "AdamW", "betas": betas, "warm-up": f"{tune.warmup_epochs:g} epochs"}
-    encoder = shape | {"patch size": config.encoder.patch_size}
-    return {"encoder": encoder, "pretraining": pretraining, "probes": probes, "fine-tuning": tuning}
-
-
-def _training(epochs: int | None, batch: int, base_lrs: Sequence[float], decays: Sequence[float]) -> dict[str, object]:
-    """What all kinds of training have: the peak rate is in proportion to the batch."""
-
-    def one_of(values: Sequence[float]) -> object:
-        return values[0] if len(values) == 1 else "one of " + ", ".join(f"{value:g}" for value in values)
-
-    rates = {"base rate": one_of(base_lrs), "rate": one_of([base_lr * batch / 256 for base_lr in base_lrs])}
-    return {"epochs": epochs, "batch size": batch, **rates, "weight decay": one_of(decays)}
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else "" if value is None else str(value)
+        ours["fine-tuning"] = training(tune.epochs, tune.batch_size, [tune.base_lr], [tune.weight_decay])
+        ours["fine-tuning"] |= {"optimizer": "AdamW", "betas": ", ".join(map(str, tune.betas))}
+        ours["fine-tuning"]["warm-up"] = f"{tune.warmup_epochs:g} epochs"
+    return ours
