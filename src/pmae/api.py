@@ -62,7 +62,9 @@ def pretrain(
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
-    probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
+    probe = splits
+    if config.probe.data:
+        probe = load(_probe_data(config, splits.train))
     _same_shape("probe.data", splits.train.shape, probe.train)
     quiet = quiet or not is_main()
     if not quiet:
@@ -101,17 +103,15 @@ def evaluate(
     say: Callable[[str], None] = lambda message: None,
     figures: bool = True,
 ) -> Run:
-    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json.
-
-    Processes that `torchrun` started compute the features together, and the first one writes.
-    """
+    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json."""
     run, where = Run(path), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
     splits, protocols = suite.complete(splits or load(config.data)), protocols or preset("strong")
     _same_shape("data", encoder.shape, splits.train)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
     standardize, method = standardize.to(where), "mae" if config.space.name == "pixels" else "pmae"
-    own = ((method, e or _last_epoch(run), load_encoder(run, e)[1].to(where), protocols) for e in epochs)
+    last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
+    own = ((method, e or last, load_encoder(run, e)[1].to(where), protocols) for e in epochs)
     others = ((name, 0, made, some) for name, made, some in baselines_of(config, splits, standardize, protocols))
     with process_group(where) as world:
         for name, epoch, represent, some in chain(own, others if baselines else ()):
@@ -165,17 +165,13 @@ def in_memory(images: Any, config: DataConfig) -> Splits:
     return Splits("array", images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout))
 
 
-def _last_epoch(run: Run) -> int:
-    return int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
-
-
 def _probe_data(config: Config, train: ImageSet) -> DataConfig:
-    """Where the labelled images are; signals and vectors are laid out as those that are trained on.
+    """Labelled images: signals and vectors laid out as those that are trained on, files resized as they are.
 
-    A folder of image files has a subfolder for each class, and is resized as the other images were.
+    Of a folder of image files, subfolders are the classes.
     """
     layout = config.data.layout if train.shape[1] == 1 else "auto"
-    found = DataConfig(source=config.probe.data or "", root=config.data.root, layout=layout)
+    found = DataConfig(config.probe.data or "", root=config.data.root, layout=layout)
     if not converts(found):
         return found
     found = dataclasses.replace(found, resize=config.data.resize, channels=config.data.channels)
@@ -189,8 +185,7 @@ def _same_shape(parameter: str, shape: tuple[int, int, int], part: ImageSet) -> 
 
 def _counts(splits: Splits) -> str:
     channels, height, width = splits.train.shape
-    parts = [(name, getattr(splits, name)) for name in ("train", "val", "test")]
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in parts if part is not None)
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.parts.items())
     kind = "vectors" if splits.train.vectors else "signals" if height == 1 else "images"
     size = f"{width} numbers" if height == 1 else f"{height}x{width}"
     return f"{counts} {kind} of {size}, {channels} channel{'s' * (channels > 1)}, {splits.train.images.dtype}"

@@ -20,8 +20,7 @@ from pmae.evaluate.baselines import random_weights
 from pmae.evaluate.features import BOXES, generator, order
 from pmae.evaluate.finetune import Classifier, Finetuned, build_optimizer, finetune
 from pmae.evaluate.protocols import FinetuneProtocol, preset, without_augmentation
-from pmae.models.encoder import Encoder, build_encoder
-from pmae.train.schedule import layer_depths
+from pmae.models.encoder import Encoder, build_encoder, layer_depths
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pmae.errors import UserError, missing_extra
+from pmae.errors import optional
 from pmae.models import Encoder
 
 
@@ -45,10 +45,4 @@ def merged(encoder: Encoder, is_vit: bool) -> Encoder:
 
 def require_peft() -> Any:
     """The library, or an error that names the extra."""
-    try:
-        import peft
-    except ImportError as error:
-        raise missing_extra("finetune.method 'lora'", "lora", error) from error
-    except Exception as error:  # of a version that does not fit its own dependencies
-        raise UserError(f"finetune.method 'lora' needs a working peft: {error}") from error
-    return peft
+    return optional("finetune.method 'lora'", "lora", "peft")

@@ -4,7 +4,6 @@ import csv
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from pmae.data.files import FileSamples, shard_files
 from pmae.data.images import ImageSet, Splits
 from pmae.data.sets import converts, load
 from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown
-from pmae.errors import UserError, missing_extra, require
+from pmae.errors import UserError, optional, require
 from pmae.evaluate.features import hold_out
 
 SEPARATOR = ";"
@@ -117,10 +116,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _parquet() -> Any:
-    try:
-        return import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise missing_extra("a .parquet file", "stream", error) from error
+    return optional("a .parquet file", "stream", "pyarrow.parquet")
 
 
 def _read_rows(path: Path) -> Rows:

@@ -1,6 +1,6 @@
 """`pmae predict`: labels and probabilities of any number of images, streamed to a .csv or .parquet file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +12,8 @@ from pmae.classify.model import ImageClassifier, load_classifier
 from pmae.config import DataConfig
 from pmae.data.images import ImageSet
 from pmae.data.sets import converts, read_chunks
-from pmae.embed import fitting, write_streamed
+from pmae.embed import Rows, fitting, write_streamed, writer_for
 from pmae.errors import UserError, require
-from pmae.feature_files import Rows, writer_for
 from pmae.train.distributed import World, local_device
 from pmae.train.environment import pick_device
 
@@ -58,15 +57,20 @@ def predict(
     write, drifted, unreadable = writer_for(out, flat=True), 0, list[str]()
 
     def rows(world: World) -> Iterator[Rows]:
-        nonlocal drifted
         source = read_chunks(reading, own.embedder.batch_size, split, world.part)
         for _, part in fitting(source.chunks, card.shape, card.dtype, reading):
-            made = table(own, part, top_k)
-            drifted += int(made.columns["drifted"].sum())
-            yield made
+            yield table(own, part, top_k) if len(part) else Rows(np.empty(0), {})
         unreadable.extend(source.unreadable.found if source.unreadable else ())
 
-    count = write_streamed(out, rows, [], write, where, say)
+    def watched(path: Path, parts: Iterable[Rows], names: list[str]) -> None:
+        write(path, map(noted, parts), names)
+
+    def noted(part: Rows) -> Rows:
+        nonlocal drifted
+        drifted += int(part.columns["drifted"].sum())
+        return part
+
+    count = write_streamed(out, rows, [], watched, where, say)
     return Predicted(count, drifted, tuple(unreadable))
 
 

@@ -3,17 +3,12 @@
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from pmae.cli.parse import Count, Number, Switch, Text
 from pmae.errors import require, unknown_name
-
-if TYPE_CHECKING:
-    from pmae.paper.tables import RunChoices
-    from pmae.sweep.find import Scoring
-    from pmae.sweep.spaces import SpaceGrid
 
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD...", help_behavior_hint="")]
 Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X...", help_behavior_hint="")]
@@ -31,7 +26,7 @@ class ManyRuns:
     """Repetitions of pretraining and evaluation; 0 if not given."""
     settings: Annotated[Words, tyro.conf.arg(name="set", metavar="NAME=VALUE...")] = ()
     """Further settings of all runs."""
-    runs: Words = ()
+    runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER...", help_behavior_hint="")] = ()
     """More folders of runs to look in."""
     root: str = "data"
     """Folder of named data sets."""
@@ -45,11 +40,6 @@ class ManyRuns:
     """With --ray: share of a GPU for a run; 1, or 0 where there are none."""
     cpus_each: Number = None
     """With --ray: CPU cores for a run; 1 if not given."""
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """Where to look for runs."""
-        return tuple(map(Path, self.runs))
 
     def workers(self) -> AbstractContextManager[Any] | None:
         """Workers in processes of this machine or on Ray, if they are asked for."""
@@ -96,7 +86,6 @@ class Sweep(ManyRuns):
     """grid: all runs to their end; asha: only the best third of each rung goes on."""
 
     def run(self) -> None:
-        """Train what is missing; print the table and the best."""
         require(bool(self.grid), "arguments", "a setting and its values, such as: ratio 0.1 0.2", self.grid)
         from pmae.config import replace
         from pmae.config_file import settings_given, with_settings
@@ -112,7 +101,7 @@ class Sweep(ManyRuns):
         words, out = list(self.grid), Path(self.out)
         if self.ratios:
             words = [word for word in words if word != RATIO] + [RATIO, *self.ratios]
-        page = sweep(base, parse_grid(words, base), self.seeds, out, self.search, self.workers(), self.folders)
+        page = sweep(base, parse_grid(words, base), self.seeds, out, self.search, self.workers(), self.runs)
         files = write_page("sweep", "Sweep", page, out)
         print("\n".join([to_markdown(page.tables[0]), *page.notes, *map(str, files)]))
 
@@ -156,30 +145,16 @@ class Spaces(ManyRuns):
     """For the table: use runs and results that are there; run nothing."""
 
     def run(self) -> None:
-        """Fit, draw, train what is missing; print the tables."""
         for part in self.parts:
             if part not in PARTS:
                 raise unknown_name("part", part, PARTS)
+        from pmae.config import Config, DataConfig
+        from pmae.config_file import settings_given, with_settings
         from pmae.report.page import write_page
         from pmae.report.tables import to_markdown
         from pmae.sweep.find import Scoring
         from pmae.sweep.space_figures import figures_page
-        from pmae.sweep.spaces import TITLE, table_page
-
-        grid = self._grid()
-        scoring = Scoring(Path(self.out), self.folders, (self.preset,), (), self.head_epochs, self.only_found)
-        with self.workers() or nullcontext() as workers:
-            for part in self.parts or PARTS:
-                drawn = part == "figures"
-                page = figures_page(grid, self.images, self.picture) if drawn else table_page(grid, scoring, workers)
-                paths = write_page(f"spaces-{part}", f"{TITLE}: not in the paper", page, scoring.out)
-                print("\n".join([*map(to_markdown, page.tables), *map(str, paths)]))
-
-    def _grid(self) -> "SpaceGrid":
-        """Spaces, ratios, data and settings as they were given."""
-        from pmae.config import Config, DataConfig
-        from pmae.config_file import settings_given, with_settings
-        from pmae.sweep.spaces import SpaceGrid
+        from pmae.sweep.spaces import TITLE, SpaceGrid, table_page
 
         given = dict(settings_given(self.settings))
         of_data = {name: value for name, value in given.items() if name.startswith("data.")}
@@ -187,7 +162,14 @@ class Spaces(ManyRuns):
         others = tuple((name, value) for name, value in given.items() if name not in of_data)
         named = {name: value for name in ("spaces", "ratios", "mae_ratios") if (value := getattr(self, name))}
         epochs = 50 if self.epochs is None else self.epochs
-        return SpaceGrid(data, epochs=epochs, seeds=self.seeds, settings=others, device=self.device, **named)
+        grid = SpaceGrid(data, epochs=epochs, seeds=self.seeds, settings=others, device=self.device, **named)
+        scoring = Scoring(Path(self.out), self.runs, (self.preset,), (), self.head_epochs, self.only_found)
+        with self.workers() or nullcontext() as workers:
+            for part in self.parts or PARTS:
+                drawn = part == "figures"
+                page = figures_page(grid, self.images, self.picture) if drawn else table_page(grid, scoring, workers)
+                paths = write_page(f"spaces-{part}", f"{TITLE}: not in the paper", page, scoring.out)
+                print("\n".join([*map(to_markdown, page.tables), *map(str, paths)]))
 
 
 @dataclass(frozen=True)
@@ -233,18 +215,24 @@ class Paper(ManyRuns):
     """For --list: this machine's speed, at 32x32 in patches of 8."""
 
     def run(self) -> None:
-        """List, tell the status, or reproduce."""
+        from pmae.config_file import settings_given
         from pmae.paper.runner import check, reproduce, status
-        from pmae.paper.tables import items
+        from pmae.paper.tables import RATIOS, RunChoices, items
         from pmae.report.tables import to_markdown
+        from pmae.sweep.find import Scoring
 
-        pretraining, scoring = self._pretraining(), self._scoring()
+        ratios, settings = self.ratios or RATIOS, settings_given(self.settings)
+        trained = (self.recipe, self.datasets, self.epochs, self.seeds, ratios, settings)
+        pretraining = RunChoices(*trained, self.root, self.device, self.methods)
+        presets = self.preset or ("released" if self.recipe == "released" else "paper",)
+        scored = (presets, self.protocols, self.head_epochs, self.only_found, self.pooling)
+        scoring = Scoring(Path(self.out), self.runs, *scored)
         if self.names == ("status",):
             print(to_markdown(status(pretraining, scoring)))
             return
         wanted = [] if self.listed and not self.names else items(self.names)
         if self.listed:
-            from pmae.paper.cost import cost_lines
+            from pmae.paper.tables import cost_lines
 
             print("\n".join(cost_lines(pretraining, scoring, self.images_per_second, wanted)))
             return
@@ -255,18 +243,3 @@ class Paper(ManyRuns):
                 page, paths = reproduce(item, pretraining, scoring, workers)
                 notes = [f"- {note}" for note in page.notes]
                 print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *notes, *map(str, paths)]))
-
-    def _pretraining(self) -> "RunChoices":
-        from pmae.config_file import settings_given
-        from pmae.paper.tables import RATIOS, RunChoices
-
-        ratios, settings = self.ratios or RATIOS, settings_given(self.settings)
-        how = (self.recipe, self.datasets, self.epochs, self.seeds, ratios, settings)
-        return RunChoices(*how, self.root, self.device, self.methods)
-
-    def _scoring(self) -> "Scoring":
-        from pmae.sweep.find import Scoring
-
-        presets = self.preset or ("released" if self.recipe == "released" else "paper",)
-        how = (presets, self.protocols, self.head_epochs, self.only_found, self.pooling)
-        return Scoring(Path(self.out), self.folders, *how)

@@ -1,7 +1,7 @@
 """`pmae evaluate`, `report`, `embed`, `export` and `explore`: what a trained run is good for."""
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -51,19 +51,17 @@ class Evaluate(OtherData):
     """Run folder."""
     preset: Literal["paper", "released", "plain", "strong"] = "strong"
     """The settings of all protocols."""
-    protocols: list[Literal["linear", "mlp", "knn", "finetune"]] = field(
-        default_factory=lambda: ["linear", "mlp", "knn"]
-    )
+    protocols: tuple[Literal["linear", "mlp", "knn", "finetune"], ...] = ("linear", "mlp", "knn")
     """What to score with."""
-    shots: list[int] = field(default_factory=list)
+    shots: tuple[int, ...] = ()
     """Score with few labels too: so many images of every class."""
-    label_fraction: list[float] = field(default_factory=list)
+    label_fraction: tuple[float, ...] = ()
     """The same with this share of the labels."""
     draws: int = 5
     """How often the few labelled images are drawn."""
-    epochs: list[int] = field(default_factory=list)
+    epochs: tuple[int, ...] = ()
     """Checkpoints to score; the last if not given."""
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: tuple[int, ...] = (0,)
     """Seeds of the heads."""
     no_baselines: Switch = False
     """Score the run alone."""
@@ -75,7 +73,6 @@ class Evaluate(OtherData):
     """auto, cpu, cuda or cuda:N."""
 
     def run(self) -> None:
-        """Score, and print the table."""
         from pmae import api
         from pmae.data.sets import load
         from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
@@ -90,9 +87,9 @@ class Evaluate(OtherData):
         other = any((self.data, self.labels, self.resize, self.channels, self.root))
         splits = load(self.read_as(Run(self.path).config.data, self.data)) if other else None
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
+        epochs, whole = self.epochs or (None,), not self.no_baselines
         for path in runs:
-            epochs: list[int | None] = [*self.epochs] or [None]
-            run = api.evaluate(path, protocols, splits, epochs, not self.no_baselines, self.seeds, self.device, print)
+            run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print)
             if is_main():
                 print(f"{run.path}\n{score_table(run)}")
 
@@ -112,7 +109,6 @@ class Report:
     """The page to write; its tables and figures go beside it."""
 
     def run(self) -> None:
-        """Write, and say where."""
         require(bool(self.runs), "runs", "one run folder or more", self.runs)
         from pmae.report.page import write_report
 
@@ -149,15 +145,15 @@ class Embed(OtherData):
     """Images in a batch; 256, fewer if they are large, if not given."""
 
     def run(self) -> None:
-        """Embed, and say how many."""
         from pmae.embed import embed
         from pmae.runs import Run
         from pmae.train.distributed import is_main
+        from pmae.train.journal import say
 
         run = Run(self.path)
         data = self.read_as(replace(run.config.data, labels="none"), self.data)
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
-        count = embed(run, data, self.out, *places, say=lambda message: _say(message) if is_main() else None)
+        count = embed(run, data, self.out, *places, say=lambda line: say(line) if is_main() else None)
         if is_main():
             print(f"{self.out}: {self.pooling} features of {count:,} images")
 
@@ -181,7 +177,6 @@ class Export:
     """Which checkpoint; the last if not given."""
 
     def run(self) -> None:
-        """Export, and say how well it agrees."""
         from pmae.export import export
 
         difference = export(self.path, self.format, self.out, self.epoch)
@@ -210,21 +205,17 @@ class Explore(OtherData):
     """Print the address and open nothing."""
 
     def run(self) -> None:
-        """Gather what the page works with, and serve it."""
         from pmae.app.explorer import explore, gradio
         from pmae.app.material import Material
         from pmae.data.sets import load
         from pmae.runs import Run
+        from pmae.train.journal import say
 
         # Before the data is read and a space fitted: without Gradio there is no page.
         gradio()
         run = Run(self.path) if self.path else None
         material = Material(load(self.read_as(run.config.data if run else DataConfig(), self.data)), run)
         if run is None:
-            _say(f"fitting {material.own_space} on {len(material.sample):,} images of {material.name}")
+            say(f"fitting {material.own_space} on {len(material.sample):,} images of {material.name}")
         material.space(material.own_space)
-        explore(material, self.port, not self.no_browser, _say)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+        explore(material, self.port, not self.no_browser, say)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,9 @@ from pmae.data.images import Splits
 from pmae.errors import require
 from pmae.evaluate.features import NOISE, Representation, mixed
 from pmae.evaluate.protocols import Protocols, only
-from pmae.models import build_encoder
+from pmae.models import Encoder, build_encoder
 from pmae.spaces.pca import EXACT, exact_components, leading_components
 
-Module = TypeVar("Module", bound=nn.Module)
 PIXELS = 16_384
 
 
@@ -38,7 +36,7 @@ def baselines(
         yield "pca features", pca.to(device), frozen
 
 
-def random_weights(build: Callable[[], Module], seed: int = 0) -> Module:
+def random_weights(build: Callable[[], Encoder], seed: int = 0) -> Encoder:
     """An encoder as it is before any training, a function of the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(mixed(seed, NOISE))

@@ -1,7 +1,6 @@
 """What is exported: the encoder of a run or of a classifier, with its head and the statistics of its images."""
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from pmae.classify.model import is_classifier, load_classifier
 from pmae.config import Config, EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
-from pmae.errors import UserError, missing_extra, require
+from pmae.errors import UserError, require
 from pmae.models import Encoder
 from pmae.runs import Run, read_state
 from pmae.train.checkpoint import load_encoder
@@ -135,11 +134,3 @@ def load_source(path: Run | Path | str, epoch: int | None) -> Source:
     state, dtype = read_state(run.checkpoint(epoch)), np.dtype(run.environment["data"]["dtype"])
     parts = {"encoder": encoder, "standardize": standardize, "network": config.encoder, "dtype": dtype}
     return RunSource(**parts, run=run, epoch=state["epoch"], config=config)
-
-
-def needed(kind: str, *names: str) -> Any:
-    """The last of the packages that a format needs, once all of them are known to be there."""
-    try:
-        return [import_module(name) for name in names][-1]
-    except ImportError as error:
-        raise missing_extra(f"format {kind}", "export", error) from error
