@@ -51,6 +51,7 @@ def test_scores_are_those_of_scikit_learn(run: Run) -> None:
     assert score.metrics["accuracy"].std == pytest.approx(np.std(right, ddof=1), abs=0.03)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_every_representation_is_scored_by_the_command(
     labelled: Path, tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:

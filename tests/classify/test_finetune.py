@@ -24,8 +24,9 @@ from sklearn.metrics import confusion_matrix
 
 import pmae
 from pmae.classify.calibrate import calibration_error, fit_reference, fit_temperature, nll
+from pmae.classify.config import FinetuneConfig
 from pmae.classify.finetune import finetune
-from pmae.classify.fit import FinetuneConfig, loss_for, regression
+from pmae.classify.fit import loss_for, regression
 from pmae.evaluate import finetune as loop
 from pmae.evaluate.probes import logistic_regression
 from pmae.runs import Run

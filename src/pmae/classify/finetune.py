@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pmae.classify.adapters import require_peft
-from pmae.classify.fit import FinetuneConfig, Fitted, Say, fit
+from pmae.classify.config import FinetuneConfig
+from pmae.classify.fit import Fitted, Say, fit
 from pmae.classify.labels import LabelledData, read_labelled, with_validation
 from pmae.classify.model import ImageClassifier, is_classifier
 from pmae.classify.score import score

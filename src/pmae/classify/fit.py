@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from pmae.classify.adapters import merged, with_adapters
 from pmae.classify.calibrate import fit_reference, fit_temperature, nll
+from pmae.classify.config import FinetuneConfig
 from pmae.classify.labels import Labelled, LabelledData
 from pmae.classify.model import Card, ImageClassifier, data_settings
 from pmae.classify.start import Start
@@ -27,7 +28,6 @@ from pmae.evaluate.finetune import Classifier, EarlyStopping, finetune
 from pmae.evaluate.protocols import FinetuneProtocol, preset
 from pmae.models import Encoder
 from pmae.train.environment import pick_device
-from pmae.validation import Count, Positive, Settings, Share, WholeNumber
 
 STEPS, EPOCHS = 2000, (20, 200)
 """About how many steps training takes, within so many epochs: a small set needs as many as a large one."""
@@ -40,34 +40,6 @@ PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 """Of a linear head's squared weights, from which the best on the validation part is chosen."""
 MOST_STEPS = 1000
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class FinetuneConfig(Settings):
-    """How a classifier is trained."""
-
-    method: Literal["full", "linear", "lora"] = "full"
-    """full: every weight; linear: a head on frozen features; lora: low-rank adapters (extra `lora`)."""
-    epochs: Count | None = None
-    """Passes over the training images at most; what makes 2,000 steps, from 20 to 200, if not given."""
-    batch_size: Count = 256
-    """Images in a step; a set of fewer than ten such batches takes a tenth of its size, at least 16."""
-    lr: Positive | None = None
-    """Peak rate; 5e-4 for full, 2e-3 for lora if not given."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """What the head sees: the mean of the patch tokens, or [CLS]."""
-    class_weights: Literal["none", "balanced"] = "none"
-    """balanced: rare classes count as much as common ones."""
-    augment: Literal["strong", "crops", "none"] = "strong"
-    """strong: as the preset of that name, with RandAugment, erasing, mixup and CutMix; crops and flips; or nothing."""
-    validation: Share = 0.15
-    """Share of the training images to stop and to calibrate on, where the data has no val part."""
-    patience: Count | None = None
-    """Epochs without a lower validation loss after which training stops; a fifth of all if not given."""
-    rank: Count = 8
-    """Of the adapters, for lora."""
-    seed: WholeNumber = 0
-    """Of everything random."""
 
 
 class Fitted(NamedTuple):

@@ -1,11 +1,12 @@
 """`pmae finetune` and `predict`: a classifier of labelled images, and what it says of new ones."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from pmae.cli.parse import Count, Number, Out, Switch, Text
+from pmae.classify.config import FinetuneConfig
+from pmae.cli.parse import Count, Out, Switch, Text
 from pmae.config import DataConfig
 from pmae.train.journal import say
 
@@ -49,46 +50,22 @@ class Finetune(Conversion):
     """Folder to write, new or empty."""
     labels: Text = None
     """A .csv or .parquet table of the files below --data, if not by subfolders."""
-    method: Literal["full", "linear", "lora"] = "full"
-    """All weights, a head on frozen features, or low-rank adapters (extra lora)."""
-    epochs: Count = None
-    """Passes over the images at most; what makes 2,000 steps, from 20 to 200, if not given."""
-    batch_size: Count = None
-    """Images in a step; 256, fewer for small sets, if not given."""
-    lr: Number = None
-    """Peak rate; 5e-4, or 2e-3 for lora, if not given."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """What the head sees."""
-    class_weights: Literal["none", "balanced"] = "none"
-    """balanced: rare classes count as much as common ones."""
-    augment: Literal["strong", "crops", "none"] = "strong"
-    """strong: also RandAugment, erasing, mixup and CutMix."""
-    validation: Number = None
-    """Share of the images to stop and to calibrate on; 0.15 if not given, and the data has no val part."""
-    patience: Count = None
-    """Epochs without a lower validation loss before training stops; a fifth of all if not given."""
-    rank: Count = None
-    """Of lora's adapters; 8 if not given."""
-    seed: int = 0
-    """Of everything random."""
     encoder: Text = None
     """timm name of the network, for weights without a config.json that tells it."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     resume: Switch = False
     """Continue what is unfinished in --out."""
+    settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
 
     def run(self) -> None:
         """Train, and print how good it is."""
         from pmae.classify.finetune import finetune, read_as
-        from pmae.classify.fit import FinetuneConfig
         from pmae.classify.score import in_words
         from pmae.classify.start import reading_of
 
-        given = {f.name: getattr(self, f.name) for f in fields(FinetuneConfig) if hasattr(self, f.name)}
-        config = FinetuneConfig(**{name: value for name, value in given.items() if value is not None})
         reading = self.applied(read_as(reading_of(self.start), self.data))
-        finetune(self.start, reading, self.out, config, self.labels, self.encoder, self.device, self.resume, say)
+        finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)
         print(in_words(self.out))
         print(f"classifier: {self.out}   (classifier.json, classifier.safetensors, results.json)")
 
