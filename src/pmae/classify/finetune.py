@@ -1,5 +1,6 @@
 """`pmae finetune`: from a run or weights and labelled images to a folder that `pmae predict` takes."""
 
+import os
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,6 +44,8 @@ def finetune(
     """
     path, config = folder_path(out), config or FinetuneConfig()
     _require_folder(path, resume)
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    require(processes == 1, "processes", "one, which trains a classifier; run it without torchrun", processes)
     pick_device(device)
     if config.method == "lora":
         require_peft()

@@ -112,6 +112,7 @@ def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
     beside = folder / "preprocessor_config.json"
     pixels = read_object(beside) if beside.is_file() else {}
     scale = pixels.get("rescale_factor", BYTES) if pixels.get("do_rescale", True) else 1.0
+    require(isinstance(scale, float) and scale > 0, f"rescale_factor in {beside}", "a number above 0", scale)
     return Described(encoder, _numbers(pixels.get("image_mean")), _numbers(pixels.get("image_std")), scale)
 
 
