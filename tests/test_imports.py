@@ -30,10 +30,7 @@ ALLOWED = {
     "files": {"errors"},
     "runs": LEAVES | {"files", "results"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
-    "evaluate": LEAVES
-    | FILES
-    | {"models", "fast", "data", "spaces", "results", "train.schedule"}
-    | {"train.distributed"},
+    "evaluate": LEAVES | FILES | {"models", "fast", "data", "spaces", "results", "train.loop"} | {"train.distributed"},
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
     | FILES

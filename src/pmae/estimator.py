@@ -26,7 +26,7 @@ from pmae.evaluate.probes import online_probe
 from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
-from pmae.train.checkpoint import load_trained, write_at_step_0, write_finished
+from pmae.train.checkpoint import load_trained, write_finished, write_trained
 from pmae.train.environment import describe_environment, pick_device, pick_precision
 from pmae.train.monitor import hidden_r2
 
@@ -229,7 +229,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if again:
             self._require_same(config, splits.train.shape)
             data = describe_environment(splits, pick_device(config.train.device))
-            write_at_step_0(folder, self.fitted_._replace(config=config, environment=data))
+            write_trained(folder, self.fitted_._replace(config=config, environment=data))
         watch = None if self.out is None else online_probe(splits)
         run = loop.pretrain(config, splits, folder, again, not self.verbose, watch)
         if self.out is not None:

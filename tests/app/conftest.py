@@ -14,7 +14,7 @@ from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.method import build_method
 from pmae.runs import Run
-from pmae.train.checkpoint import TrainedModel, write_at_step_0
+from pmae.train.checkpoint import TrainedModel, write_trained
 
 SHAPE = (3, 8, 12)
 
@@ -45,7 +45,7 @@ def make_run(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> Callab
         model.space.fit(Standardized(batches, standardize))
         environment = {"data": {"name": "toy", "shape": list(SHAPE), "dtype": "uint8", "counts": {"train": 24}}}
         path: Path = tmp_path_factory.mktemp("runs") / space
-        return write_at_step_0(path, TrainedModel(config, environment, model, standardize, [], {}))
+        return write_trained(path, TrainedModel(config, environment, model, standardize, [], {}))
 
     return make
 

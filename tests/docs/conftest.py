@@ -135,8 +135,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(NAMED, "photos", lambda _: few_photos())
     monkeypatch.setattr(api, "save_figures", lambda run: [])
     monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: PROBES[name](*given))
-    for name, make in protocols.PRESETS.items():
-        monkeypatch.setitem(protocols.PRESETS, name, lambda make=make: short(make()))
+    for name, settings in protocols.PRESETS.items():
+        monkeypatch.setitem(protocols.PRESETS, name, short(settings))
     for name in ("compiler", "communication"):
         monkeypatch.setattr(doctor, name, lambda *_, name=name, **__: doctor.Finding("ok", name, "not asked here"))
     monkeypatch.setattr(moments, "principal_axes", remembered)

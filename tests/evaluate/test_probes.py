@@ -21,8 +21,8 @@ from pmae.evaluate.probes import (
     probe_accuracies,
     train_probes,
 )
-from pmae.evaluate.protocols import PRESETS, ProbeProtocol, only, paper, preset, released, strong
-from pmae.train.schedule import rate
+from pmae.evaluate.protocols import PRESETS, ProbeProtocol, only, preset
+from pmae.train.loop import rate
 
 CPU = torch.device("cpu")
 
@@ -122,7 +122,7 @@ def test_training_equals_torch_layers_with_torch_sgd(kind: Literal["linear", "ml
 def test_the_strong_linear_probe_is_within_a_point_of_logistic_regression() -> None:
     x, labels = features(1500, 0, spread=2.0)
     test, truth = features(2000, 1, spread=2.0)
-    config = strong().probe
+    config = preset("strong").probe
     assert config is not None
     config = dataclasses.replace(config, kinds=("linear",), epochs=30)
     parts = tuple(torch.from_numpy(part) for part in hold_out(labels.numpy(), 0.1))
@@ -224,7 +224,7 @@ def test_order_is_a_permutation_without_the_rest() -> None:
 
 
 def test_presets_are_the_papers() -> None:
-    probe, tuned, neighbours = paper().probe, paper().finetune, paper().knn
+    probe, tuned, neighbours = preset("paper").probe, preset("paper").finetune, preset("paper").knn
     assert probe is not None
     assert tuned is not None
     assert neighbours is not None
@@ -234,7 +234,7 @@ def test_presets_are_the_papers() -> None:
     assert probe.augment.crop_scale == (0.2, 1.0)
     assert (tuned.base_lr, tuned.betas, tuned.weight_decay, tuned.warmup_epochs) == (1e-3, (0.9, 0.99), 0.5, 5)
     assert neighbours.ks == tuple(range(2, 21))
-    other, grid = released().finetune, strong().probe
+    other, grid = preset("released").finetune, preset("strong").probe
     assert other is not None
     assert grid is not None
     assert other.betas == (0.9, 0.999)
@@ -245,11 +245,11 @@ def test_presets_are_the_papers() -> None:
 
 
 def test_only_keeps_the_named_protocols() -> None:
-    assert only(paper(), ["knn"]).probe is None
-    assert only(paper(), ["knn"]).finetune is None
-    assert only(paper(), ["mlp", "finetune"]).probe.kinds == ("mlp",)  # type: ignore[union-attr]
+    assert only(preset("paper"), ["knn"]).probe is None
+    assert only(preset("paper"), ["knn"]).finetune is None
+    assert only(preset("paper"), ["mlp", "finetune"]).probe.kinds == ("mlp",)  # type: ignore[union-attr]
     with pytest.raises(UserError, match="did you mean 'linear'"):
-        only(paper(), ["liner"])
+        only(preset("paper"), ["liner"])
     with pytest.raises(UserError, match="preset"):
         preset("stong")
 

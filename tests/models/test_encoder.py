@@ -69,7 +69,7 @@ def test_timm_names_keep_timms_architecture() -> None:
             (3, 32, 32),
             r"patch_size must be a divisor of the image's sides \(32x32\), got 7",
         ),
-        (EncoderConfig(patch_size=64), (3, 32, 32), r"patch_size must be at most the image's side \(32x32\), got 64"),
+        (EncoderConfig(patch_size=64), (3, 32, 32), r"patch_size must be at most the image's sides \(32x32\), got 64"),
         (EncoderConfig("resnet81"), (3, 32, 32), r"encoder\.name: unknown name 'resnet81'; did you mean '.*resnet"),
         (EncoderConfig(patch_size=8, width=100, heads=12), (3, 32, 32), r"width must be a multiple of encoder\.heads"),
         (EncoderConfig(patch_size=8, width=30, heads=3), (3, 32, 32), "a multiple of 4 for sine-cosine"),

@@ -124,7 +124,7 @@ def test_what_cannot_be_divided_or_is_taken_is_refused_by_all(tried: Tried) -> N
     assert tried.codes["counted"] == tried.codes["learned"] == tried.codes["normalized"] == [2, 2]
     assert "counted: objective.scale must be constant or sum in several processes" in tried.errors
     assert "learned: space.name must be a space that does not learn" in tried.errors
-    assert "normalized: encoder.name must have no batch normalization" in tried.errors
+    assert "normalized: encoder.name must be a network without batch normalization" in tried.errors
 
 
 def without_keys(name: str, tensor: torch.Tensor) -> torch.Tensor:

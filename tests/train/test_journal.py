@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pmae.train.journal import Journal, forget_after
+from pmae.train.journal import Journal
 
 VALUES = {"epoch": 1.5, "loss": 0.25, "r2": 0.5, "images_per_second": 1234.0}
 
@@ -64,5 +64,5 @@ def test_a_terminal_gets_a_live_line(tmp_path: Path) -> None:
 def test_resuming_forgets_later_and_half_written_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"step": 4, "lo')
-    forget_after(path, 2)
+    Journal(path, epochs=3, steps_an_epoch=10, done=2)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]

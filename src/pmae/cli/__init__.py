@@ -9,6 +9,7 @@ from typing import Any
 
 from pmae.errors import Interrupted, UserError, unknown_name
 
+TITLE = "pmae: learn image representations without labels by masking components instead of pixels"
 COMMANDS = {
     "pretrain": ("pretrain", "Pretrain an encoder without labels on a named set, a folder or an array file."),
     "evaluate": ("runs", "Score a run's encoder with probes, k-NN and fine-tuning, beside simple baselines."),
@@ -19,10 +20,10 @@ COMMANDS = {
     "sweep": ("research", "Pretrain over a grid of settings and find the best by validation."),
     "spaces": ("research", "Compare masking spaces at the same budget in one table, and draw what each hides."),
     "paper": ("research", "Reproduce a table or figure of the paper, beside the published numbers."),
-    "data": ("machine", "Fetch and verify a named data set; the only command that uses the network."),
-    "doctor": ("machine", "Examine this machine: versions, devices, compiler, all-reduce, memory and disk."),
-    "demo": ("machine", "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned."),
-    "completions": ("machine", "Print the script that completes commands and flags in bash, zsh or fish."),
+    "data": ("pretrain", "Fetch and verify a named data set; the only command that uses the network."),
+    "doctor": ("pretrain", "Examine this machine: versions, devices, compiler, all-reduce, memory and disk."),
+    "demo": ("pretrain", "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned."),
+    "completions": ("pretrain", "Print the script that completes commands and flags in bash, zsh or fish."),
 }
 """Where a command is, and what `pmae --help` says of it; command `x` is the dataclass `X` there, and its `run`."""
 LASTING = ("pretrain", "evaluate", "embed", "paper", "spaces", "sweep", "export", "demo")
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not any(name in os.environ for name in (*WAITING, "GOMP_SPINCOUNT")):
             os.environ.update(WAITING)
     if not given or given[0] in ("-h", "--help"):
-        print(_overview())
+        lines = [f"  {name:<11} {sentence}" for name, (_, sentence) in COMMANDS.items()]
+        print("\n".join([TITLE, "", "commands:", *lines, "", "pmae COMMAND --help tells the rest; pmae --version"]))
         return 0
     if given[0] == "--version":
         from importlib.metadata import version
@@ -106,9 +108,3 @@ def _warn(message: Warning | str, category: type[Warning], *where: object) -> No
     """Our own warnings as one plain line; other people's are for developers."""
     if category is UserWarning:
         print(f"pmae: warning: {message}", file=sys.stderr)
-
-
-def _overview() -> str:
-    lines = [f"  {name:<11} {sentence}" for name, (_, sentence) in COMMANDS.items()]
-    title = "pmae: learn image representations without labels by masking components instead of pixels"
-    return "\n".join([title, "", "commands:", *lines, "", "pmae COMMAND --help tells the rest; pmae --version"])

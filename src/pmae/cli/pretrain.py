@@ -1,9 +1,12 @@
-"""`pmae pretrain`: a recipe, a file or a run to resume, changed by options that are the settings themselves."""
+"""`pmae pretrain`, whose options are the settings themselves; and `data`, `doctor`, `demo` and `completions`."""
 
+import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
 
@@ -134,7 +137,6 @@ class Pretrain(Common):
         return replace(self.settings, **{SHORT[name].replace(".", "__"): value for name, value in given.items()})
 
     def run(self) -> None:
-        """Train, and print what came of it."""
         config = self.configured()
         from pmae import api
         from pmae.files import folder_path
@@ -147,3 +149,93 @@ class Pretrain(Common):
         scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
         print("\n".join(f"  {name:<18} {value:.4f}" for name, value in scores.items()))
         print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Fetch and verify a named data set; the only command that uses the network.
+
+    examples:
+      pmae data cifar10
+      pmae data bloodmnist --root data
+    """
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """cifar10, tinyimagenet, or a set of MedMNIST: bloodmnist, dermamnist, pathmnist."""
+    root: str = "data"
+    """Folder that holds named sets."""
+
+    def run(self) -> None:
+        from pmae.data.fetch import fetch
+
+        print("\n".join(fetch(self.name, Path(self.root))))
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Examine this machine: versions, devices, compiler, all-reduce and, with --data, memory and disk for a set.
+
+    Each line is ok, a warning or a problem, with what to do; the exit code is 1 if there is a problem.
+
+    examples:
+      pmae doctor
+      pmae doctor --data scans/
+    """
+
+    data: Text = None
+    """A named set or the path of one, to see what training on it takes."""
+    root: str = "data"
+    """Folder that holds named sets."""
+
+    def run(self) -> None:
+        from pmae.doctor import examine
+
+        problems = 0
+        for level, subject, words, advice in examine(self.data, self.root):
+            print(f"{level:<8} {subject:<14} {words}{f'   -> {advice}' if advice else ''}", flush=True)
+            problems += level == "problem"
+        if problems:
+            sys.exit(1)
+        print("ready to train")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned.
+
+    examples:
+      pmae demo
+      pmae demo --epochs 1 --out runs/quick
+    """
+
+    out: str = "runs/demo"
+    """Run folder; an old demo there is replaced."""
+    epochs: Count = None
+    """Passes over the crops."""
+
+    def run(self) -> None:
+        from pmae.demo import demo
+
+        demo(self.out, self.epochs)
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Print the script that completes commands and flags in a shell; tyro writes it.
+
+    examples:
+      pmae completions bash > ~/.pmae-completion.bash                 and source that file in ~/.bashrc
+      pmae completions zsh > ~/.zfunc/_pmae                           a folder of $fpath, before compinit
+      pmae completions fish > ~/.config/fish/completions/pmae.fish
+    """
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    """bash, zsh or fish."""
+
+    def run(self) -> None:
+        from pmae.cli import COMMANDS, kind_of
+
+        kinds = {name: kind_of(name) for name in COMMANDS}
+        arguments = ["--tyro-print-completion", self.shell]
+        with contextlib.suppress(SystemExit):  # tyro prints and leaves
+            tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, prog="pmae")

@@ -3,17 +3,12 @@
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from pmae.cli.parse import Count, Number, Switch, Text
 from pmae.errors import require, unknown_name
-
-if TYPE_CHECKING:
-    from pmae.paper.tables import RunChoices
-    from pmae.sweep.find import Scoring
-    from pmae.sweep.spaces import SpaceGrid
 
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD...", help_behavior_hint="")]
 Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X...", help_behavior_hint="")]
@@ -96,7 +91,6 @@ class Sweep(ManyRuns):
     """grid: all runs to their end; asha: only the best third of each rung goes on."""
 
     def run(self) -> None:
-        """Train what is missing; print the table and the best."""
         require(bool(self.grid), "arguments", "a setting and its values, such as: ratio 0.1 0.2", self.grid)
         from pmae.config import replace
         from pmae.config_file import settings_given, with_settings
@@ -156,30 +150,16 @@ class Spaces(ManyRuns):
     """For the table: use runs and results that are there; run nothing."""
 
     def run(self) -> None:
-        """Fit, draw, train what is missing; print the tables."""
         for part in self.parts:
             if part not in PARTS:
                 raise unknown_name("part", part, PARTS)
+        from pmae.config import Config, DataConfig
+        from pmae.config_file import settings_given, with_settings
         from pmae.report.page import write_page
         from pmae.report.tables import to_markdown
         from pmae.sweep.find import Scoring
         from pmae.sweep.space_figures import figures_page
-        from pmae.sweep.spaces import TITLE, table_page
-
-        grid = self._grid()
-        scoring = Scoring(Path(self.out), self.folders, (self.preset,), (), self.head_epochs, self.only_found)
-        with self.workers() or nullcontext() as workers:
-            for part in self.parts or PARTS:
-                drawn = part == "figures"
-                page = figures_page(grid, self.images, self.picture) if drawn else table_page(grid, scoring, workers)
-                paths = write_page(f"spaces-{part}", f"{TITLE}: not in the paper", page, scoring.out)
-                print("\n".join([*map(to_markdown, page.tables), *map(str, paths)]))
-
-    def _grid(self) -> "SpaceGrid":
-        """Spaces, ratios, data and settings as they were given."""
-        from pmae.config import Config, DataConfig
-        from pmae.config_file import settings_given, with_settings
-        from pmae.sweep.spaces import SpaceGrid
+        from pmae.sweep.spaces import TITLE, SpaceGrid, table_page
 
         given = dict(settings_given(self.settings))
         of_data = {name: value for name, value in given.items() if name.startswith("data.")}
@@ -187,7 +167,14 @@ class Spaces(ManyRuns):
         others = tuple((name, value) for name, value in given.items() if name not in of_data)
         named = {name: value for name in ("spaces", "ratios", "mae_ratios") if (value := getattr(self, name))}
         epochs = 50 if self.epochs is None else self.epochs
-        return SpaceGrid(data, epochs=epochs, seeds=self.seeds, settings=others, device=self.device, **named)
+        grid = SpaceGrid(data, epochs=epochs, seeds=self.seeds, settings=others, device=self.device, **named)
+        scoring = Scoring(Path(self.out), self.folders, (self.preset,), (), self.head_epochs, self.only_found)
+        with self.workers() or nullcontext() as workers:
+            for part in self.parts or PARTS:
+                drawn = part == "figures"
+                page = figures_page(grid, self.images, self.picture) if drawn else table_page(grid, scoring, workers)
+                paths = write_page(f"spaces-{part}", f"{TITLE}: not in the paper", page, scoring.out)
+                print("\n".join([*map(to_markdown, page.tables), *map(str, paths)]))
 
 
 @dataclass(frozen=True)
@@ -233,12 +220,18 @@ class Paper(ManyRuns):
     """For --list: this machine's speed, at 32x32 in patches of 8."""
 
     def run(self) -> None:
-        """List, tell the status, or reproduce."""
+        from pmae.config_file import settings_given
         from pmae.paper.runner import check, reproduce, status
-        from pmae.paper.tables import items
+        from pmae.paper.tables import RATIOS, RunChoices, items
         from pmae.report.tables import to_markdown
+        from pmae.sweep.find import Scoring
 
-        pretraining, scoring = self._pretraining(), self._scoring()
+        ratios, settings = self.ratios or RATIOS, settings_given(self.settings)
+        trained = (self.recipe, self.datasets, self.epochs, self.seeds, ratios, settings)
+        pretraining = RunChoices(*trained, self.root, self.device, self.methods)
+        presets = self.preset or ("released" if self.recipe == "released" else "paper",)
+        scored = (presets, self.protocols, self.head_epochs, self.only_found, self.pooling)
+        scoring = Scoring(Path(self.out), self.folders, *scored)
         if self.names == ("status",):
             print(to_markdown(status(pretraining, scoring)))
             return
@@ -255,18 +248,3 @@ class Paper(ManyRuns):
                 page, paths = reproduce(item, pretraining, scoring, workers)
                 notes = [f"- {note}" for note in page.notes]
                 print("\n".join([*(to_markdown(table) for table in page.tables[:1]), *notes, *map(str, paths)]))
-
-    def _pretraining(self) -> "RunChoices":
-        from pmae.config_file import settings_given
-        from pmae.paper.tables import RATIOS, RunChoices
-
-        ratios, settings = self.ratios or RATIOS, settings_given(self.settings)
-        how = (self.recipe, self.datasets, self.epochs, self.seeds, ratios, settings)
-        return RunChoices(*how, self.root, self.device, self.methods)
-
-    def _scoring(self) -> "Scoring":
-        from pmae.sweep.find import Scoring
-
-        presets = self.preset or ("released" if self.recipe == "released" else "paper",)
-        how = (presets, self.protocols, self.head_epochs, self.only_found, self.pooling)
-        return Scoring(Path(self.out), self.folders, *how)

@@ -1,7 +1,7 @@
 """`pmae evaluate`, `report`, `embed`, `export` and `explore`: what a trained run is good for."""
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -50,13 +50,11 @@ class Evaluate(OtherData):
     """Run folder."""
     preset: Literal["paper", "released", "plain", "strong"] = "strong"
     """The settings of all protocols."""
-    protocols: list[Literal["linear", "mlp", "knn", "finetune"]] = field(
-        default_factory=lambda: ["linear", "mlp", "knn"]
-    )
+    protocols: tuple[Literal["linear", "mlp", "knn", "finetune"], ...] = ("linear", "mlp", "knn")
     """What to score with."""
-    epochs: list[int] = field(default_factory=list)
+    epochs: tuple[int, ...] = ()
     """Checkpoints to score; the last if not given."""
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: tuple[int, ...] = (0,)
     """Seeds of the heads."""
     no_baselines: Switch = False
     """Score the run alone."""
@@ -68,7 +66,6 @@ class Evaluate(OtherData):
     """auto, cpu, cuda or cuda:N."""
 
     def run(self) -> None:
-        """Score, and print the table."""
         from pmae import api
         from pmae.data.sets import load
         from pmae.evaluate.protocols import only, preset
@@ -80,9 +77,9 @@ class Evaluate(OtherData):
         other = any((self.data, self.labels, self.resize, self.channels, self.root))
         splits = load(self.read_as(Run(self.path).config.data, self.data)) if other else None
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
+        epochs, whole = self.epochs or (None,), not self.no_baselines
         for path in runs:
-            epochs: list[int | None] = [*self.epochs] or [None]
-            run = api.evaluate(path, protocols, splits, epochs, not self.no_baselines, self.seeds, self.device, print)
+            run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print)
             if is_main():
                 print(f"{run.path}\n{score_table(run)}")
 
@@ -102,7 +99,6 @@ class Report:
     """The page to write; its tables and figures go beside it."""
 
     def run(self) -> None:
-        """Write, and say where."""
         require(bool(self.runs), "runs", "one run folder or more", self.runs)
         from pmae.report.page import write_report
 
@@ -139,7 +135,6 @@ class Embed(OtherData):
     """Images in a batch; 256, fewer if they are large, if not given."""
 
     def run(self) -> None:
-        """Embed, and say how many."""
         from pmae.embed import embed
         from pmae.runs import Run
         from pmae.train.distributed import is_main
@@ -171,7 +166,6 @@ class Export:
     """Which checkpoint; the last if not given."""
 
     def run(self) -> None:
-        """Export, and say how well it agrees."""
         from pmae.export import export
 
         difference = export(self.path, self.format, self.out, self.epoch)
@@ -200,7 +194,6 @@ class Explore(OtherData):
     """Print the address and open nothing."""
 
     def run(self) -> None:
-        """Gather what the page works with, and serve it."""
         from pmae.app.explorer import explore, gradio
         from pmae.app.material import Material
         from pmae.data.sets import load

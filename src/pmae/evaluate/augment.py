@@ -1,11 +1,9 @@
 """Augmentation of fine-tuning, in whole batches on their device: RandAugment, random erasing, mixup and CutMix.
 
-RandAugment (Cubuk et al. 2020) draws a few operations for every image, random erasing (Zhong et al. 2020) blanks a box,
-mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) mix the images of a batch in pairs, and their labels with them.
-None asks for a bit depth, a number of channels or a square: geometric operations resample the images as they are,
-mirrored at their edges; the others are of standardized images, in standard deviations of the data. A magnitude of 0
-leaves an image as it is, so one pass serves a batch whose images draw different operations. All randomness arrives as
-arguments, so that a captured step can be replayed with new numbers.
+RandAugment (Cubuk et al. 2020), random erasing (Zhong et al. 2020), mixup (Zhang et al. 2018) and CutMix (Yun et al.
+2019) for any bit depth, number of channels and shape: geometric operations resample the images as they are, mirrored at
+their edges; the others are of standardized images. A magnitude of 0 leaves an image as it is, so one pass serves all.
+All randomness arrives as arguments, so that a captured step can be replayed with new numbers.
 """
 
 import math
@@ -21,14 +19,10 @@ from pmae.data.augment import Standardize, boxes_of, crop, draw_crops
 from pmae.evaluate.features import BOXES, ERASING, MAGNITUDES, MIXES, generator, mixed
 from pmae.evaluate.protocols import FinetuneProtocol
 
-CHOSEN = 2
-"""How many of the operations an image draws."""
-ERASED = (0.02, 0.2)
-"""Smallest and largest share of an image that is blanked."""
-LONGEST_ASPECT = 3.0
-"""How many times longer than wide a blanked box may be, in shares of the image's sides."""
-MIXUP_ALPHA = 0.8
-"""Both parameters of the Beta distribution of a blend's weight; pasted shares are uniform."""
+CHOSEN = 2  # how many of the operations an image draws
+ERASED = (0.02, 0.2)  # smallest and largest share of an image that is blanked
+LONGEST_ASPECT = 3.0  # how many times longer than wide a blanked box may be, in shares of the image's sides
+MIXUP_ALPHA = 0.8  # both parameters of the Beta distribution of a blend's weight; pasted shares are uniform
 LARGEST = {
     "rotation": math.pi / 6,  # radians
     "shear_x": 0.3,  # slopes
@@ -41,8 +35,7 @@ LARGEST = {
     "sharpness": 0.9,
 }
 """The magnitude of each operation at full strength."""
-Magnitudes = Mapping[str, Tensor]
-"""How far each operation goes, one number an image (B,); 0 is not at all."""
+Magnitudes = Mapping[str, Tensor]  # how far each operation goes, one number an image (B,); 0 is not at all
 
 
 def magnitudes_of(noise: Tensor, strength: float) -> Magnitudes:

@@ -1,7 +1,6 @@
 """What an encoder must beat, seen through the same door: random weights, raw pixels, principal components."""
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,9 @@ from pmae.data.images import Splits
 from pmae.errors import require
 from pmae.evaluate.features import NOISE, Representation, mixed
 from pmae.evaluate.protocols import Protocols, only
-from pmae.models import build_encoder
+from pmae.models import Encoder, build_encoder
 from pmae.spaces.pca import EXACT, exact_components, leading_components
 
-Module = TypeVar("Module", bound=nn.Module)
 PIXELS = 16_384
 
 
@@ -37,7 +35,7 @@ def baselines(
         yield "pca features", pca.to(device), frozen
 
 
-def random_weights(build: Callable[[], Module], seed: int = 0) -> Module:
+def random_weights(build: Callable[[], Encoder], seed: int = 0) -> Encoder:
     """An encoder as it is before any training, a function of the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(mixed(seed, NOISE))

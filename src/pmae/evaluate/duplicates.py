@@ -17,16 +17,12 @@ from torch.nn import functional
 from pmae.data.images import ImageSet
 from pmae.results import DuplicatePair, Duplicates
 
-ALIKE = 0.95
-"""Correlation of thumbnails from which two images count as nearly the same."""
-SIDE, SMALLEST = 16, 8
-"""Side of a thumbnail, and of the smallest image that has one."""
-BLUR = 5
-"""Side of the box whose mean is taken off a thumbnail."""
+ALIKE = 0.95  # correlation of thumbnails from which two images count as nearly the same
+SIDE, SMALLEST = 16, 8  # side of a thumbnail, and of the smallest image that has one
+BLUR = 5  # side of the box whose mean is taken off a thumbnail
 COMPARED = 2_000_000_000
 """Comparisons at most; a larger number of pairs is thinned evenly on the side of the held-out images."""
-CHUNK, LISTED = 256, 20
-"""Images that are looked at together, and duplicates that are named."""
+CHUNK, LISTED = 256, 20  # images that are looked at together, and duplicates that are named
 
 
 def duplicates(train: ImageSet, held_out: Mapping[str, ImageSet], device: torch.device) -> dict[str, Duplicates]:

@@ -16,10 +16,8 @@ from pmae.fast import accelerate
 from pmae.fast.graph import compiled, falls_back
 from pmae.train.distributed import ONE_PROCESS, World
 
-CHUNK = {"cuda": 4096, "cpu": 256}
-"""Images that are encoded at once, at most."""
-VALUES = 2**26
-"""Pixels that are encoded at once, at most."""
+CHUNK = {"cuda": 4096, "cpu": 256}  # images that are encoded at once, at most
+VALUES = 2**26  # pixels that are encoded at once, at most
 ORDER, BOXES, HEADS, NOISE, MAGNITUDES, ERASING, MIXES = range(7)
 """Purposes of random numbers. Seeding: a generator is a function of a key such as (seed, purpose, epoch, step)."""
 
@@ -53,10 +51,7 @@ def evaluating(represent: Representation) -> Iterator[None]:
 
 
 class Extractor:
-    """Computes features pass after pass with one compiled forward; representation and statistics are on the device.
-
-    Several processes that call it alike divide the chunks among them, and each has the features of all.
-    """
+    """Features pass after pass with one compiled forward; several processes divide the chunks among them."""
 
     def __init__(
         self,
@@ -86,8 +81,10 @@ class Extractor:
             mine = chunks[self.world.rank :: self.world.size]
             # A process without a chunk computes the first one, to know what all of them add up.
             for start, stop, index in mine or chunks[:1]:
-                images = batches.take(index)
-                boxes = None if augment is None else self._boxes(images, augment, (*key, start))
+                images, boxes = batches.take(index), None
+                if augment is not None:
+                    (count, _, height, width), draw = images.shape, generator(self.device, *key, start, BOXES)
+                    boxes = draw_boxes(count, height, width, augment, draw, self.device)
                 for name, value in self._forward(images, boxes, how).items():
                     if name not in found:
                         found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)
@@ -95,10 +92,6 @@ class Extractor:
                         found[name][start:stop] = value[: stop - start]
         # A sum with zeros is exact: all processes have the numbers that one would have.
         return {name: self.world.all_reduce(value) for name, value in found.items()}
-
-    def _boxes(self, images: Tensor, augment: AugmentConfig, key: tuple[int, ...]) -> Boxes:
-        count, _, height, width = images.shape
-        return draw_boxes(count, height, width, augment, generator(self.device, *key, BOXES), self.device)
 
     def _plain(self, images: Tensor, boxes: Boxes | None, how: Any) -> dict[str, Tensor]:
         x = images if boxes is None else crop(images, boxes, how)
@@ -156,10 +149,7 @@ def order(count: int, batch: int, seed: int, epoch: int, device: torch.device) -
 
 
 def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted positions kept and held out: the same share of every class, at least one image of it on each side.
-
-    A class of a single image stays with the kept ones.
-    """
+    """Sorted positions kept and held out: the same share of every class that has at least two images."""
     require(0 < share < 1, "share", "between 0 and 1, both excluded", share)
     rng, held = np.random.default_rng(seed), [np.empty(0, np.int64)]
     for label in np.unique(labels):

@@ -1,8 +1,4 @@
-"""Encoder and linear head trained together on labels: fine-tuning, or from scratch with untrained weights.
-
-`finetune` is the loop; its steps run eagerly or, for a ViT on a GPU, compiled and captured in a CUDA graph. Everything
-random about the images comes in as `Noise`, and the loss stays on the device, so no step waits for it.
-"""
+"""Fine-tuning: encoder and linear head trained together on labels; with untrained weights, training from scratch."""
 
 import copy
 import hashlib
@@ -29,13 +25,11 @@ from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
 from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
-from pmae.train.schedule import rate
+from pmae.train.loop import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
-DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")
-"""What timm calls the places at the end of a residual branch."""
-PAUSE = 20.0
-"""Seconds between two savings at least: an epoch on a GPU may take no longer than writing its state."""
+DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch
+PAUSE = 20.0  # seconds between two savings at least: an epoch on a GPU may take no longer than writing its state
 
 
 class Classifier(nn.Module):
@@ -87,8 +81,7 @@ def finetune(
 ) -> Finetuned:
     """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there.
 
-    `labels` and `standardize` are on the device of `batches`. `on_epoch` is called with each epoch and its mean loss.
-    `plain` compiles and captures nothing.
+    `on_epoch` is called with each epoch and its mean loss; `plain` compiles and captures nothing.
     """
     device = batches.device
     own = copy.deepcopy(encoder).to(device)
@@ -96,7 +89,10 @@ def finetune(
     classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
     ema = EMA(classifier, config.average) if config.average else None
-    identity = _identity(config, seed, classes, encoder, labels)
+    # What training starts from, and how: going on from anything else would be silently wrong.
+    start = tensors_digest({**encoder.state_dict(), "labels": labels})
+    said = json.dumps([to_dict(config), seed, classes, start]).encode()
+    identity = torch.frombuffer(bytearray(hashlib.blake2b(said, digest_size=16).digest()), dtype=torch.uint8)
     path, saved, losses = folder / "finetune.safetensors" if folder else None, time.monotonic(), list[float]()
     if path and path.exists():
         losses = _restore(path, identity, classifier, optimizer, ema)
@@ -115,7 +111,6 @@ def finetune(
 def _epoch(
     take_step: "FinetuneStep", batches: Batches, labels: Tensor, ema: "EMA | None", seed: int, epoch: int
 ) -> float:
-    """One pass over the training images; its mean loss."""
     config, count = take_step.config, len(batches)
     positions = order(count, batch_of(count, config.batch_size), seed, epoch, batches.device)
     # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
@@ -142,15 +137,18 @@ def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardi
     return found
 
 
+@dataclass(eq=False)
 class FinetuneStep:
     """Eager forward, backward, clip and update; `total` adds up the loss."""
 
-    def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
-    ) -> None:
-        self.model, self.optimizer, self.standardize, self.config = model, optimizer, standardize, config
-        self.total = torch.zeros((), device=standardize.mean.device)
-        self._leaves = [p for p in model.parameters() if p.requires_grad]
+    model: Any
+    optimizer: torch.optim.Optimizer
+    standardize: Standardize
+    config: FinetuneProtocol
+
+    def __post_init__(self) -> None:
+        self.total = torch.zeros((), device=self.standardize.mean.device)
+        self._leaves = [p for p in self.model.parameters() if p.requires_grad]
 
     def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:
         """Take one step at this fraction of every group's peak rate."""
@@ -182,16 +180,14 @@ class FinetuneStep:
 class CapturedFinetuneStep(FinetuneStep):
     """The same step with bf16 copies of the weights, compiled, captured in a CUDA graph and replayed."""
 
-    def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, standardize: Standardize, config: FinetuneProtocol
-    ) -> None:
-        super().__init__(model, optimizer, standardize, config)
-        groups, device = optimizer.param_groups, standardize.mean.device
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        groups, device = self.optimizer.param_groups, self.standardize.mean.device
         self._peaks = torch.tensor([group["peak"] for group in groups], device=device)
         self._rates = torch.zeros_like(self._peaks)
         for group, own in zip(groups, self._rates.unbind(0), strict=True):
             group["lr"] = own
-        self._captured = CapturedStep(model, optimizer, compiled(self._measure), self._update, bf16=True)
+        self._captured = CapturedStep(self.model, self.optimizer, compiled(self._measure), self._update, bf16=True)
         self._leaves = self._captured.leaves(self._leaves)
 
     def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:
@@ -206,19 +202,13 @@ def _build_step(
     config: FinetuneProtocol,
     plain: bool,
 ) -> FinetuneStep:
-    """The fastest step there is here, or the plain one."""
     device = standardize.mean.device
     accelerate(classifier)
-    if not plain and can_be_captured(classifier, device):
+    if not plain and can_capture(device) and getattr(classifier.encoder, "is_vit", False):
         return CapturedFinetuneStep(classifier, optimizer, standardize, config)
     may_compile = device.type == "cuda" and not plain
     model = torch.compile(classifier, mode="reduce-overhead") if may_compile else classifier
     return FinetuneStep(model, optimizer, standardize, config)
-
-
-def can_be_captured(model: Classifier, device: torch.device) -> bool:
-    """Whether this model's step can be captured: a ViT on a GPU, with the kernels for it."""
-    return can_capture(device) and getattr(model.encoder, "is_vit", False)
 
 
 def build_optimizer(
@@ -268,22 +258,12 @@ class EMA:
 
 
 def set_drop_path(encoder: nn.Module, rate: float) -> None:
-    """Stochastic depth (Huang et al. 2016) while training: branches are dropped, up to `rate` at the last block.
-
-    A rate of 0 changes nothing, nor does any rate where timm gives the network no such places.
-    """
+    """Stochastic depth (Huang et al. 2016), up to `rate` at the last block, where timm has places for it."""
     places = {block: [name for name, _ in block.named_children() if name in DROP_PATHS] for block in encoder.modules()}
     blocks = [block for block, names in places.items() if rate and names]
     for position, block in enumerate(blocks):
         for name in places[block]:
             setattr(block, name, DropPath(rate * position / max(1, len(blocks) - 1)))
-
-
-def _identity(config: FinetuneProtocol, seed: int, classes: int, encoder: nn.Module, labels: Tensor) -> Tensor:
-    """A digest of settings, seed and what training starts from: going on from anything else would be silently wrong."""
-    start = tensors_digest({**encoder.state_dict(), "labels": labels})
-    said = json.dumps([to_dict(config), seed, classes, start])
-    return torch.frombuffer(bytearray(hashlib.blake2b(said.encode(), digest_size=16).digest()), dtype=torch.uint8)
 
 
 def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None, **more: Tensor) -> None:
@@ -302,9 +282,8 @@ def _restore(
     """Load what the file holds into all three and return the losses so far."""
     tensors = read_tensors(path)
     if "identity" not in tensors or not torch.equal(tensors["identity"], identity):
-        raise UserError(
-            f"folder must hold fine-tuning with the same settings, data and seed, got another in {path.parent}"
-        )
+        rule = "fine-tuning with the same settings, data and seed"
+        raise UserError(f"folder must hold {rule}, got another in {path.parent}")
     with failing_as(f"folder must hold the tensors of this fine-tuning, got others in {path.parent}"):
         for prefix, module in (("model.", model), ("average.", ema.model if ema else nn.Module())):
             module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})

@@ -1,9 +1,7 @@
 """Accuracy, balanced accuracy, macro AUC and macro F1 with bootstrap intervals; per-class table and confusion matrix.
 
-`score_of` turns the predictions of one protocol, from all seeds of its heads, into a `Score`.
-
 Every number is computed from how often each held-out image counts: once for the point estimate, as often as it was
-drawn for a bootstrap resample. All metrics of all resamples so come from the same few products.
+drawn for a bootstrap resample. All metrics of all resamples so come from the same few matrix products.
 """
 
 import statistics
@@ -15,8 +13,7 @@ import numpy as np
 
 from pmae.results import METRICS, ClassScore, Interval, Score, SeedScore
 
-CELLS = 2**20
-"""Weights that are held at once, so that they stay in the cache."""
+CELLS = 2**20  # weights that are held at once, so that they stay in the cache
 
 
 class SeedPredictions(NamedTuple):
@@ -30,10 +27,7 @@ class SeedPredictions(NamedTuple):
 def score_of(
     by_seed: Sequence[SeedPredictions], labels: np.ndarray, classes: Sequence[str], resamples: int, **named: Any
 ) -> Score:
-    """Metrics averaged over the seeds, each seed's own, and the first finite seed's per-class table and confusion.
-
-    `named` is what else the score is to say: protocol, pooling, split and so on.
-    """
+    """A protocol's score over the seeds of its heads, the class table from the first finite one; `named` as is."""
     finite = [one for one in by_seed if np.isfinite(one.scores).all()]
     measured = {one.seed: evaluate_scores(one.scores, labels, resamples) for one in finite}
     table = confusion(finite[0].scores.argmax(1), labels, len(classes)) if finite else None
@@ -72,8 +66,12 @@ def evaluate_scores(
     predicted = scores.argmax(1)
     rankings = [_ranking(scores[:, c], labels == c) for c in range(scores.shape[1])]
     point = weighted_metrics(predicted, labels, rankings, np.ones((len(labels), 1), np.int32))
-    drawn = _bootstrap(predicted, labels, rankings, resamples, seed)
-    return {name: _interval(point[name][0], drawn[name]) for name in METRICS}
+    found = {}
+    for name, drawn in _bootstrap(predicted, labels, rankings, resamples, seed).items():
+        defined = drawn[~np.isnan(drawn)]
+        low, high = np.percentile(defined, [2.5, 97.5]) if len(defined) else (np.nan, np.nan)
+        found[name] = Interval(_or_none(point[name][0]), _or_none(low), _or_none(high))
+    return found
 
 
 class Ranking(NamedTuple):
@@ -81,10 +79,8 @@ class Ranking(NamedTuple):
 
     order: np.ndarray
     positive: np.ndarray
-    first: np.ndarray
-    """How many images score lower than each positive one."""
-    last: np.ndarray
-    """How many score no higher."""
+    first: np.ndarray  # how many images score lower than each positive one
+    last: np.ndarray  # how many score no higher
 
 
 def _ranking(score: np.ndarray, positive: np.ndarray) -> Ranking:
@@ -168,12 +164,6 @@ def _mean_defined(values: np.ndarray) -> np.ndarray:
     """Mean over the classes for which the value is defined; NaN if there is none."""
     defined = ~np.isnan(values)
     return _ratio(np.where(defined, values, 0.0).sum(0), defined.sum(0))
-
-
-def _interval(value: float, drawn: np.ndarray) -> Interval:
-    defined = drawn[~np.isnan(drawn)]
-    low, high = np.percentile(defined, [2.5, 97.5]) if len(defined) else (np.nan, np.nan)
-    return Interval(_or_none(value), _or_none(low), _or_none(high))
 
 
 def _or_none(value: float) -> float | None:

@@ -24,18 +24,14 @@ from pmae.evaluate.protocols import ProbeProtocol
 from pmae.fast import can_capture
 from pmae.fast.graph import Replay, falls_back
 from pmae.results import PRIMARY
-from pmae.train.schedule import rate
+from pmae.train.loop import rate
 
-Head = tuple[str, int, str]
-"""Kind (linear or mlp), seed and pooling."""
-Grid = Mapping[Head, Sequence[tuple[float, float]]]
-"""(base_lr, weight_decay) to train each head with."""
+Head = tuple[str, int, str]  # kind (linear or mlp), seed and pooling
+Grid = Mapping[Head, Sequence[tuple[float, float]]]  # (base_lr, weight_decay) to train each head with
 Source = Callable[[int], Tensor]
 """Features (P, N, W) of the training images for an epoch: always the same, or of new crops each time."""
-ROWS = 2048
-"""Images whose logits are computed at once."""
-CELLS = 2**26
-"""Distances that are held at once."""
+ROWS = 2048  # images whose logits are computed at once
+CELLS = 2**26  # distances that are held at once
 NEIGHBOURS = 20
 MOST_IMAGES = {"cuda": 50_000, "cpu": 4_000}
 """Images that the quick probes fit on, at most; a quarter of them are scored."""
@@ -48,8 +44,7 @@ class ProbeTask:
     labels: Tensor
     classes: int
     poolings: tuple[str, ...]
-    hidden: int
-    """Width of the hidden layers of an MLP."""
+    hidden: int  # width of the hidden layers of an MLP
     seeds: tuple[int, ...] = (0,)
 
     @property
@@ -134,11 +129,7 @@ class Probes:
 
 @falls_back
 def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: Grid, plain: bool = False) -> Probes:
-    """Train all the heads of a grid for `config.epochs`, each step captured in a CUDA graph where that is possible.
-
-    An augmented pass of the encoder costs far more than the heads, so all seeds share it; they differ in first weights
-    and in order.
-    """
+    """Train all the heads of a grid, each step in a CUDA graph where possible; all seeds share the augmented passes."""
     features = source(0)
     count, device = features.shape[1], features.device
     mean, std = _statistics(features, config.standardize)
@@ -173,10 +164,7 @@ def train_probes(source: Source, task: ProbeTask, config: ProbeProtocol, grid: G
 def choose(
     source: Source, plain: Tensor, task: ProbeTask, parts: tuple[Tensor, Tensor], config: ProbeProtocol
 ) -> dict[Head, list[tuple[float, float]]]:
-    """For each head the setting with the best accuracy on the held-out part, trained on the other part.
-
-    `plain` are the unaugmented features of all training images; `parts` the positions to train on and those held out.
-    """
+    """For each head the setting best on the second of `parts`, trained on the first; `plain` has no crops."""
     fit, held = parts
     part = dataclasses.replace(task, labels=task.labels[fit])
     probes = train_probes(lambda epoch: source(epoch)[:, fit], part, config, task.grid(config))

@@ -19,11 +19,6 @@ BelowOne = Annotated[float, Rule("in [0, 1)", lambda x: 0 <= x < 1)]
 LayerDecay = Annotated[float, Rule("in (0, 1]", lambda x: 0 < x <= 1)]
 
 
-def _require_warmup(settings: "ProbeProtocol | FinetuneProtocol", room: str) -> None:
-    epochs, warmup = settings.epochs, settings.warmup_epochs
-    require(warmup <= epochs, f"{room}.warmup_epochs", f"between 0 and epochs ({epochs})", warmup)
-
-
 @dataclass(frozen=True)
 class ProbeProtocol(Settings):
     """Heads trained on a frozen encoder by SGD with momentum, linear warm-up and cosine."""
@@ -52,7 +47,8 @@ class ProbeProtocol(Settings):
     """Bring each feature to mean 0 and standard deviation 1 on the training set first."""
 
     def check(self) -> None:
-        _require_warmup(self, "probe")
+        rule = f"between 0 and epochs ({self.epochs})"
+        require(self.warmup_epochs <= self.epochs, "probe.warmup_epochs", rule, self.warmup_epochs)
 
     @property
     def grid(self) -> tuple[tuple[float, float], ...]:
@@ -108,9 +104,9 @@ class FinetuneProtocol(Settings):
     """Largest norm of the gradient."""
 
     def check(self) -> None:
-        _require_warmup(self, "finetune")
-        both = self.mixup + self.cutmix
-        require(both <= 1, "finetune.cutmix", f"at most what mixup ({self.mixup:g}) leaves of 1", self.cutmix)
+        rule, left = f"between 0 and epochs ({self.epochs})", f"at most what mixup ({self.mixup:g}) leaves of 1"
+        require(self.warmup_epochs <= self.epochs, "finetune.warmup_epochs", rule, self.warmup_epochs)
+        require(self.mixup + self.cutmix <= 1, "finetune.cutmix", left, self.cutmix)
 
 
 @dataclass(frozen=True)
@@ -134,69 +130,56 @@ class Protocols(Settings):
         return tuple(name for name in PROTOCOLS if on.get(name))
 
 
-def paper() -> Protocols:
-    """The paper's text: SGD at 0.1 without decay, augmentation on while probes train, fine-tuning with decay 0.5.
-
-    The text says "warmup steps" for 10 and 5, which are MAE's epochs and which the released code reads as epochs: so do
-    we, as ten of 9,700 steps would be no warm-up. Of pretraining's 40 both readings are settings (recipe `paper`).
-    """
-    return Protocols()
-
-
-def released() -> Protocols:
-    """The paper's text, but fine-tuning as the authors' code has it: decay 0.05 and beta2 0.999."""
-    return Protocols("released", finetune=FinetuneProtocol(betas=(0.9, 0.999), weight_decay=0.05))
-
-
-def plain() -> Protocols:
-    """The paper's ablation: its text, but no augmentation while probes train."""
-    return Protocols("plain", probe=ProbeProtocol(augment=None))
-
-
-def strong() -> Protocols:
-    """No augmentation for probes, standardized features, rates and decays chosen on a part of the training set.
-
-    Fine-tuning is long, with RandAugment, mixup and CutMix, stochastic depth and EMA weights, on the mean token. What
-    was published of it before had none of these: 100 epochs, batches of 512, crops from 20% of the area and [CLS].
-    """
-    probe = ProbeProtocol(
-        epochs=50,
-        warmup_epochs=5,
-        base_lrs=(0.01, 0.03, 0.1, 0.3, 1.0),
-        weight_decays=(0.0, 1e-4, 1e-3),
-        clip_norm=1.0,
-        augment=None,
-        standardize=True,
-    )
-    finetune = FinetuneProtocol(
-        epochs=200,
-        batch_size=256,
-        betas=(0.9, 0.999),
-        weight_decay=0.05,
-        warmup_epochs=10,
-        layer_decay=0.75,
-        pooling="mean",
-        augment=AugmentConfig(crop_scale=(0.5, 1.0)),
-        distort=0.5,
-        blank=0.25,
-        mixup=0.4,
-        cutmix=0.4,
-        label_smoothing=0.1,
-        drop_path=0.1,
-        average=0.999,
-        clip_norm=1.0,
-    )
-    return Protocols("strong", probe, KnnProtocol(), finetune)
-
-
-PRESETS = {"paper": paper, "released": released, "plain": plain, "strong": strong}
+PRESETS = {
+    # The paper's text: SGD at 0.1 without decay, augmentation while probes train, fine-tuning with decay 0.5. It says
+    # "warmup steps" for 10 and 5, which are MAE's epochs and which the released code reads as epochs: so do we, as ten
+    # of 9,700 steps would be no warm-up. Of pretraining's 40 both readings are settings (recipe `paper`).
+    "paper": Protocols(),
+    # The text, but fine-tuning as the authors' code has it.
+    "released": Protocols("released", finetune=FinetuneProtocol(betas=(0.9, 0.999), weight_decay=0.05)),
+    # The paper's ablation: its text, but no augmentation while probes train.
+    "plain": Protocols("plain", probe=ProbeProtocol(augment=None)),
+    # Standardized features; rates and decays chosen on a part of the training set. Fine-tuning is long, on the mean
+    # token. What was published of it before had 100 epochs, batches of 512, crops from 20% of the area and [CLS].
+    "strong": Protocols(
+        "strong",
+        ProbeProtocol(
+            epochs=50,
+            warmup_epochs=5,
+            base_lrs=(0.01, 0.03, 0.1, 0.3, 1.0),
+            weight_decays=(0.0, 1e-4, 1e-3),
+            clip_norm=1.0,
+            augment=None,
+            standardize=True,
+        ),
+        KnnProtocol(),
+        FinetuneProtocol(
+            epochs=200,
+            batch_size=256,
+            betas=(0.9, 0.999),
+            weight_decay=0.05,
+            warmup_epochs=10,
+            layer_decay=0.75,
+            pooling="mean",
+            augment=AugmentConfig(crop_scale=(0.5, 1.0)),
+            distort=0.5,
+            blank=0.25,
+            mixup=0.4,
+            cutmix=0.4,
+            label_smoothing=0.1,
+            drop_path=0.1,
+            average=0.999,
+            clip_norm=1.0,
+        ),
+    ),
+}
 
 
 def preset(name: str) -> Protocols:
     """The preset of this name."""
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
-    return PRESETS[name]()
+    return PRESETS[name]
 
 
 def without_augmentation(protocols: Protocols) -> Protocols:

@@ -31,8 +31,7 @@ from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
 SETTING = ("base_lr", "weight_decay")
-WIDEST = 4096
-"""Features wider than this have no effective rank: it takes a decomposition of their products."""
+WIDEST = 4096  # features wider than this have no effective rank: it takes a decomposition of their products
 
 
 def evaluate(
@@ -49,15 +48,11 @@ def evaluate(
 ) -> Evaluation:
     """Score what `method` made in `epoch` epochs by the protocols; `folder` makes fine-tuning resumable.
 
-    `represent` and `standardize` are on one device; `say` hears what is being done. Several processes that call this
-    alike compute features together; heads are trained in each, alike.
+    Several processes that call this alike compute features together; heads are trained in each, alike.
     """
     require(len(set(seeds)) == len(seeds) > 0, "seeds", "at least one number, no two alike", tuple(seeds))
-    if world.size > 1 and protocols.finetune:
-        raise UserError(
-            f"protocols must be linear, mlp or knn in several processes ({world.size}), got 'finetune': it trains the "
-            "encoder, which one process does; run it without torchrun"
-        )
+    alone = world.size == 1 or not protocols.finetune
+    require(alone, "protocols", f"linear, mlp or knn in several processes ({world.size})", "finetune")
     splits, label = complete(splits), f"{method} epoch {epoch}" if epoch else method
     data = EvaluationData(represent, splits, standardize, protocols, world)
     scores: list[Score] = []
@@ -137,15 +132,11 @@ class EvaluationData:
         count = max(len(splits.train.classes), 1 + max(int(numbers.max()) for numbers in self.labels.values()))
         named = len(splits.train.classes) == count
         self.classes = splits.train.classes if named else tuple(map(str, range(count)))
-        self.notes = self._missing_classes()
-
-    def _missing_classes(self) -> list[str]:
         present = np.unique(self.labels["train"])
-        notes = ["the training part has a single class: every answer is that class"] if len(present) == 1 else []
+        self.notes = ["the training part has a single class: every answer is that class"] if len(present) == 1 else []
         for name in self.held_out:
             missing = [self.classes[c] for c in np.setdiff1d(self.labels[name], present)]
-            notes += [f"class {c!r} is in {name} but not in train, and cannot be learned" for c in missing]
-        return notes
+            self.notes += [f"class {c!r} is in {name} but not in train, and cannot be learned" for c in missing]
 
     def target(self, part: str = "train") -> Tensor:
         """Labels of a part on the device."""
@@ -183,9 +174,8 @@ def _labels(part: ImageSet, name: str) -> np.ndarray:
     labels = part.labels
     if labels is None or not len(labels):
         raise UserError(f"the {name} split must have labelled images, got none")
-    whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) and labels.min() >= 0
-    rule = "whole class numbers from 0 on, of shape (N,)"
-    require(bool(whole), f"labels of {name}", rule, (labels.dtype, labels.shape))
+    whole = bool(labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) and labels.min() >= 0)
+    require(whole, f"labels of {name}", "whole class numbers from 0 on, of shape (N,)", (labels.dtype, labels.shape))
     return labels.astype(np.int64)
 
 

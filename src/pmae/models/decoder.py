@@ -22,8 +22,7 @@ class Decoder(nn.Module):
     """Predicts patches (B, N, numbers of a patch) from the encoder's tokens: every one, or those that were hidden."""
 
     positions: Tensor
-    kernels: str | None = None
-    """What `fast.accelerate` was told, if it was."""
+    kernels: str | None = None  # what `fast.accelerate` was told, if it was
 
     def __init__(self, config: DecoderConfig, encoder: Encoder, patch: int | None) -> None:
         super().__init__()
@@ -45,10 +44,9 @@ class Decoder(nn.Module):
         self.run_blocks: Callable[..., Tensor] = run_blocks
 
     def forward(self, prefix: Tensor, patches: Tensor, order: Tensor | None = None) -> Tensor:
-        """Tokens in, patches out.
+        """Every patch from every token or, with `order` (B, N), the hidden ones from the visible ones.
 
-        With `order` (B, N), the positions of the visible patches and then of the hidden ones, mask tokens stand in for
-        these, and these alone are predicted, in that order.
+        `order` has the positions of the visible patches and then of the hidden ones, which come out in that order.
         """
         patches, prefix = self.embed(patches), self.embed(prefix)
         positions = self.positions.to(patches.dtype)

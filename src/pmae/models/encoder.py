@@ -1,7 +1,4 @@
-"""Encoders: the paper's ViT-T or any timm image model, built for the data's size and channels.
-
-`Encoder.net` is the timm model itself, class, forward and state dict, so exporting an encoder is copying it.
-"""
+"""Encoders: the paper's ViT-T or any timm image model, which `Encoder.net` is: exporting is copying it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -36,8 +33,7 @@ class Encoder(nn.Module):
     `embed_patches` and `run_blocks` are how a ViT's two parts are run; `fast.accelerate` puts faster ones there.
     """
 
-    kernels: str | None = None
-    """What `fast.accelerate` was told, if it was."""
+    kernels: str | None = None  # what `fast.accelerate` was told, if it was
 
     def __init__(self, net: nn.Module, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -52,8 +48,6 @@ class Encoder(nn.Module):
         """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE)."""
         net: Any = self.net
         if not self.is_vit:
-            if keep is not None:
-                raise UserError(f"masking patches (MAE) must have a ViT encoder from timm, got {type(net).__name__}")
             return split_tokens(net, net.forward_features(x))
         prefix = net.num_prefix_tokens
         tokens = net._pos_embed(self.embed_patches(net.patch_embed, x))
@@ -86,11 +80,16 @@ def pool(prefix: Tensor, patches: Tensor) -> dict[str, Tensor]:
 
 def build_encoder(config: EncoderConfig, shape: tuple[int, int, int]) -> Encoder:
     """An untrained encoder for images (C, H, W); `config.patch_size` must be resolved for a ViT."""
-    if config.name == "vit_tiny":
-        return Encoder(_vit_tiny(config, shape), shape)
-    if not timm.is_model(config.name):
+    if config.name != "vit_tiny" and not timm.is_model(config.name):
         raise unknown_name("encoder.name", config.name, ["vit_tiny", *timm.list_models()])
     name, options = timm_recipe(config, shape)
+    if config.name == "vit_tiny":
+        net = VisionTransformer(num_classes=0, **options)
+        net.apply(INITIALIZERS[config.init])
+        if config.init == "normal":
+            nn.init.normal_(net.cls_token, std=0.02)  # type: ignore[arg-type]
+        net.pos_embed = nn.Parameter(sine_cosine(options["embed_dim"], *net.patch_embed.grid_size), requires_grad=False)
+        return Encoder(net, shape)
     try:
         encoder = Encoder(timm.create_model(name, num_classes=0, pretrained=False, **options), shape)
         # Some networks shrink small images to nothing, and only running them tells.
@@ -109,10 +108,8 @@ def is_vit_name(name: str) -> bool:
 def require_vit(encoder: Encoder, name: str) -> None:
     """Refuse an encoder that cannot drop tokens."""
     if not encoder.is_vit:
-        raise UserError(
-            "space.name 'pixels' (MAE) must have a ViT encoder, because the encoder sees only the visible patches; "
-            f"encoder.name is {name!r}; use a vit_* name, or space.name 'pca', which drops none"
-        )
+        said = f"must have a ViT encoder, which can see only the visible patches; encoder.name is {name!r}"
+        raise UserError(f"space.name 'pixels' (MAE) {said}; use a vit_* name, or space.name 'pca', which drops none")
 
 
 def timm_recipe(config: EncoderConfig, shape: tuple[int, int, int]) -> tuple[str, dict[str, Any]]:
@@ -130,16 +127,6 @@ def timm_recipe(config: EncoderConfig, shape: tuple[int, int, int]) -> tuple[str
     return "vit_tiny_patch16_224", options | {"embed_dim": dim, "depth": depth, "num_heads": heads}
 
 
-def _vit_tiny(config: EncoderConfig, shape: tuple[int, int, int]) -> VisionTransformer:
-    _, options = timm_recipe(config, shape)
-    net = VisionTransformer(num_classes=0, **options)
-    net.apply(INITIALIZERS[config.init])
-    if config.init == "normal":
-        nn.init.normal_(net.cls_token, std=0.02)  # type: ignore[arg-type]
-    net.pos_embed = nn.Parameter(sine_cosine(options["embed_dim"], *net.patch_embed.grid_size), requires_grad=False)
-    return net
-
-
 def _patch(config: EncoderConfig, shape: tuple[int, int, int]) -> int | tuple[int, int]:
     """The patch's side, or rows and columns where it is no square, checked against the image."""
     _, height, width = shape
@@ -147,35 +134,27 @@ def _patch(config: EncoderConfig, shape: tuple[int, int, int]) -> int | tuple[in
     if patch is None:
         raise UserError("encoder.patch_size must be set or derived from the data before the encoder is built")
     rows, columns = patch_sides(patch, height)
-    fits = rows <= height and columns <= width
-    require(fits, "encoder.patch_size", f"at most the image's side ({height}x{width})", patch)
     sides = f"the image's sides ({height}x{width})"
+    require(rows <= height and columns <= width, "encoder.patch_size", f"at most {sides}", patch)
     if height == 1:
         sides = f"the signal's length ({width}: {', '.join(str(p) for p in range(1, width) if width % p == 0)})"
     require(height % rows == 0 and width % columns == 0, "encoder.patch_size", f"a divisor of {sides}", patch)
     return patch if rows == columns else (rows, columns)
 
 
-def _initialize(draw: Callable[[Tensor], object]) -> Callable[[nn.Module], None]:
+def _initialize(module: nn.Module, draw: Callable[[Tensor], object]) -> None:
     """Drawn matrices and zero biases; a patch embedding counts as a matrix."""
-
-    def initialize(module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            draw(module.weight.view(len(module.weight), -1))
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-
-    return initialize
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        draw(module.weight.view(len(module.weight), -1))
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 INITIALIZERS = {
-    "xavier": _initialize(nn.init.xavier_uniform_),
-    "normal": _initialize(partial(nn.init.normal_, std=0.02)),
+    "xavier": partial(_initialize, draw=nn.init.xavier_uniform_),
+    "normal": partial(_initialize, draw=partial(nn.init.normal_, std=0.02)),
 }
 """As MAE starts, and as the paper's released code does."""
-
-
-# Images cut into patches and put together again.
 
 
 def patch_sides(patch: int, height: int) -> tuple[int, int]:
@@ -199,19 +178,14 @@ def unpatchify(patches: Tensor, patch: int, shape: tuple[int, int, int]) -> Tens
     return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, height, width)
 
 
-# Fixed sine-cosine positions on a grid of patches.
-
-
 def sine_cosine(width: int, rows: int, columns: int, prefix: int = 1) -> Tensor:
-    """(1, prefix + rows * columns, width): half of the width encodes the column, half the row; prefix tokens get 0."""
+    """Fixed positions (1, prefix + rows * columns, width): half of the width encodes the column, half the row.
+
+    Sines and cosines have wavelengths from 2 pi to 10,000 times that; prefix tokens get 0.
+    """
     require(width % 4 == 0, "width", "a multiple of 4 for sine-cosine positions", width)
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    grid = torch.cat([_waves(column.flatten(), width // 2), _waves(row.flatten(), width // 2)], dim=1)
-    return torch.cat([torch.zeros(prefix, width), grid])[None]
-
-
-def _waves(position: Tensor, width: int) -> Tensor:
-    """(N, width) sines and cosines with wavelengths from 2 pi to 10,000 times that."""
-    frequency = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / (width / 2))
-    angle = position.double()[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=1).float()
+    frequency = 10000.0 ** (-torch.arange(width // 4, dtype=torch.float64) / (width / 4))
+    angles = [at.flatten().double()[:, None] * frequency for at in (column, row)]
+    waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
+    return torch.cat([torch.zeros(prefix, width), torch.cat(waves, dim=1).float()])[None]

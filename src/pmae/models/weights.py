@@ -1,10 +1,8 @@
-"""Pretrained weights to start from: those of another run, or a ViT saved by timm or Hugging Face.
-
-Names must agree to the last one; sizes are adapted where that has a meaning, and every adaptation is told.
-"""
+"""Pretrained weights of a run, timm or Hugging Face: names must agree, sizes are adapted, and it is told."""
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +26,7 @@ MODEL_ARGS = {
 }
 """The arguments that a timm folder's config.json may name. Others can make timm fetch and write files
 (`pretrained`, `pretrained_cfg`, `cache_dir`), so they are refused by name."""
-LARGEST = 1 << 16
-"""Of the numbers in a config.json."""
+LARGEST = 1 << 16  # of the numbers in a config.json
 
 
 class Pretrained(NamedTuple):
@@ -63,8 +60,19 @@ def load_weights(path: str, encoder: Encoder) -> Pretrained:
     except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise UserError(f"encoder.weights {path!r} must be weights of such a network, but {error}") from error
     expected = encoder.net.state_dict()
-    _require_fit(path, tensors, expected)
+    require_fit(f"encoder.weights {path!r} does not fit the encoder", expected, tensors)
     return Pretrained({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}, notes)
+
+
+def require_fit(said: str, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors whose names or shapes are not those expected, with the first that are not."""
+    wrong = []
+    for name in sorted(expected.keys() | tensors.keys()):
+        want, got = (tuple(each[name].shape) if name in each else "nothing" for each in (expected, tensors))
+        wrong += [f"{name} must be {want}, got {got}"] if want != got else []
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(f"{said}: {'; '.join(wrong[:3])}{more}")
 
 
 def _locate(path: Path) -> tuple[Path, Origin]:
@@ -76,10 +84,9 @@ def _locate(path: Path) -> tuple[Path, Origin]:
         return run.checkpoint() / "encoder.safetensors", _origin_of(encoder.net)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
     if len(files) != 1 or files[0].suffix != ".safetensors":
-        raise UserError(
-            "encoder.weights must be a run folder, a .safetensors file or a folder with one such file, "
-            f"got {str(path)!r}" + (f" with {len(files)} of them" if path.is_dir() else "")
-        )
+        rule = "a run folder, a .safetensors file or a folder with one such file"
+        found = f" with {len(files)} of them" if path.is_dir() else ""
+        raise UserError(f"encoder.weights must be {rule}, got {str(path)!r}{found}")
     beside = files[0].parent / "config.json"
     return files[0], _origin_in(read_object(beside), str(beside)) if beside.is_file() else Origin()
 
@@ -113,16 +120,13 @@ def _origin_of(net: Any) -> Origin:
 
 def _recorded(image: Any, patch: Any, heads: Any, where: str) -> Origin:
     """The grid and the heads that a file states, its values checked."""
-    (height, width), (rows, columns) = (_pair(side) for side in (image, patch))
+    pairs = (side if isinstance(side, list | tuple) and len(side) == 2 else (side, side) for side in (image, patch))
+    (height, width), (rows, columns) = pairs
     for name, value in {"img_size": (height, width), "patch_size": (rows, columns), "num_heads": (heads,)}.items():
         whole = all(type(number) is int and 0 < number <= LARGEST for number in value)
         require(whole or value == (None,), f"{name} in {where}", f"whole, from 1 to {LARGEST:,}", value)
     require(rows <= height and columns <= width, f"patch_size in {where}", f"at most {height}x{width}", patch)
     return Origin((height // rows, width // columns), heads)
-
-
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value[0], value[1]) if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
 
 
 def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
@@ -132,8 +136,7 @@ def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -
     if extra:
         notes.append(f"left out {', '.join(sorted({name.split('.')[0] for name in extra}))}")
     kept = {name: tensor for name, tensor in tensors.items() if name not in extra}
-    huggingface = any(name.startswith("embeddings.") for name in kept)
-    return from_huggingface(kept) if huggingface else kept
+    return from_huggingface(kept) if any(name.startswith("embeddings.") for name in kept) else kept
 
 
 def _check_heads(origin: Origin, encoder: Encoder, notes: list[str]) -> None:
@@ -158,24 +161,17 @@ def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes
         return tensors
     prefix = net.pos_embed.shape[1] - grid[0] * grid[1]
     count = positions.shape[1] - prefix
-    old = origin.grid or _square(count, grid)
-    rule = f"a grid of {_size(old)}, as recorded beside it"
-    require(old[0] * old[1] == count, "encoder.weights", rule, f"{count} positions")
+    # When nothing records the grid of so many positions: the encoder's own, or a square.
+    side = math.isqrt(max(count, 0))
+    old = origin.grid or (grid if count == grid[0] * grid[1] else (side, side))
+    if old[0] * old[1] != count:
+        rule = f"of {_size(old)}, as recorded beside it" if origin.grid else "that is square, or config.json beside it"
+        raise UserError(f"encoder.weights must have a grid {rule}, got {count} positions")
     if old != grid:
         notes.append(f"positions resampled from a grid of {_size(old)} to {_size(grid)}")
         resampled = resample_abs_pos_embed(positions, list(grid), list(old), num_prefix_tokens=prefix)
         tensors = {**tensors, "pos_embed": resampled}
     return tensors
-
-
-def _square(count: int, grid: tuple[int, int]) -> tuple[int, int]:
-    """The grid of so many positions when nothing records it: the encoder's own, or a square."""
-    if count == grid[0] * grid[1]:
-        return grid
-    side = math.isqrt(max(count, 0))
-    if side * side != count:
-        raise UserError(f"encoder.weights must have a config.json beside it: {count} positions make no square grid")
-    return side, side
 
 
 def _fit_channels(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
@@ -195,39 +191,23 @@ def _fit_channels(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]
     return {**tensors, name: weight[:, torch.arange(new) % old] * (old / new)}
 
 
-def _require_fit(path: str, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    if missing or unexpected:
-        words = f"missing {_listed(missing)}; unexpected {_listed(unexpected)}"
-        raise UserError(f"encoder.weights {path!r} must have the names of the encoder's weights: {words}")
-    for name in sorted(tensors):
-        want, got = tuple(expected[name].shape), tuple(tensors[name].shape)
-        if want != got:
-            raise UserError(f"encoder.weights {path!r} does not fit the encoder: {name} must be {want}, got {got}")
-
-
-def _listed(names: list[str]) -> str:
-    return (", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")) or "nothing"
-
-
 def _size(pair: Any) -> str:
     return f"{pair[0]}x{pair[1]}"
 
 
-HF_LAYER = "encoder.layer.{}."
 HF_NAMES = {
     "cls_token": "embeddings.cls_token",
     "pos_embed": "embeddings.position_embeddings",
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
-    "blocks.{}.norm1": HF_LAYER + "layernorm_before",
-    "blocks.{}.norm2": HF_LAYER + "layernorm_after",
-    "blocks.{}.attn.query": HF_LAYER + "attention.attention.query",
-    "blocks.{}.attn.key": HF_LAYER + "attention.attention.key",
-    "blocks.{}.attn.value": HF_LAYER + "attention.attention.value",
-    "blocks.{}.attn.proj": HF_LAYER + "attention.output.dense",
-    "blocks.{}.mlp.fc1": HF_LAYER + "intermediate.dense",
-    "blocks.{}.mlp.fc2": HF_LAYER + "output.dense",
+    "blocks.{}.norm1": "encoder.layer.{}.layernorm_before",
+    "blocks.{}.norm2": "encoder.layer.{}.layernorm_after",
+    "blocks.{}.attn.query": "encoder.layer.{}.attention.attention.query",
+    "blocks.{}.attn.key": "encoder.layer.{}.attention.attention.key",
+    "blocks.{}.attn.value": "encoder.layer.{}.attention.attention.value",
+    "blocks.{}.attn.proj": "encoder.layer.{}.attention.output.dense",
+    "blocks.{}.mlp.fc1": "encoder.layer.{}.intermediate.dense",
+    "blocks.{}.mlp.fc2": "encoder.layer.{}.output.dense",
 }
 """A plain ViT's modules in timm and in Hugging Face's files, which keep three matrices for timm's `attn.qkv`.
 

@@ -1,7 +1,4 @@
-"""Checkpoints: safetensors and JSON, whole or absent; the older ones keep the encoder (and a space that learns).
-
-The state.json of a checkpoint is its manifest: sizes and checksums, so that a damaged file is told from a whole one.
-"""
+"""Checkpoints: safetensors and JSON, whole or absent; state.json lists sizes and checksums, so that damage is told."""
 
 import hashlib
 import json
@@ -20,14 +17,14 @@ from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors, write_json, write_tensors, write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
+from pmae.models.weights import require_fit
 from pmae.runs import Run, create_run, read_state
 from pmae.spaces import Space, build_space
 from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
 
-Contents = Mapping[str, Mapping[str, Tensor]]
-"""The tensors of each file of a checkpoint."""
+Contents = Mapping[str, Mapping[str, Tensor]]  # the tensors of each file of a checkpoint
 
 
 def contents(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> Contents:
@@ -55,7 +52,9 @@ def save(run: Run, files: Contents, name: str, state: dict[str, int], keep: int)
         folder.mkdir()
         for name, tensors in files.items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
-        write_json(folder / "state.json", _manifest(state, folder, files))
+        sizes = {name: (folder / name).stat().st_size for name in files}
+        manifest = {**state, "files": sizes, "blake2b": {name: _file_checksum(folder / name) for name in files}}
+        write_json(folder / "state.json", {**manifest, "seal": _seal(manifest)})
 
     (run.path / "checkpoints").mkdir(exist_ok=True)
     path = run.path / "checkpoints" / name
@@ -77,7 +76,7 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
             load_into(model.encoder.net, path / "encoder.safetensors")
             load_into(model.decoder, path / "decoder.safetensors")
             if model.space.learns:
-                _load_learned(model.space, path / "space.safetensors")
+                load_into(model.space, path / "space.safetensors", learned=True)
             _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
             return int(read_state(path)["step"])
         warnings.warn(f"checkpoint {path.name} is damaged and the one before it is used: {found}", stacklevel=2)
@@ -92,7 +91,8 @@ def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Confi
     if config.encoder.name == "vit_tiny":
         # Without its memory first: damaged settings may ask for more than there is.
         with torch.device("meta"):
-            _require_fit(path, build_encoder(config.encoder, run.shape).net.state_dict(), read_tensors(path))
+            expected = build_encoder(config.encoder, run.shape).net.state_dict()
+        require_fit(f"checkpoint {str(path)!r} does not fit the settings", expected, read_tensors(path))
     encoder = build_encoder(config.encoder, run.shape)
     load_into(encoder.net, path)
     return config, encoder.eval(), standardize
@@ -110,15 +110,9 @@ def load_space(run: Run, epoch: int | None = None) -> Space:
     space = build_space(run.config.space, run.shape)
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
     if space.learns:
-        _load_learned(space, _require_whole(run.checkpoint(epoch), "space.safetensors"))
+        # The fitted rest of it does not change while training.
+        load_into(space, _require_whole(run.checkpoint(epoch), "space.safetensors"), learned=True)
     return space
-
-
-def _load_learned(space: Space, path: Path) -> None:
-    """The parameters of a space that learns; the fitted rest of it does not change while training."""
-    tensors = read_tensors(path)
-    _require_fit(path, dict(space.named_parameters()), tensors)
-    space.load_state_dict({**space.state_dict(), **tensors})
 
 
 def load_standardize(run: Run) -> Standardize:
@@ -129,47 +123,26 @@ def load_standardize(run: Run) -> Standardize:
     return Standardize(fitted["mean"], fitted["std"])
 
 
-def load_into(module: nn.Module, path: Path, prefix: str = "") -> None:
-    """Load a state dict that must fit exactly, or say what does not."""
-    tensors = read_tensors(path, prefix)
-    _require_fit(path, module.state_dict(), tensors)
-    module.load_state_dict(tensors)
-
-
-def _require_fit(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    for name in sorted(expected.keys() | tensors.keys()):
-        want, got = (tuple(each[name].shape) if name in each else "nothing" for each in (expected, tensors))
-        if want != got:
-            raise UserError(f"checkpoint {str(path)!r} does not fit the settings: {name} must be {want}, got {got}")
+def load_into(module: nn.Module, path: Path, prefix: str = "", learned: bool = False) -> None:
+    """Load a state dict, or what is `learned` of one, that must fit exactly, or say what does not."""
+    state, tensors = module.state_dict(), read_tensors(path, prefix)
+    expected = dict(module.named_parameters()) if learned else state
+    require_fit(f"checkpoint {str(path)!r} does not fit the settings", expected, tensors)
+    module.load_state_dict(state | tensors)
 
 
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     known = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
-        if name not in known:
-            raise UserError(f"checkpoint does not fit the settings: it holds moments of an unknown parameter {name!r}")
-        parameter = known[name]
-        if value.shape not in ((), parameter.shape):
-            raise UserError(f"checkpoint does not fit the settings: {key} must be {tuple(parameter.shape)}")
-        optimizer.state[parameter][kind] = value.to(parameter.device)
-
-
-def _manifest(state: dict[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
-    """The state of a checkpoint with the size and checksum of each of its files, and a checksum of itself."""
-    state = {
-        **state,
-        "files": {name: (folder / name).stat().st_size for name in names},
-        "blake2b": {name: _file_checksum(folder / name) for name in names},
-    }
-    return {**state, "seal": _seal(state)}
+        if name not in known or value.shape not in ((), known[name].shape):
+            want = tuple(known[name].shape) if name in known else "nothing"
+            raise UserError(f"checkpoint does not fit the settings: {key} must be {want}, got {tuple(value.shape)}")
+        optimizer.state[known[name]][kind] = value.to(known[name].device)
 
 
 def damage(folder: Path, only: Iterable[str] | None = None) -> str | None:
-    """What is wrong with the files of a checkpoint, or with those asked for; None if nothing is.
-
-    Checkpoints from before there were checksums are judged by the sizes they list.
-    """
+    """What is wrong with the files of a checkpoint, or those asked for; older ones list sizes, not checksums."""
     try:
         state = read_object(folder / "state.json")
     except UserError as error:
@@ -178,8 +151,15 @@ def damage(folder: Path, only: Iterable[str] | None = None) -> str | None:
     seal = state.pop("seal", None)
     if not (isinstance(sizes, dict) and isinstance(checksums, dict)) or (seal is not None and seal != _seal(state)):
         return "state.json is not as it was written"
-    listed = sizes if only is None else [name for name in only if name in sizes]
-    wrong = [name for name in listed if not _is_as_written(folder / name, sizes[name], checksums.get(name))]
+    wrong = []
+    for name in sizes if only is None else [name for name in only if name in sizes]:
+        try:
+            is_whole = (folder / name).stat().st_size == sizes[name]
+            is_whole = is_whole and checksums.get(name) in (None, _file_checksum(folder / name))
+        # A name that is no name, from a file that is no manifest.
+        except (OSError, ValueError):
+            is_whole = False
+        wrong += [] if is_whole else [name]
     return f"{', '.join(wrong)} missing or not as written" if wrong else None
 
 
@@ -189,14 +169,6 @@ def _require_whole(folder: Path, name: str) -> Path:
     if found:
         raise UserError(f"checkpoint must be whole, got {str(folder)!r}: {found}; use an earlier epoch")
     return folder / name
-
-
-def _is_as_written(path: Path, size: object, checksum: object) -> bool:
-    try:
-        return path.stat().st_size == size and (checksum is None or _file_checksum(path) == checksum)
-    # A name that is no name, from a file that is no manifest.
-    except (OSError, ValueError):
-        return False
 
 
 def _file_checksum(path: Path) -> str:
@@ -234,12 +206,8 @@ def load_trained(run: Run) -> TrainedModel:
     return TrainedModel(config, environment, model.eval(), load_standardize(run), run.metrics(), run.results)
 
 
-def write_at_step_0(path: Path | str, trained: TrainedModel) -> Run:
-    """A run folder whose initial weights, statistics and space are those of `trained`; resuming it trains them on."""
-    return _write(path, trained, epoch=0, step=0)
-
-
-def _write(path: Path | str, trained: TrainedModel, epoch: int, step: int) -> Run:
+def write_trained(path: Path | str, trained: TrainedModel, epoch: int = 0, step: int = 0) -> Run:
+    """A run folder with these weights, statistics and space; resuming it at step 0 trains them on."""
     run = create_run(path, trained.config, trained.environment)
     save_fitted(run, trained.standardize, trained.model.space)
     optimizer = build_optimizer(trained.model, trained.config.optim, on_graph=False)
@@ -255,7 +223,7 @@ def write_finished(path: Path | str, trained: TrainedModel) -> Run:
 
     def write(temporary: Path) -> None:
         last = max(line["step"] for line in trained.metrics)
-        run = _write(temporary, trained, trained.config.train.epochs or 0, last)
+        run = write_trained(temporary, trained, trained.config.train.epochs or 0, last)
         lines = (json.dumps(line) + "\n" for line in trained.metrics)
         (run.path / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
         run.add_results(**trained.results)

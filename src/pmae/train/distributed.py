@@ -24,8 +24,7 @@ from pmae.method import MaskedAutoencoder, PrincipalMAE, build_method
 
 TIMEOUT = "PMAE_TIMEOUT"
 """Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
-GROUPS = itertools.count()
-"""A process may join the others more than once: to train a twin, and then to evaluate it."""
+GROUPS = itertools.count()  # a process may join the others more than once: to train a twin, and then to evaluate it
 
 
 class World:
@@ -81,10 +80,8 @@ class World:
     def require_same(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse to train when processes begin with different weights or moments: they would drift apart in silence."""
         if self.size > 1 and len(set(self.all_gather(int(tensors_digest(tensors)[:15], 16)))) > 1:
-            raise UserError(
-                "all processes must begin with the same weights and moments, and they differ: "
-                "every machine needs the same version of the software and the same run folder"
-            )
+            why = "every machine needs the same version of the software and the same run folder"
+            raise UserError(f"all processes must begin with the same weights and moments, and they differ: {why}")
 
 
 ONE_PROCESS = World()
@@ -127,23 +124,18 @@ def process_group(device: torch.device) -> Iterator[World]:
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    backend, mine = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    # Under names of this group alone: `torchrun` may keep a store over a restart, with addresses of the dead.
+    group = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}, group {next(GROUPS)}"
+    options: dict[str, Any] = {"timeout": _timeout(), "device_id": mine}
     with lost_process_errors(world):
-        _join(world)
+        store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))  # type: ignore[attr-defined]
+        store = torch.distributed.PrefixStore(group, store)  # type: ignore[attr-defined]
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, **options)
     try:
         yield world
     finally:
         torch.distributed.destroy_process_group()
-
-
-def _join(world: World) -> None:
-    """Under names of this group alone: `torchrun` may keep a store over a restart, with addresses of the dead."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store, rank, size = next(torch.distributed.rendezvous("env://", timeout=_timeout()))  # type: ignore[attr-defined]
-    store = torch.distributed.PrefixStore(f"attempt {attempt}, group {next(GROUPS)}", store)  # type: ignore[attr-defined]
-    backend, mine = ("nccl", world.device) if world.device.type == "cuda" else ("gloo", None)
-    torch.distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=_timeout(), device_id=mine
-    )
 
 
 def _timeout() -> timedelta:
@@ -175,30 +167,18 @@ def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder,
         require(not config.train.shard, "train.shard", rule, config.train.shard)
         return
     require(batch_size % size == 0, "train.batch_size", f"a multiple of the number of processes, {size}", batch_size)
+    several = "in several processes, each of which knows its part of the batch"
     counted = config.objective.scale == "mean" and isinstance(model, PrincipalMAE) and not model.on_pixels
-    why = "the whole batch, and each process knows its own part"
-    if counted and config.masking.per == "image":
-        raise UserError(
-            "objective.scale must be constant or sum in several processes when every image has its own mask of "
-            f"components (masking.per image), got 'mean': it divides by what is hidden in {why}"
-        )
-    if model.space.learns:
-        raise UserError(
-            f"space.name must be a space that does not learn in several processes, got {config.space.name!r}: its loss "
-            f"is a ratio over {why}"
-        )
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()):
-        raise UserError(
-            f"encoder.name must have no batch normalization in several processes, got {config.encoder.name!r}: its "
-            f"statistics are over {why}; use a ViT or a ConvNeXt"
-        )
+    rule = f"constant or sum {several}, when every image has its own mask of components (masking.per image)"
+    require(not counted or config.masking.per != "image", "objective.scale", rule, "mean")
+    require(not model.space.learns, "space.name", f"a space that does not learn {several}", config.space.name)
+    normed = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+    rule = f"a network without batch normalization, such as a ViT or a ConvNeXt, {several}"
+    require(not normed, "encoder.name", rule, config.encoder.name)
 
 
 class AllGather(torch.autograd.Function):
-    """All-gather of features with gradients, as a loss over the whole batch (NT-Xent) needs it.
-
-    (2b, W) here to (2B, W) everywhere: first all first views by rank, then all second ones.
-    """
+    """All-gather with gradients, as NT-Xent over the whole batch needs: (2b, W) to (2B, W), first views first."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, world: World) -> Tensor:
@@ -217,10 +197,7 @@ class AllGather(torch.autograd.Function):
 
 
 def shard(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer, world: World) -> None:
-    """Divide weights, gradients and moments, the same in all processes, among their devices (FSDP2).
-
-    The model may wait on the host: a block at a time goes to the device, and what is not this process's is dropped.
-    """
+    """Divide weights, gradients and moments among the devices (FSDP2), a block at a time from the host."""
     mesh, names = init_device_mesh(world.device.type, (world.size,)), {p: name for name, p in model.named_parameters()}
     for name, blocks in list(model.named_modules()):
         if name.endswith("blocks"):
@@ -231,17 +208,13 @@ def shard(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer, world: Wor
     for group in optimizer.param_groups:
         group["params"] = [parts[names[p]] for p in group["params"]]
     for whole, name in names.items():
-        if whole in optimizer.state:
-            part, moments = parts[name], optimizer.state.pop(whole)
-            optimizer.state[part] = {key: _part(value, part) for key, value in moments.items()}
-
-
-def _part(value: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A moment divided as its parameter is; the count of steps stays one number."""
-    value = value.to(parameter.device)
-    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
-        return value
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        part = parts[name]
+        for key, value in optimizer.state.pop(whole, {}).items():
+            moment = value.to(part.device)
+            # Divided as its parameter is; the count of steps stays one number.
+            if isinstance(part, DTensor) and moment.shape == part.shape:
+                moment = distribute_tensor(moment, part.device_mesh, part.placements, src_data_rank=None)
+            optimizer.state[part][key] = moment
 
 
 def gathered(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:

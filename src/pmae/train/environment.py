@@ -89,9 +89,8 @@ def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
             raise
         half = batch_size // 2
         advice = f"{half} would take half of the memory" if half else "make the encoder smaller"
-        raise UserError(
-            f"train.batch_size must fit in the memory of {device}, got {batch_size}, which does not; {advice}"
-        ) from error
+        said = f"train.batch_size must fit in the memory of {device}, got {batch_size}, which does not"
+        raise UserError(f"{said}; {advice}") from error
 
 
 class StopSignal:
@@ -102,10 +101,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignal]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP (a closed terminal, a lost ssh) are noted instead of obeyed.
-
-    Only the main thread may catch signals, and one that is ignored, as under nohup, stays so.
-    """
+    """Inside, Ctrl-C, SIGTERM and SIGHUP are noted instead of obeyed; one ignored, as under nohup, stays so."""
     stop = StopSignal()
 
     def note(number: int, _frame: object) -> None:
@@ -124,14 +120,17 @@ def stop_signals() -> Iterator[StopSignal]:
 def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]:
     """Versions, device, commit and data, for environment.json."""
     parts = {name: getattr(splits, name) for name in ("train", "val", "test")}
-    cuda = device.type == "cuda"
+    cuda, packages = device.type == "cuda", dict.fromkeys(PACKAGES, "not installed")
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": packages,
         "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads",
         "threads": torch.get_num_threads(),
-        "commit": _commit(),
+        "commit": os.environ.get("PMAE_COMMIT") or _commit() or f"version {packages['pmae']}",
         "data": {
             "name": splits.name,
             "shape": list(splits.train.shape),
@@ -144,19 +143,10 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _commit() -> str:
-    """The commit of the source tree, or what PMAE_COMMIT says of a copy without a repository, or else the version."""
-    if given := os.environ.get("PMAE_COMMIT"):
-        return given
+def _commit() -> str | None:
+    """The commit of the source tree, if the package runs from one; of a copy of it, PMAE_COMMIT may say it."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return f"version {_version('pmae')}"
+        return None

@@ -1,8 +1,4 @@
-"""What a run says while it runs: metrics.jsonl, trackers, and a live line on a terminal or plain lines elsewhere.
-
-Trackers get the lines of metrics.jsonl as curves under the same names, in the run folder; Weights & Biases stays
-offline unless WANDB_MODE is set to online. Printing never raises: a reader that goes away must not end training.
-"""
+"""What a run says while it runs: metrics.jsonl, trackers, and a live line on a terminal or plain lines elsewhere."""
 
 import contextlib
 import json
@@ -25,8 +21,7 @@ from pmae.errors import missing_extra
 from pmae.files import disk_errors, read_object, write_json, write_text
 from pmae.runs import whole_lines
 
-PLAIN_SECONDS = 10.0
-"""Between two plain lines."""
+PLAIN_SECONDS = 10.0  # between two plain lines
 
 
 class LastingStream:
@@ -40,17 +35,15 @@ class LastingStream:
         return getattr(self._below, name)
 
     def write(self, text: str) -> int:
-        """Write, or drop what cannot be written; characters that the terminal does not know become question marks."""
+        # Characters that the terminal does not know become question marks.
         known = text.encode(self._encoding, "replace").decode(self._encoding)
         self._try(lambda below: below.write(known))
         return len(text)
 
     def flush(self) -> None:
-        """Flush; most failures show here."""
         self._try(lambda below: below.flush())
 
     def isatty(self) -> bool:
-        """Whether there is a terminal at the other end."""
         return self._below is not None and self._below.isatty()
 
     def _try(self, act: Callable[[TextIO], object]) -> None:
@@ -108,13 +101,8 @@ def require_tracker(name: str) -> None:
 
 def open_tracker(config: Config, folder: Path, done: int) -> Tracker | None:
     """The tracker that the settings name, continuing after step `done` the curves that the run folder holds."""
-    if config.train.track == "tensorboard":
-        return _tensorboard(folder, done)
-    return _wandb(folder, config) if config.train.track == "wandb" else None
-
-
-def _tensorboard(folder: Path, done: int) -> Tracker:
-    """Event files in the run's tensorboard/ folder, one for each time the run was started."""
+    if config.train.track != "tensorboard":
+        return _wandb(folder, config) if config.train.track == "wandb" else None
     summary_writer: Any = import_module("torch.utils.tensorboard").SummaryWriter
     # Readers drop the points from `purge_step` on that an earlier start left: those steps are taken again.
     writer = summary_writer(str(folder / "tensorboard"), purge_step=done + 1)
@@ -128,10 +116,7 @@ def _tensorboard(folder: Path, done: int) -> Tracker:
 
 
 def _wandb(folder: Path, config: Config) -> Tracker:
-    """An offline run in the run's wandb/ folder; `wandb sync` uploads it. Each start has the same id, kept beside it.
-
-    Steps that a resumed run takes again give the same values as before, so it does not matter which of them is kept.
-    """
+    """An offline run in the run's wandb/ folder; `wandb sync` uploads it. Each start has one id, kept beside it."""
     wandb: Any = import_module("wandb")
     kept = folder / "wandb.json"
     if not kept.exists():
@@ -169,7 +154,9 @@ class Journal:
         console = Console(file=stream)  # type: ignore[arg-type]
         self._live = Progress(*columns, console=console, refresh_per_second=4, disable=quiet or not stream.isatty())
         self._task = self._live.add_task("", total=self._steps, completed=done)
-        forget_after(path, done)
+        if path.exists():
+            # Without the lines of steps that a resumed run will take again, and a half-written last line.
+            write_text(path, "".join(f"{line}\n" for line, said in whole_lines(path) if said["step"] <= done))
 
     def __enter__(self) -> "Journal":
         self._live.start()
@@ -209,9 +196,3 @@ class Journal:
         left = (now - since) / max(step - first, 1) * (self._steps - step)
         known = step > first or step == self._steps
         say(f"{text}  {timedelta(seconds=round(left))} left" if known else text)
-
-
-def forget_after(path: Path, step: int) -> None:
-    """Drop the lines of steps that a resumed run will take again, and a half-written last line."""
-    if path.exists():
-        write_text(path, "".join(f"{line}\n" for line, said in whole_lines(path) if said["step"] <= step))

@@ -1,9 +1,11 @@
 """Pretraining from top to bottom: fit, step, log, save."""
 
+import math
 import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -18,14 +20,13 @@ from pmae.errors import Interrupted, UserError
 from pmae.files import folder_path, write_tensors
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
-from pmae.models.weights import Pretrained
+from pmae.models.weights import Pretrained, load_weights
 from pmae.runs import Run
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.distributed import ONE_PROCESS, World
 from pmae.train.environment import StopSignal, pick_engine, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker, say
 from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
-from pmae.train.schedule import learning_rate, step_seed
 from pmae.train.step import FastEngine, Inputs, Plain, build_optimizer
 
 OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
@@ -41,11 +42,7 @@ def pretrain(
     online_probe: OnlineProbe | None = None,
     until: int | None = None,
 ) -> Run:
-    """Train a resolved configuration on a data set into a run folder; `online_probe` scores the encoder now and then.
-
-    With `until` it stops after that epoch, scored and saved; when resumed it goes on as if it had not.
-    In processes that `torchrun` started, all of them train one run, and the first one writes it.
-    """
+    """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
     device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
     pick_engine(config.train, device)
     require_tracker(config.train.track)
@@ -58,8 +55,10 @@ def pretrain(
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
-        pretrained = setup.pretrained_weights(config, model.encoder, out, resume)
-        notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
+        pretrained, weights, notes = None, config.encoder.weights, list[str]()
+        if weights is not None and not (resume and Run(out).checkpoints()):
+            pretrained = load_weights(weights, model.encoder)
+            notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"]
         with world.all_agree():
             fit = (model.space, len(splits.train), device)
             notes += setup.threads_note(out, device) if resume else setup.expected_fit(*fit)
@@ -98,8 +97,13 @@ class Pretraining:
         self.steps = len(splits.train) // self.batch_size
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, splits.train.shape, world)
+        # Initial weights follow from the seed and the given ones; the caller's random state stays as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(train.seed)
+            self.model = build_method(config, splits.train.shape, space)
+        if pretrained:
+            self.model.encoder.net.load_state_dict(pretrained.tensors)
         # A model to be divided waits on the host: whole, it may not fit on the device.
-        self.model = setup.initial_model(config, splits.train.shape, space, pretrained)
         self.model.to("cpu" if train.shard else device)
         self.model.precision = environment.pick_precision(train.precision, device)
         fast.accelerate(self.model, train.kernels)
@@ -119,7 +123,11 @@ class Pretraining:
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""
         last = min(until or self.epochs, self.epochs)
-        with self._journal(quiet) as journal:
+        opened: AbstractContextManager[Journal | None] = nullcontext()
+        if self.world.main:  # of several processes the first one writes
+            tracker = open_tracker(self.config, self.run.path, self.step)
+            opened = Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet, tracker)
+        with opened as journal:
             # A run that was stopped right after an epoch was not looked at yet: that comes first.
             self._monitor(journal, online_probe, last)
             if journal and self.next_compiles and self.step < last * self.steps:
@@ -140,8 +148,12 @@ class Pretraining:
         self._start_clock()
         self.model.train()
         order = self.order(epoch)[first:, self.world.rank_slice(self.batch_size)]
+        optim = self.config.optim
+        warmup = optim.warmup_epochs if optim.warmup_steps is None else optim.warmup_steps / self.steps
         for position, images in enumerate(self.batches.each(order), first):
-            lr = self.peak_lr * learning_rate(self.config.optim, epoch, position, self.steps, self.epochs)
+            # The released schedule steps once an epoch, so it is asked for the epoch that is running.
+            now = epoch if optim.schedule == "released" else epoch + (position + 1) / self.steps
+            lr = self.peak_lr * rate(optim.schedule, now, self.epochs, warmup or 0.0)
             self.stepper(self.inputs(epoch, position, images, lr))
             self.step += 1
             # Several processes agree to stop when they log: asking at every step would make them wait for each other.
@@ -160,11 +172,7 @@ class Pretraining:
             self._save()
 
     def inputs(self, epoch: int, position: int, images: Tensor, lr: float = 0.0, whole: bool = False) -> Inputs:
-        """Everything step `position` of an epoch consumes: a function of the seed, the epoch and the position alone.
-
-        The images are those of `order`. Every process draws for the whole batch and takes its rows, so that how many
-        there are does not matter.
-        """
+        """All that a step consumes: a function of seed, epoch and position, however many processes share it."""
         seed = step_seed(self.config.train.seed, epoch, position)
         generator = torch.Generator(self.device).manual_seed(seed)
         views = 2 if self.model.contrastive else 1
@@ -184,13 +192,6 @@ class Pretraining:
         """Positions of the images (steps, batch) of an epoch: a function of the seed and the epoch."""
         generator = torch.Generator(self.device).manual_seed(step_seed(self.config.train.seed, epoch, -1))
         return self.batches.order(generator)[: self.steps * self.batch_size].view(self.steps, self.batch_size)
-
-    def _journal(self, quiet: bool) -> AbstractContextManager[Journal | None]:
-        """Of several processes the first one writes."""
-        if not self.world.main:
-            return nullcontext()
-        tracker = open_tracker(self.config, self.run.path, self.step)
-        return Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet, tracker)
 
     def _start_clock(self) -> None:
         self._timed_from, self._began = self.step, time.monotonic()
@@ -262,3 +263,28 @@ class Pretraining:
             f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
             f"{str(path)!r}; the last checkpoint is intact; a lower optim.base_lr or an optim.clip_norm may help"
         )
+
+
+def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
+    """Fraction of the peak learning rate at `position` epochs (a real number: schedules move every step).
+
+    cosine: linear from 0 over the warm-up, then half a cosine to 0. constant: the same warm-up, then 1.
+    released: 10^-(warmup - epoch) while warming up, stepping once an epoch, then half a cosine of `epochs` epochs: it
+    begins after the warm-up, so training ends before it reaches 0.
+    """
+    if schedule == "released":
+        position = math.floor(position)
+        if position < warmup:
+            return float(10.0 ** -(warmup - position))
+    elif position < warmup:
+        return position / warmup
+    if schedule == "constant":
+        return 1.0
+    length = epochs if schedule == "released" else max(epochs - warmup, 1e-9)
+    return 0.5 * (1 + math.cos(math.pi * min((position - warmup) / length, 1.0)))
+
+
+def step_seed(seed: int, epoch: int, step: int) -> int:
+    """A 63-bit seed for one step of one epoch; neighbouring steps share nothing."""
+    digest = blake2b(f"{seed}/{epoch}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,8 +1,4 @@
-"""Looks at a model while and after it trains, without labels: R2 of what is hidden, by bands, and pictures.
-
-All are functions of a model and leave it as it is. A mask group is what a mask hides as one: a component, or a group of
-them.
-"""
+"""Looks at a model while and after it trains, without labels: R2 of what is hidden, by bands, and pictures."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -35,18 +31,12 @@ class Visualization(NamedTuple):
 
 def visualize(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> Visualization:
     """What a model sees, predicts and is to predict of a batch under a mask, as standardized images."""
-    if isinstance(model, PrincipalMAE):
-        return _visualize_components(model, x, draw)
-    return _visualize_patches(model, x, draw)
-
-
-def _visualize_components(model: PrincipalMAE, x: Tensor, draw: Draw) -> Visualization:
-    """The hidden part of the prediction beside the hidden part of the image."""
+    if not isinstance(model, PrincipalMAE):
+        return _visualize_patches(model, x, draw)
     z, hidden, visible = model.hide(x, draw)
     y = unpatchify(model.predict(visible)[0], model.patch, model.encoder.shape)
 
-    def image_of(z: Tensor) -> Tensor:
-        """What the hidden coefficients add to the image of the others."""
+    def image_of(z: Tensor) -> Tensor:  # what the hidden coefficients add to the image of the others
         return model.space.reconstruct(z) - model.space.reconstruct(z.masked_fill(hidden, 0.0))
 
     return Visualization(visible, y if model.on_pixels else image_of(model.space.project(y)), image_of(z))

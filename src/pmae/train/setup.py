@@ -21,9 +21,7 @@ from pmae.data.decode import available_bytes
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.files import clear_stale, disk_errors, write_json
-from pmae.method import MaskedAutoencoder, build_method
-from pmae.models import Encoder
-from pmae.models.weights import Pretrained, load_weights
+from pmae.models.weights import Pretrained
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
 from pmae.spaces.moments import DistributedFit
@@ -38,8 +36,7 @@ FREE = (
 """Settings that a resumed run may change."""
 FIT_RATE = {"cpu": 1e11, "cuda": 2e13}
 """Operations a second of a fit, roughly: two cores in float32, a large GPU in float64."""
-LONG_FIT = 10.0
-"""Seconds of a fit that are worth a line."""
+LONG_FIT = 10.0  # seconds of a fit that are worth a line
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What a file system says that knows no locks; a system may know none either."""
 
@@ -59,18 +56,15 @@ def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
 def threads_note(out: Path, device: torch.device) -> list[str]:
     """A line where a run goes on with another number of CPU threads: sums then round differently in their last bits."""
     before, now = Run(out).environment.get("threads"), torch.get_num_threads()
-    if device.type != "cpu" or before in (None, now):
-        return []
-    return [f"the run began with {before} threads and goes on with {now}: results agree to rounding, not bit for bit"]
+    note = f"the run began with {before} threads and goes on with {now}: results agree to rounding, not bit for bit"
+    return [note] if device.type == "cpu" and before not in (None, now) else []
 
 
 @contextlib.contextmanager
 def run_folder(
     config: Config, splits: Splits, out: Path, resume: bool, pretrained: Pretrained | None, world: World
 ) -> Iterator[tuple[Run, Callable[[], None]]]:
-    """A new folder, or the old one if settings and data are the same, held by the main process; beside it, a check
-    that it is still there. Taken back if nothing was trained.
-    """
+    """A new or the old folder, held by the main process, and a check that it is; taken back if nothing was trained."""
     with contextlib.ExitStack() as held:
         require_held: Callable[[], None] = lambda: None  # noqa: E731
         with world.all_agree():
@@ -114,10 +108,7 @@ def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Callable[[], None]]:
-    """Hold a folder, made if need be, so that one process at a time trains into it, and clear what a killed one left.
-
-    Yields a check that refuses to go on when the folder was renamed, deleted or replaced meanwhile.
-    """
+    """Hold a folder, made if need be, for this process alone; yields a check that it was not moved since."""
     path, made = folder / ".lock", not folder.exists()
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +145,6 @@ def _open_locked(path: Path) -> int:
             # Between opening and locking, its last holder may have taken the file away: then it holds nothing.
             if _is_at(handle, path):
                 os.truncate(handle, 0)
-                os.lseek(handle, 0, os.SEEK_SET)
                 os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
                 return handle
         except BaseException:
@@ -190,38 +180,15 @@ def fit_or_load(
         return checkpoint.load_standardize(run).to(device), space
     standardize = fit_standardize(batches, config.data.standardize, world.part, world.all_reduce).to(device)
     mine = Standardized(batches, standardize, world.part)
-    began = _clock(device)
+    began = time.monotonic()
     space.fit_distributed(Standardized(batches, standardize), DistributedFit(lambda whole: mine, world.all_reduce))
-    seconds = round(_clock(device) - began, 6)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = time.monotonic() - began
     with world.all_agree():
         if world.main:
             # With the machine, which it says something about: what goes into the results is the same on all.
-            write_json(run.path / "environment.json", {**run.environment, "fit_seconds": seconds})
+            write_json(run.path / "environment.json", {**run.environment, "fit_seconds": round(seconds, 6)})
             checkpoint.save_fitted(run, standardize, space)
     # The others take what the first one wrote, so that all have the same bits.
     return (standardize, space) if world.main else fit_or_load(config, run, batches, shape, world)
-
-
-def _clock(device: torch.device) -> float:
-    """Seconds, read when the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.monotonic()
-
-
-def pretrained_weights(config: Config, encoder: Encoder, out: Path, resume: bool) -> Pretrained | None:
-    """What `encoder.weights` names, unless it names nothing or a checkpoint replaces it."""
-    weights = config.encoder.weights
-    return None if weights is None or (resume and Run(out).checkpoints()) else load_weights(weights, encoder)
-
-
-def initial_model(
-    config: Config, shape: tuple[int, int, int], space: Space, pretrained: Pretrained | None
-) -> MaskedAutoencoder:
-    """Initial weights that depend on the seed and the given ones alone, leaving the caller's random state as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.train.seed)
-        model = build_method(config, shape, space)
-    if pretrained:
-        model.encoder.net.load_state_dict(pretrained.tensors)
-    return model
