@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,6 @@ import torch
 from pmae import doctor
 from pmae.cli import main
 from pmae.doctor import ask
-
-GB = 10**9
-SET = {"words": ["toy: 10 training images"], "mapped": False}
 
 
 def levels(findings: object) -> dict[str, str]:
@@ -26,7 +24,6 @@ def test_a_healthy_machine_is_ready(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["doctor", "--data", str(tmp_path / "images.npy")]) == 0
     printed = capsys.readouterr().out
     assert f"torch {torch.__version__.split('+')[0]}" in printed
-    assert "two processes over Gloo agree" in printed
     assert "20 training images of 16x24, 2 channels, uint16" in printed
     # The covariance, its eigenvectors and the workspace of 2 x 16 x 24 pixels, in float64.
     assert f"needs about {4 * 8 * (2 * 16 * 24) ** 2 / 1e6:.1f} MB of memory" in printed
@@ -53,8 +50,9 @@ def test_a_probe_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypat
         "time.sleep(100)\n"
     )
     began = time.monotonic()
-    monkeypatch.setitem(doctor.PATIENCE, "devices", 4.0)
-    assert ask("devices", PYTHONPATH=str(tmp_path)) == {"trouble": "no answer within 4 s"}
+    monkeypatch.setitem(doctor.CHECKS, "devices", doctor.CHECKS["devices"]._replace(seconds=4.0))
+    (found,) = ask("devices", PYTHONPATH=str(tmp_path))
+    assert found == ("problem", "devices", "no answer within 4 s", "reinstall torch")
     assert time.monotonic() - began < 20
     time.sleep(0.2)
     assert [pid for pid in (tmp_path / "pids").read_text().split() if _lives(pid)] == []
@@ -67,72 +65,77 @@ def _lives(pid: str) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_probe_that_crashes_says_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor.PATIENCE, "nothing", 60.0)
-    assert ask("nothing") == {"trouble": "KeyError: 'nothing'"}
-    found = list(doctor.room({"trouble": "data.source: there is no file"}, None))
-    assert [(f.level, f.subject, f.words) for f in found] == [("problem", "data", "data.source: there is no file")]
+def test_a_check_that_fails_says_its_last_line(tmp_path: Path) -> None:
+    (found,) = ask("data", str(tmp_path / "no.npy"), "data")
+    assert (found.level, found.subject, found.advice) == ("problem", "data", "see what --data names")
+    assert found.words == f"data.source: there is no file or folder {tmp_path / 'no.npy'}"
+    (found,) = ask("data")
+    assert "missing 2 required positional arguments" in found.words
 
 
-def test_the_bytes_of_a_set_are_those_of_the_arrays(tmp_path: Path) -> None:
+def test_the_bytes_of_a_set_are_those_of_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, test = np.zeros((30, 1, 8, 8), np.float32), np.zeros((10, 1, 8, 8), np.float32)
     np.savez(tmp_path / "set.npz", train_images=train, test_images=test)
-    found = doctor.probe_data(str(tmp_path / "set.npz"), "data")
-    assert found["set"] == train.nbytes + test.nbytes
-    assert found["fit"] == 4 * 8 * 64**2
-    assert found["disk"] > 4 * 64**2
+    monkeypatch.setattr(doctor, "decimal", str)
+    found = {f.subject: f.words for f in doctor.check_data(str(tmp_path / "set.npz"), "data")}
+    assert found["set"].startswith(f"needs about {train.nbytes + test.nbytes} of memory")
+    assert found["pca fit"].startswith(f"needs about {4 * 8 * 64**2} of memory")
+    assert int(found["disk"].split()[2]) > 4 * 64**2
 
 
-def test_too_little_room_is_a_problem_and_a_mapped_file_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "available_bytes", lambda: 10 * GB)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * GB}))
-    small = {**SET, "set": GB, "fit": GB, "disk": GB}
-    assert levels(doctor.room(small, None)) == {"data": "ok", "set": "ok", "pca fit": "ok", "disk": "ok"}
-    large = {**SET, "set": 20 * GB, "fit": 11 * GB, "disk": 6 * GB}
-    found = levels(doctor.room(large, None))
-    assert found == {"data": "ok", "set": "problem", "pca fit": "problem", "disk": "problem"}
-    mapped = levels(doctor.room({**large, "mapped": True}, 100 * GB))
-    assert mapped == {"data": "ok", "set": "ok", "pca fit": "ok", "disk": "problem"}
-    assert levels(doctor.room({**large, "mapped": True}, 30 * GB))["set"] == "warning"
+def test_too_little_room_is_a_problem_and_a_mapped_file_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.zeros((30, 16, 16), np.uint8)
+    np.save(tmp_path / "in.npy", images)
+    np.savez(tmp_path / "in.npz", images=images)
+
+    def found(name: str) -> dict[str, str]:
+        return levels(doctor.check_data(str(tmp_path / name), "data"))
+
+    assert found("in.npz") == {"data": "ok", "set": "ok", "pca fit": "ok", "disk": "ok"}
+    monkeypatch.setattr(doctor, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    assert found("in.npz") == {"data": "ok", "set": "problem", "pca fit": "problem", "disk": "problem"}
+    assert found("in.npy")["set"] == "ok"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (images.nbytes, 0))
+    assert found("in.npy")["set"] == "warning"
 
 
 def test_devices_are_told_with_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = [{"name": "new", "capability": 9, "free": 80 * GB}, {"name": "old", "capability": 7, "free": 8 * GB}]
-    found = list(doctor.devices({"cuda": "12", "threads": 4, "devices": cards}))
+    cards = [SimpleNamespace(name="new", major=9), SimpleNamespace(name="old", major=7)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8 * 10**9, 0))
+    found = list(doctor.check_devices())
     assert [f.level for f in found] == ["ok", "warning"]
     assert found[1].words == "old, 8.0 GB free, no bfloat16"
-    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    alone = {"cuda": None, "threads": 4, "precision": "float32", "devices": []}
-    hidden = list(doctor.devices(alone))
-    assert (hidden[0].level, "built without CUDA" in hidden[0].words) == ("warning", True)
-    assert next(doctor.devices({"trouble": "driver hangs"})).level == "problem"
 
 
 @pytest.mark.parametrize("has_units", [True, False])
 def test_a_cpu_says_what_it_trains_in(has_units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_units, raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    (found,) = doctor.devices(doctor.probe_devices())
+    (found,) = doctor.check_devices()
     expected = "trains in bfloat16, for it has matrix units for that (AMX)" if has_units else "trains in float32"
     assert expected in found.words
     assert ("AMX" in found.words) is has_units
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    (found,) = doctor.check_devices()
+    assert (found.level, "built without CUDA" in found.words) == ("warning", True)
 
 
-@pytest.mark.parametrize(("on_gpu", "level"), [(True, "problem"), (False, "warning")])
-def test_a_compiler_that_hangs_matters_on_a_gpu(monkeypatch: pytest.MonkeyPatch, on_gpu: bool, level: str) -> None:
-    monkeypatch.setitem(doctor.PATIENCE, "compiled", 0.01)
-    found = doctor.compiler(on_gpu)
-    assert found.level == level
-    assert "no answer within 0.01 s" in found.words
+def test_the_compiler_is_asked_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
 
+    def ask_quickly(name: str, *_: str, **__: str) -> list[doctor.Finding]:
+        asked.append(name)
+        return [doctor.Finding("ok", "cuda:0", "a card")] if name == "devices" else []
 
-def test_processes_that_do_not_meet_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor.PATIENCE, "all_reduce", 0.01)
-    found = doctor.communication()
-    assert (found.level, found.words) == (
-        "problem",
-        "two processes over Gloo do not agree: no answer within 0.01 s",
-    )
+    monkeypatch.setattr(doctor, "ask", ask_quickly)
+    list(doctor.examine())
+    assert asked == ["devices", "compiler"]
+    assert levels(doctor.check_compiler()) == {"compiler": "ok"}
 
 
 def test_a_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

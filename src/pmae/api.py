@@ -59,7 +59,11 @@ def pretrain(
     whole = load(config.data) if images is None else in_memory(images, config.data)
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
-    probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
+    probe = splits
+    if config.probe.data:
+        # Signals and vectors are laid out as those that are trained on.
+        layout = config.data.layout if splits.train.shape[1] == 1 else "auto"
+        probe = load(DataConfig(config.probe.data, root=config.data.root, layout=layout))
     _same_shape("probe.data", splits.train.shape, probe.train)
     quiet = quiet or not is_main()
     if not quiet:
@@ -84,17 +88,15 @@ def evaluate(
     say: Callable[[str], None] = lambda message: None,
     figures: bool = True,
 ) -> Run:
-    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json.
-
-    Processes that `torchrun` started compute the features together, and the first one writes.
-    """
+    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json."""
     run, where = Run(path), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
     splits, protocols = suite.complete(splits or load(config.data)), protocols or preset("strong")
     _same_shape("data", encoder.shape, splits.train)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
     standardize, method = standardize.to(where), "mae" if config.space.name == "pixels" else "pmae"
-    own = ((method, e or _last_epoch(run), load_encoder(run, e)[1].to(where), protocols) for e in epochs)
+    last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
+    own = ((method, e or last, load_encoder(run, e)[1].to(where), protocols) for e in epochs)
     others = ((name, 0, made, some) for name, made, some in baselines_of(config, splits, standardize, protocols))
     with process_group(where) as world:
         for name, epoch, represent, some in chain(own, others if baselines else ()):
@@ -148,16 +150,6 @@ def in_memory(images: Any, config: DataConfig) -> Splits:
     return Splits("array", images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout))
 
 
-def _last_epoch(run: Run) -> int:
-    return int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
-
-
-def _probe_data(config: Config, train: ImageSet) -> DataConfig:
-    """Where the labelled images are; signals and vectors are laid out as those that are trained on."""
-    layout = config.data.layout if train.shape[1] == 1 else "auto"
-    return DataConfig(source=config.probe.data or "", root=config.data.root, layout=layout)
-
-
 def _same_shape(parameter: str, shape: tuple[int, int, int], part: ImageSet) -> None:
     if part.shape != shape:
         raise UserError(f"{parameter} must have images of the shape that is trained on, {shape}, got {part.shape}")
@@ -165,8 +157,7 @@ def _same_shape(parameter: str, shape: tuple[int, int, int], part: ImageSet) -> 
 
 def _counts(splits: Splits) -> str:
     channels, height, width = splits.train.shape
-    parts = [(name, getattr(splits, name)) for name in ("train", "val", "test")]
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in parts if part is not None)
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.parts.items())
     kind = "vectors" if splits.train.vectors else "signals" if height == 1 else "images"
     size = f"{width} numbers" if height == 1 else f"{height}x{width}"
     return f"{counts} {kind} of {size}, {channels} channel{'s' * (channels > 1)}, {splits.train.images.dtype}"

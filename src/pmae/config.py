@@ -1,7 +1,4 @@
-"""Every setting of a run, typed, frozen and checked on construction; `None` means "derived from the data".
-
-The same classes are the Python API and, through tyro, the command line. `derive.resolve` fills in the derived ones.
-"""
+"""Every setting of a run, typed, frozen and checked; `None` follows from the data. Also the command line, by tyro."""
 
 import dataclasses
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """Settings to and from JSON and text: what is written can be read back; a wrong key or type is refused by name."""
 
-import contextlib
+import ast
 import dataclasses
-import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,18 +69,13 @@ def with_settings(config: Config, given: Mapping[str, str]) -> Config:
 
 def _from_text(text: str, kind: Any) -> Any:
     """What text means for a declared type: itself, none, true, false or numbers; else it stays text, to be refused."""
-    allowed = {kind, *typing.get_args(kind)}
-    words = {"none": None} if type(None) in allowed else {"true": True, "false": False} if kind is bool else {}
-    if text.lower() in words:
-        return words[text.lower()]
-    if str in allowed:
+    allowed, word = {kind, *typing.get_args(kind)}, text.capitalize()
+    if str in allowed and not (word == "None" and type(None) in allowed):
         return text
-    if typing.get_origin(kind) is tuple:
-        return [_from_text(part, float) for part in re.split(r",\s*", text.strip("[]"))]
-    for read in (int, float):
-        with contextlib.suppress(ValueError):
-            return read(text)
-    return text
+    try:
+        return ast.literal_eval(word if word in ("None", "True", "False") else text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def describe(config: Config, reasons: dict[str, str]) -> str:

@@ -13,7 +13,7 @@ from pmae.data.named import load_photos
 from pmae.errors import UserError
 from pmae.evaluate import protocols
 from pmae.report.page import write_report
-from pmae.results import Score, primary, scores_of
+from pmae.results import primary, scores_of
 from pmae.runs import Run
 
 EPOCHS = 10
@@ -49,7 +49,10 @@ def demo_protocols() -> protocols.Protocols:
 def demo(out: Path | str, epochs: int | None = None) -> Run:
     """Pretrain, score against what needs no training, and point at the figures and the report."""
     began, out = time.monotonic(), Path(out)
-    _clear(out)
+    if (out / "config.json").is_file():
+        if Run(out).environment["data"]["name"] != "photos":
+            raise UserError(f"out must be a new folder or an earlier demo, got the run {str(out)!r}")
+        shutil.rmtree(out)
     splits = load_photos()
     api.pretrain(demo_config(epochs), splits, out)
     print("scoring the encoder beside random weights, raw pixels and PCA features", flush=True)
@@ -57,14 +60,6 @@ def demo(out: Path | str, epochs: int | None = None) -> Run:
     write_report([run.path], out / "report.html")
     _print(run, time.monotonic() - began)
     return run
-
-
-def _clear(out: Path) -> None:
-    """Remove an earlier demo, and nothing that is not one."""
-    if (out / "config.json").is_file():
-        if Run(out).environment["data"]["name"] != "photos":
-            raise UserError(f"out must be a new folder or an earlier demo, got the run {str(out)!r}")
-        shutil.rmtree(out)
 
 
 def _print(run: Run, seconds: float) -> None:
@@ -76,7 +71,8 @@ def _print(run: Run, seconds: float) -> None:
     scores = primary([score for score in scores_of(run.evaluations) if score.split == "test"])
     for label in reversed(dict.fromkeys(score.label for score in scores)):
         found = {score.protocol: score for score in scores if score.label == label}
-        cells, ours = [_cell(found[protocol]) for protocol in ("knn", "linear")], not found["linear"].is_baseline
+        both, ours = [found[protocol].accuracy for protocol in ("knn", "linear")], not found["linear"].is_baseline
+        cells = [f"{each.value:.1f} ({each.low:.1f} to {each.high:.1f})" for each in both]
         table.add_row("PMAE" if ours else label, *cells, style="bold" if ours else "")
     Console().print(table)
     print(
@@ -85,8 +81,3 @@ def _print(run: Run, seconds: float) -> None:
     )
     for path in (*sorted((run.path / "figures").glob("*.png")), run.path / "report.html"):
         print(f"  {path}")
-
-
-def _cell(score: Score) -> str:
-    accuracy = score.accuracy
-    return f"{accuracy.value:.1f} ({accuracy.low:.1f} to {accuracy.high:.1f})"

@@ -157,10 +157,7 @@ def batch_for(count: int) -> int:
 
 
 def patch_for(height: int, width: int) -> int:
-    """The divisor of both sides, 2 to 16, that comes closest to eight tokens along the shorter side.
-
-    Where the image is one row, the divisor of its length that comes closest to twelve tokens, within 4 and 64.
-    """
+    """The divisor of both sides, 2 to 16, nearest to eight tokens on the shorter; nearest to twelve on a signal."""
     if height == 1:
         side, tokens, fewest, most = width, TOKENS_A_ROW, FEWEST_TOKENS, MOST_TOKENS
         divisors = [p for p in range(1, width) if width % p == 0 and min(fewest, width) <= width // p <= most]

@@ -1,12 +1,17 @@
 """From images to features with a run's encoder: in memory, or streamed from a reader to a file in bounded memory."""
 
+import csv
 import math
+import shutil
+import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,20 +21,32 @@ from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import ImageSet, as_tensor
 from pmae.data.sets import converts, read_chunks
-from pmae.errors import UserError, require, unknown_name
+from pmae.errors import UserError, optional, require, unknown_name
 from pmae.evaluate.features import evaluating
-from pmae.feature_files import Rows, read_rows, write_rows, writer_for
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
-from pmae.train.distributed import World, local_device, process_group
+from pmae.train.distributed import World, local_device, lost_process_errors, process_group
 from pmae.train.environment import pick_device
 
 POOLINGS = ("mean", "cls", "both", "patches")
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
 """Images in a batch, and in one that a CPU computes at once; fewer where it would have more numbers than this."""
 QUIET_SECONDS = 10.0
+GROUP = 8192
+"""Rows in a row group of a Parquet file: large enough to compress, small enough to hold."""
+PARQUET = ("a .parquet file", "embed", "pyarrow.parquet", "pyarrow")
+
+
+class Rows(NamedTuple):
+    """Some images in a row: their features (n, D) or (n, tokens, D), and further columns by name, (n,) each."""
+
+    features: np.ndarray
+    columns: dict[str, np.ndarray]
+
+
+Write = Callable[[Path, Iterable[Rows], list[str]], None]
 
 
 class Embedder:
@@ -56,17 +73,15 @@ class Embedder:
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """The features of all images, in order."""
+        parts = []
         with evaluating(self.encoder), exact_products():
-            starts = range(0, len(images), self.at_once)
-            parts = [self._batch(images[start : start + self.at_once]) for start in starts]
+            for start in range(0, len(images), self.at_once):
+                x = as_tensor(images[start : start + self.at_once]).to(self.device)
+                count = len(x)
+                if count < self.at_once:
+                    x = x[torch.arange(self.at_once, device=self.device) % count]
+                parts.append(self._pooled(self.standardize(x))[:count].cpu().numpy())
         return np.concatenate(parts)
-
-    def _batch(self, images: np.ndarray) -> np.ndarray:
-        x, count = as_tensor(images).to(self.device), len(images)
-        if count < self.at_once:
-            x = x[torch.arange(self.at_once, device=self.device) % count]
-        features: np.ndarray = self._pooled(self.standardize(x))[:count].cpu().numpy()
-        return features
 
     def _pooled(self, x: Tensor) -> Tensor:
         if self.pooling == "patches":
@@ -111,7 +126,7 @@ def embed(
     """Write the features of all images of a source to a .npz, .csv or .parquet file; returns how many there are.
 
     Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it. Processes
-    that `torchrun` started divide the images, and the first one writes; the others return how many were theirs.
+    that `torchrun` started take the batches in turn, and the first one writes.
     """
     run, out, where = Run(run), Path(out).expanduser(), local_device(pick_device(device))
     data = data if isinstance(data, DataConfig) else DataConfig(str(data))
@@ -134,49 +149,39 @@ def embed(
     with process_group(where) as world:
         source = read_chunks(data, embedder.batch_size, split, world.part)
         mine = (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in _fitting(source.chunks, run, data))
-        rows = _in_step(mine, world)
+        rows = counted(_of_all_processes(mine, world))
         # The first rows before the first file: whatever does not fit leaves nothing behind.
         first = list(islice(rows, 1))
-        with disk_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
         if world.main:
-            every = counted(chain(first, rows, _of_others(out, world)))
-            write_whole(out, lambda temporary: write(temporary, every, embedder.names))
+            with disk_errors(out):
+                out.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(out, lambda temporary: write(temporary, chain(first, rows), embedder.names))
         else:
-            own = counted(chain(first, rows))
-            write_whole(part_of(out, world.rank), lambda temporary: write_rows(temporary, own))
-            world.barrier()
+            list(rows)
     return count
 
 
-def _in_step(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
-    """Rows until no process has more: they go on together, so that the end of one is noticed by all."""
+def _of_all_processes(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
+    """The rows of all processes in order, at the first one; they go on together until none has more."""
     more = True
     while any(world.all_gather(more)):
         with world.all_agree():
-            part = next(rows, None) if more else None
-        more = part is not None
-        if part is not None:
-            yield part
-
-
-def _of_others(out: Path, world: World) -> Iterator[Rows]:
-    """The rows of the other processes, in order, as soon as all are there."""
-    world.barrier()
-    for rank in range(1, world.size):
-        try:
-            yield from read_rows(part_of(out, rank))
-        finally:
-            part_of(out, rank).unlink()
+            mine = next(rows, None) if more else None
+        more = mine is not None
+        every: list[Rows | None] | None = [mine] * world.size if world.main else None
+        if world.size > 1:
+            with lost_process_errors(world):
+                torch.distributed.gather_object(mine, every)
+        yield from (part for part in every or () if part is not None and len(part.features))
 
 
 def _fitting(chunks: Iterator[tuple[str, ImageSet]], run: Run, data: DataConfig) -> Iterator[tuple[str, ImageSet]]:
     """The chunks, if their images are like those the run was trained on."""
     trained = run.environment["data"]
     for number, (split, part) in enumerate(chunks):
-        hint = "; --resize and --channels convert image files" if converts(data) else ""
-        rule = f"data must have images of the shape that the run was trained on, {_size(trained['shape'])}"
         if list(part.shape) != trained["shape"]:
+            hint = "; --resize and --channels convert image files" if converts(data) else ""
+            rule = f"data must have images of the shape that the run was trained on, {_size(trained['shape'])}"
             raise UserError(f"{rule}, got {_size(part.shape)}{hint}")
         if number == 0 and str(part.images.dtype) != trained["dtype"]:
             warnings.warn(
@@ -194,16 +199,82 @@ def _size(shape: Sequence[int]) -> str:
 
 def _rows(embedder: Embedder, split: str, part: ImageSet, several: bool) -> Rows:
     columns: dict[str, np.ndarray] = {}
+    if not len(part):  # none of these images could be read
+        return Rows(np.empty(0), columns)
     if part.names:
         columns["name"] = np.array(part.names)
     if several:
         columns["split"] = np.full(len(part), split)
     if part.labels is not None:
-        classes = np.array([*part.classes, ""])
-        columns |= {"label": part.labels, "class": classes[part.labels]}
+        columns |= {"label": part.labels, "class": np.array([*part.classes, ""])[part.labels]}
     return Rows(embedder(np.asarray(part.images)), columns)
 
 
-def part_of(out: Path, rank: int) -> Path:
-    """Where a process leaves its rows for the first one."""
-    return out.with_name(f".{out.name}.of-process-{rank}")
+def writer_for(path: Path, flat: bool) -> Write:
+    """The function that writes what the suffix asks for: to a path, rows, and the names of the features."""
+    suffix = path.suffix.lower()
+    if suffix not in WRITERS:
+        raise UserError(f"out must end in {', '.join(WRITERS)}, got {str(path)!r}")
+    if suffix != ".npz" and not flat:
+        raise UserError(f"out must end in .npz to hold several tokens an image, got {str(path)!r}")
+    if path.is_dir():
+        raise UserError(f"out must be a file, got the folder {str(path)!r}")
+    if suffix == ".parquet":
+        optional(*PARQUET)
+    return WRITERS[suffix]
+
+
+def write_npz(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
+    """Arrays by name, `features` among them, for `numpy.load`."""
+    count, width, columns = 0, (0,), dict[str, list[np.ndarray]]()
+    # How many rows there are is in the header and known at the end; a file without a name goes with the process.
+    with tempfile.TemporaryFile(dir=path.parent) as spool, zipfile.ZipFile(path, "w") as archive:
+        for part in rows:
+            count, width = count + len(part.features), part.features.shape[1:]
+            spool.write(np.ascontiguousarray(part.features, np.float32).tobytes())
+            for name, values in part.columns.items():
+                columns.setdefault(name, []).append(values)
+        spool.seek(0)
+        # ZipInfo has a fixed date, so that the same features make the same file.
+        with archive.open(zipfile.ZipInfo("features.npy"), "w", force_zip64=True) as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (count, *width)}
+            np.lib.format.write_array_header_1_0(file, header)
+            shutil.copyfileobj(spool, file)
+        for name, parts in columns.items():
+            member = zipfile.ZipInfo(f"{name}.npy")
+            member.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(member, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.concatenate(parts))
+
+
+def write_csv(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
+    """One line an image; nine digits, from which a float32 comes back exactly."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        for number, part in enumerate(rows):
+            if number == 0:
+                writer.writerow([*part.columns, *names])
+            words = zip(*(values.tolist() for values in part.columns.values()), strict=True)
+            for start, row in zip(words if part.columns else [()] * len(part.features), part.features, strict=True):
+                writer.writerow([*start, *map("{:.9g}".format, row)])
+
+
+def write_parquet(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
+    """One column a feature, in row groups."""
+    pyarrow = optional(*PARQUET)
+    waiting: list[Any] = []
+    writer = None
+    for part in rows:
+        features = {name: part.features[:, i] for i, name in enumerate(names)}
+        waiting.append(pyarrow.table({**{k: v.tolist() for k, v in part.columns.items()}, **features}))
+        writer = writer or pyarrow.parquet.ParquetWriter(path, waiting[0].schema)
+        if sum(map(len, waiting)) >= GROUP:
+            writer.write_table(pyarrow.concat_tables(waiting))
+            waiting = []
+    if writer and waiting:
+        writer.write_table(pyarrow.concat_tables(waiting))
+    if writer:
+        writer.close()
+
+
+WRITERS: dict[str, Write] = {".npz": write_npz, ".csv": write_csv, ".parquet": write_parquet}

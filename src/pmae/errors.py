@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class UserError(ValueError):
@@ -30,6 +32,14 @@ def require(holds: bool, parameter: str, rule: str, value: object) -> None:
 def missing_extra(what: str, extra: str, error: ImportError) -> UserError:
     """The error for a feature whose optional package is not installed."""
     return UserError(f"{what} needs {error.name}, which is not installed: pip install 'pmae[{extra}]'")
+
+
+def optional(what: str, extra: str, *names: str) -> Any:
+    """The last of the modules that a feature needs, once all are known to be there."""
+    try:
+        return [import_module(name) for name in names][-1]
+    except ImportError as error:
+        raise missing_extra(what, extra, error) from error
 
 
 class Interrupted(Exception):

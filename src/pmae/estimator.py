@@ -154,10 +154,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         return Embedder(encoder, standardize, self.pooling, device)(images)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """R2 of the hidden variance on up to 2,048 images: 0 is the score of predicting the mean, 1 that of an oracle.
-
-        It compares models that hide the same share; hiding less is easier.
-        """
+        """R2 of the hidden variance on up to 2,048 images; it compares models that hide the same share."""
         check_is_fitted(self)
         images = self._read(X, fitting=False)
         device, config = self._device(), self.fitted_.config
@@ -227,7 +224,13 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if self.out is None:
             config = replace(config, train__checkpoint_every=config.train.epochs, train__keep=1)
         if again:
-            self._require_same(config, splits.train.shape)
+            # Weights can be trained on only in the network and the space that they belong to.
+            before, shape = self.fitted_.config, splits.train.shape
+            if shape != self.fitted_.shape:
+                raise UserError(f"X must have images of shape {self.fitted_.shape} for warm_start, got {shape}")
+            for part in ("space", "encoder", "decoder"):
+                old, new = getattr(before, part), getattr(config, part)
+                require(old == new, f"{part} settings", f"those of the first fit for warm_start, {old}", new)
             data = describe_environment(splits, pick_device(config.train.device))
             write_trained(folder, self.fitted_._replace(config=config, environment=data))
         watch = None if self.out is None else online_probe(splits)
@@ -235,15 +238,6 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if self.out is not None:
             save_figures(run)
         return run
-
-    def _require_same(self, config: Config, shape: tuple[int, int, int]) -> None:
-        """Weights can be trained on only in the network and the space that they belong to."""
-        before = self.fitted_.config
-        if shape != self.fitted_.shape:
-            raise UserError(f"X must have images of shape {self.fitted_.shape} for warm_start, got {shape}")
-        for part in ("space", "encoder", "decoder"):
-            old, new = getattr(before, part), getattr(config, part)
-            require(old == new, f"{part} settings", f"those of the first fit for warm_start, {old}", new)
 
     def _device(self) -> torch.device:
         return pick_device(self.device or self.fitted_.config.train.device)

@@ -118,11 +118,8 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file or folder beside `path`, flush it to the disk and rename it into place.
-
-    Nobody can guess the temporary name and plant a link there. It goes if this fails or is stopped by a signal; what a
-    killed process left is cleared by the next that writes the same.
-    """
+    """Let `write` fill a temporary file or folder beside `path`, flush it to the disk and rename it into place."""
+    # Nobody can guess its name and plant a link there; what a killed process left is cleared by the next writer.
     token = secrets.token_hex(4)
     temporary = path.with_name(f".{path.name[:50]}.{HOST}-{token}.{os.getpid()}.part")
     with disk_errors(path), ending_in_order():
@@ -187,14 +184,12 @@ def lives(process: int) -> bool:
 
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the program as exceptions do, so that what is half-written is removed.
-
-    Handlers that others set, as training does, stay; and only the main thread may set any.
-    """
+    """Inside, SIGTERM and SIGHUP end the program as exceptions do, so that what is half-written is removed."""
 
     def leave(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
+    # Handlers that others set, as training does, stay; and only the main thread may set any.
     known = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
     main = threading.current_thread() is threading.main_thread()
     plain = [each for each in known if main and signal.getsignal(each) == signal.SIG_DFL]

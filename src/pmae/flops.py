@@ -3,11 +3,11 @@
 import math
 
 from pmae.config import Config
-from pmae.contrastive import HIDDEN, OUT
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
 from pmae.models.encoder import VIT_TINY, patch_sides
+from pmae.objectives import HIDDEN, OUT
 
 
 def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = False) -> int:
@@ -49,17 +49,13 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
         linear -= 3 * 2 * (tokens - 1) * decoder_wide * numbers
         blocks -= 16 * tokens * decoder_wide**2
     one = linear + 3 * blocks + projection_flops(config, shape)
-    return 2 * (one + _contrast(wide)) if config.objective.contrastive_weight else one
+    head = 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
+    return 2 * (one + head) if config.objective.contrastive_weight else one
 
 
 def _block(tokens: int, width: int) -> int:
     """One transformer block, forward."""
     return 24 * tokens * width**2 + 4 * tokens**2 * width
-
-
-def _contrast(width: int) -> int:
-    """The two layers of the projection head."""
-    return 3 * 2 * (width * HIDDEN + HIDDEN * OUT)
 
 
 def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:

@@ -1,8 +1,4 @@
-"""What to hide: a ratio, random patches, or random components by their share of the variance.
-
-Everything is a function of noise that the caller drew, so a mask can be repeated, compiled and compared.
-Shapes: B images, K components, N patches.
-"""
+"""What to hide: a ratio, random patches, or components by share of variance, as functions of noise that was drawn."""
 
 import random
 from typing import Literal, NamedTuple
@@ -56,24 +52,13 @@ def draw_ratio(config: MaskingConfig, stream: random.Random) -> float:
     return stream.uniform(*config.ratio_range) if config.ratio_schedule == "uniform" else nominal_ratio(config)
 
 
-def draw_mask(
-    config: MaskingConfig, batch: int, groups: int, patches: int, ratio: float, generator: torch.Generator
-) -> Draw:
-    """Noise for one batch on the generator's device, one row an image or one for all."""
-    rows = batch if config.per == "image" else 1
-    noise = torch.rand(rows, groups, generator=generator, device=generator.device)
-    return Draw(noise, torch.full((), ratio, device=generator.device), visible_patches(patches, ratio))
-
-
 def hide_components(
     noise_BK: Tensor, share_K: Tensor, ratio: Tensor | float, prefix: Literal["closest", "shorter"] = "closest"
 ) -> Tensor:
-    """(B, K) booleans: components are taken in the noise's order until their share is closest to the ratio.
-
-    "shorter" stops one component earlier, as the released code does. At least one is hidden and one visible.
-    """
+    """(B, K) booleans: components are taken in the noise's order until their share is closest to the ratio."""
     order = noise_BK.argsort(dim=1)
     distance = (share_K[order].cumsum(1) - ratio).abs()
+    # "shorter" stops one component earlier, as the released code does. At least one is hidden and one visible.
     count = distance.argmin(1, keepdim=True) + (1 if prefix == "closest" else 0)
     count = count.clamp(1, share_K.shape[0] - 1)
     first = torch.arange(share_K.shape[0], device=noise_BK.device) < count

@@ -12,7 +12,6 @@ from torch import Generator, Tensor, nn
 
 from pmae import masking, objectives
 from pmae.config import Config
-from pmae.contrastive import Contrastive
 from pmae.masking import Draw, PatchMask
 from pmae.models import Decoder, Encoder, build_encoder, patchify, require_vit, unpatchify
 from pmae.spaces import Space, build_space
@@ -39,8 +38,9 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = Decoder(config.decoder, encoder, config.encoder.patch_size)
         self.patch, self.patches = self.decoder.patch, math.prod(self.decoder.grid)
         self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
-        self.contrastive = Contrastive(config.objective, encoder.width) if config.objective.contrastive_weight else None
-        if self.contrastive:
+        self.contrastive: objectives.Contrastive | None = None
+        if config.objective.contrastive_weight:
+            self.contrastive = objectives.Contrastive(config.objective, encoder.width)
             self.decoder.projector = self.contrastive.head  # saved with the decoder, and thrown away with it
 
     @property
@@ -49,8 +49,10 @@ class MaskedAutoencoder(nn.Module):
         return self.space.mask_group_count
 
     def draw(self, batch: int, ratio: float, generator: Generator) -> Draw:
-        """The randomness of one batch's masks."""
-        return masking.draw_mask(self.config.masking, batch, self.mask_group_count, self.patches, ratio, generator)
+        """The randomness of one batch's masks, on the generator's device: one row an image or one for all."""
+        rows, device = batch if self.config.masking.per == "image" else 1, generator.device
+        noise = torch.rand(rows, self.mask_group_count, generator=generator, device=device)
+        return Draw(noise, torch.full((), ratio, device=device), masking.visible_patches(self.patches, ratio))
 
     def predict(self, x: Tensor, mask: PatchMask | None = None) -> tuple[Tensor, Tensor]:
         """Patches (B, N, P), or the hidden ones in a mask's order, and the mean patch token (B, width)."""

@@ -251,10 +251,8 @@ def _what(score: Score) -> tuple[object, ...]:
 
 
 def primary(scores: Sequence[Score], pooling: str = PRIMARY) -> list[Score]:
-    """For each representation, preset, data, protocol and split one pooling: this one, or the next of `POOLINGS`.
-
-    It is fixed beforehand, so that no test set chooses it.
-    """
+    """For each representation, preset, data, protocol and split one pooling: this one, or the next of `POOLINGS`."""
+    # Fixed beforehand, so that no test set chooses it.
     order = [pooling, *POOLINGS]
     kept: dict[tuple[object, ...], Score] = {}
     for score in sorted(scores, key=lambda s: order.index(s.pooling) if s.pooling in order else len(order)):

@@ -100,7 +100,13 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
             require(rule.holds(value), name, rule.words, value)
         return value
     if origin in (types.UnionType, typing.Union):
-        return None if value is None and type(None) in inner else _first_that_fits(value, inner, name)
+        if value is None and type(None) in inner:
+            return None
+        *others, last = [kind for kind in inner if kind is not type(None)]
+        for kind in others:
+            with contextlib.suppress(UserTypeError):
+                return coerced(value, kind, name)
+        return coerced(value, last, name)
     if origin is Literal:
         value = _plain(value)
         if not any(type(value) is type(choice) and value == choice for choice in inner):
@@ -113,14 +119,6 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint) and not issubclass(hint, Settings):  # type: ignore[arg-type]
         return _dataclass(value, hint, name)
     return _scalar(value, hint, name)
-
-
-def _first_that_fits(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
-    *others, last = [kind for kind in kinds if kind is not type(None)]
-    for kind in others:
-        with contextlib.suppress(UserTypeError):
-            return coerced(value, kind, name)
-    return coerced(value, last, name)
 
 
 def _sequence(value: Any, hint: Any, name: str) -> Any:

@@ -21,7 +21,7 @@ from pmae.data import fetch as archives
 from pmae.data.images import Splits
 from pmae.data.named import load_photos
 from pmae.data.sets import NAMED
-from pmae.doctor import PROBES
+from pmae.doctor import CHECKS
 from pmae.evaluate import protocols
 from pmae.spaces import moments
 
@@ -127,18 +127,16 @@ def few_photos() -> Splits:
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread, few photographs, short protocols, one solution for one covariance.
 
-    Figures of every run, and the doctor's processes, compiler and all-reduce, have tests of their own.
+    Figures of every run, and the doctor's processes, have tests of their own.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setattr(demo, "load_photos", few_photos)
     monkeypatch.setitem(NAMED, "photos", lambda _: few_photos())
     monkeypatch.setattr(api, "save_figures", lambda run: [])
-    monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: PROBES[name](*given))
+    monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: list(CHECKS[name].run(*given)))
     for name, settings in protocols.PRESETS.items():
         monkeypatch.setitem(protocols.PRESETS, name, short(settings))
-    for name in ("compiler", "communication"):
-        monkeypatch.setattr(doctor, name, lambda *_, name=name, **__: doctor.Finding("ok", name, "not asked here"))
     monkeypatch.setattr(moments, "principal_axes", remembered)
     yield
     torch.set_num_threads(before)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from pmae.cli import main
 from pmae.config import EncoderConfig
 from pmae.errors import UserError
-from pmae.export import FORMATS, export, to_graph
+from pmae.export import FORMATS, export, formats
 from pmae.export.source import load_source
 from pmae.train.checkpoint import load_encoder
 
@@ -143,7 +143,7 @@ def test_a_convolutional_encoder_exports_too(
 ) -> None:
     need(kind)
     # As if the weights were too many for one file.
-    monkeypatch.setattr(to_graph, "LARGEST_FILE", 0)
+    monkeypatch.setattr(formats, "LARGEST_FILE", 0)
     run, out = make_run((2, 32, 48), "uint8", EncoderConfig("test_efficientnet", patch_size=8)), tmp_path / "out"
     images = raw_images((2, 32, 48), "uint8")
     want = expected(run, images)["mean"]

@@ -8,9 +8,8 @@ import pytest
 from pmae.cli import main
 from pmae.config import Config, replace
 from pmae.errors import UserError
-from pmae.paper.cost import cost_of
 from pmae.paper.recipes import recipe
-from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Row, RunChoices, spec_of, specs_of
+from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Row, RunChoices, cost_of, spec_of, specs_of
 from pmae.report.compare import published_accuracy
 
 LABELS = """

@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA as Reference
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import SPACES, Cosine, Fourier, build_space
-from pmae.spaces.fixed import RINGS, FixedBasis, Orthonormal, rings
+from pmae.spaces.fixed import RINGS, FixedBasis, Orthonormal, cosines, fourier_waves, rings
 
 NAMES = sorted(name for name, kind in SPACES.items() if issubclass(kind, Orthonormal))
 FIXED = [name for name in NAMES if issubclass(SPACES[name], FixedBasis)]
@@ -110,7 +110,7 @@ def test_cosine_equals_scipy(shape: tuple[int, int, int]) -> None:
 
 
 def test_rings_hold_equal_frequencies_and_the_mean_is_alone() -> None:
-    ring = rings(Cosine.waves(32)[1], Cosine.waves(48)[1])
+    ring = rings(cosines(32)[1], cosines(48)[1])
     radius = np.hypot(np.arange(32)[:, None] / 64, np.arange(48) / 96)
     assert int((ring == 0).sum()) == 1
     assert ring[0, 0] == 0
@@ -131,7 +131,7 @@ def test_channels_have_rings_of_their_own(shape: tuple[int, int, int]) -> None:
 
 def test_rings_of_photographs_share_the_variance() -> None:
     # Power that falls with the square of the frequency, as that of photographs does, over 224 pixels a side.
-    ring = rings(Cosine.waves(224)[1], Cosine.waves(224)[1])
+    ring = rings(cosines(224)[1], cosines(224)[1])
     radius = np.hypot(np.arange(224)[:, None], np.arange(224))
     power = np.divide(1, radius**2, where=radius > 0, out=np.zeros_like(radius))
     share = np.bincount(ring.ravel(), power.ravel()) / power.sum()
@@ -149,7 +149,7 @@ def coefficients(shape: tuple[int, int, int]) -> tuple[torch.Tensor, np.ndarray]
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 9])
 def test_waves_are_orthonormal_and_have_their_frequency(size: int) -> None:
-    waves, frequencies = Fourier.waves(size)
+    waves, frequencies = fourier_waves(size)
     np.testing.assert_allclose(waves @ waves.T, np.eye(size), atol=1e-12)
     # All energy of a wave lies where NumPy says its frequency is.
     power = abs(np.fft.fft(waves, axis=1)) ** 2
@@ -165,7 +165,7 @@ def test_energy_is_that_of_the_image_and_of_each_pair_of_frequencies(shape: tupl
     _, height, width = shape
     power = abs(np.fft.fft2(x.numpy(), norm="ortho")) ** 2
     theirs = np.hypot(1000 * abs(np.fft.fftfreq(height))[:, None], abs(np.fft.fftfreq(width)))
-    ours = np.hypot(1000 * Fourier.waves(height)[1][:, None], Fourier.waves(width)[1])
+    ours = np.hypot(1000 * fourier_waves(height)[1][:, None], fourier_waves(width)[1])
     for pair in np.unique(ours):
         found = (z**2 * np.isclose(ours, pair, rtol=1e-12)).sum((2, 3))
         np.testing.assert_allclose(found, (power * np.isclose(theirs, pair, rtol=1e-12)).sum((2, 3)), atol=1e-5)

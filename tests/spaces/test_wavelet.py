@@ -8,7 +8,7 @@ import torch
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces import Wavelet, build_space
-from pmae.spaces.wavelet import MOMENTS, filter_bank, low_pass, subbands
+from pmae.spaces.fixed import MOMENTS, filter_bank, low_pass, subbands
 
 
 @pytest.mark.parametrize("name", MOMENTS)

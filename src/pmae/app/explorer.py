@@ -14,7 +14,7 @@ import numpy as np
 
 from pmae.app import panels
 from pmae.app.material import LARGEST_FILE, Material, read_upload
-from pmae.errors import UserError, missing_extra, require
+from pmae.errors import UserError, optional, require
 from pmae.report.samples import PARTS
 
 LOOPBACK = "127.0.0.1"
@@ -76,11 +76,7 @@ def gradio() -> Any:
     for name in ("NO_PROXY", "no_proxy"):
         others = [host for host in os.environ.get(name, "").split(",") if host not in ("", LOOPBACK)]
         os.environ[name] = ",".join([*others, LOOPBACK])
-    try:
-        import gradio
-    except ImportError as error:
-        raise missing_extra("pmae explore", "app", error) from error
-    return gradio
+    return optional("pmae explore", "app", "gradio")
 
 
 def build(material: Material) -> Any:
@@ -168,10 +164,7 @@ def _band_controls() -> tuple[Any, Any]:
 def _keep_shown(
     tab: Any, opened: Any, panel: Callable[..., str], material: Material, inputs: list[Any], shown: Any, *first: Any
 ) -> None:
-    """Draw a panel when its tab is opened and, while it is, whenever an input changes; of many changes the last counts.
-
-    `first` are other events to draw at. A tab that nobody looks at costs nothing.
-    """
+    """Draw a panel when its tab is opened, at `first` events, and while it is open whenever an input changes."""
     gr, title = gradio(), tab.label
 
     def draw(*values: Any) -> str:

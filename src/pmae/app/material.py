@@ -1,7 +1,6 @@
 """What the explorer works with: the images of a data set, spaces fitted on some of them, and a trained run if any."""
 
 import threading
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from pmae.evaluate.probes import nearest
 from pmae.report.samples import view_of
 from pmae.runs import Run
 from pmae.spaces import Pixels, Space, build_space
-from pmae.train.checkpoint import TrainedModel, load_trained
+from pmae.train.checkpoint import load_trained
 
 CPU = torch.device("cpu")
 LABELS = {
@@ -55,7 +54,11 @@ class Material:
     def __init__(self, splits: Splits, run: Run | None = None) -> None:
         self.name, self.train = splits.name, splits.train
         self.shape, self.dtype = self.train.shape, self.train.images.dtype
-        trained = None if run is None else _load_fitting(run, self.shape, self.dtype.name)
+        trained = None if run is None else load_trained(run)
+        if trained:
+            known, rule = trained.environment["data"]["dtype"], "that the run was trained on"
+            require(self.shape == trained.shape, "data", f"images of the shape {rule}, {trained.shape}", self.shape)
+            require(self.dtype.name == known, "data", f"images of the dtype {rule}, {known}", self.dtype.name)
         self.model = trained.model if trained else None
         self.own_space = trained.config.space.name if trained else "pca"
         self.masked_share = masking.nominal_ratio(trained.config.masking) if trained else 0.2
@@ -125,15 +128,6 @@ class Material:
             return False
 
 
-def _load_fitting(run: Run, shape: tuple[int, int, int], dtype: str) -> TrainedModel:
-    """The run, if it was trained on such images."""
-    trained, rule = load_trained(run), "that the run was trained on"
-    known = trained.environment["data"]["dtype"]
-    require(shape == trained.shape, "data", f"images of the shape {rule}, {trained.shape}", shape)
-    require(dtype == known, "data", f"images of the dtype {rule}, {known}", dtype)
-    return trained
-
-
 def spread(total: int, most: int) -> np.ndarray:
     """At most so many positions, evenly from the first to the last."""
     return np.linspace(0, total - 1, min(total, most)).round().astype(np.int64)
@@ -168,11 +162,9 @@ def read_upload(path: Path, shape: tuple[int, int, int], dtype: np.dtype, low: f
 def _decoded(path: Path, config: DataConfig) -> np.ndarray:
     """The pixels of a file, if its header says that it has not too many."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as image:
-                if image.width * image.height > LARGEST_PICTURE:
-                    raise Image.DecompressionBombError
+        with Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > LARGEST_PICTURE:
+                raise Image.DecompressionBombError
         return decode(path, config)
     except UnidentifiedImageError as error:
         raise UserError(f"upload must be an image ({', '.join(FORMATS)}), got {path.name!r}") from error

@@ -1,7 +1,4 @@
-"""What each tab of the explorer shows, as HTML, for an image (C, H, W) in the data's units.
-
-A space hides `units`: coefficients, or groups of them. Within, images are (1, C, H, W) and standardized.
-"""
+"""What each tab of the explorer shows, as HTML; `units` are what a space hides: coefficients, or groups of them."""
 
 import base64
 import html
@@ -25,19 +22,16 @@ from pmae.spaces import Pixels, Space
 from pmae.train.monitor import visualize
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BASIS, NEIGHBOURS = 16, 12
 LEAST = 0.01
 """Of the image is hidden, and stays visible, whatever share is asked for."""
 BAR = "In the bar each is as wide as its share of the variance, the largest first."
-MEAN = "A band without the largest is a difference from the mean image, on a scale of its own."
 DIFFERENCE = (
     "The hidden part is a difference: mid-grey is 0, black and white are ∓{:.2g} standard deviations of a pixel."
 )
 BORROWED = " To be seen, predicted patches borrow the mean and contrast of the true ones; R² is without that loan."
-NO_RUN = "Neighbours are found by a trained encoder, and none was given. Start with a run folder: pmae explore runs/a"
 DRAWING = threading.Lock()
 """Panels are made in threads, and matplotlib's settings belong to all of them."""
 
@@ -90,14 +84,12 @@ def band(space: Space, x: Tensor, low: float, high: float) -> Parts:
 
 @torch.no_grad()
 def basis_images(space: Space, units: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Ranks in the spectrum (0 is the largest) of some of these units, evenly from first to last, and their images.
-
-    Every coefficient of a unit is at one standard deviation; the images are differences from the mean image.
-    """
+    """Ranks in the spectrum (0 is the largest) of some units, from first to last, and their images about the mean."""
     order = space.mask_group_share.argsort(descending=True, stable=True)
     ranks = units[order].nonzero()[:, 0]
     ranks = ranks[torch.linspace(0, len(ranks) - 1, min(count, len(ranks))).round().long()]
     chosen = order[ranks][:, None] == torch.arange(space.mask_group_count)
+    # Every coefficient of a unit at one standard deviation.
     z = space.expand_mask(chosen) * space.variance.sqrt()
     return ranks, space.reconstruct(z) - space.reconstruct(torch.zeros_like(z[:1]))
 
@@ -149,9 +141,13 @@ def walk(material: Material, image: np.ndarray, name: str, low: float, high: flo
     found = band(space, x, low, high)
     if not found.units.any():
         return words(f"None of the {things_of(space)} begins between {low:.1%} and {high:.1%} of the variance.")
-    shown = {"image": _picture(material, x), "the band alone": _alone(material, space, found, low)}
-    shown["without it"] = _picture(material, found.outside)
-    drawn = chart(space, found.units, "in the band", f"{_count(space, found)} lie in the band.", BAR, MEAN)
+    # With the largest units a band is an image about the mean image, without them a difference.
+    alone = _difference(material, found.inside, material.view.scale(found.inside.numpy()))
+    if low == 0:
+        alone = _picture(material, found.inside + space.reconstruct(torch.zeros(1, len(space.variance))))
+    shown = {"image": _picture(material, x), "the band alone": alone, "without it": _picture(material, found.outside)}
+    mean = "A band without the largest is a difference from the mean image, on a scale of its own."
+    drawn = chart(space, found.units, "in the band", f"{_count(space, found)} lie in the band.", BAR, mean)
     ranks, basis = basis_images(space, found.units, BASIS)
     shares = 100 * space.mask_group_share.sort(descending=True).values[ranks]
     captions = [f"{rank + 1:,}: {share:.2g}%" for rank, share in zip(ranks.tolist(), shares.tolist(), strict=True)]
@@ -164,22 +160,20 @@ def walk(material: Material, image: np.ndarray, name: str, low: float, high: flo
 def neighbours(material: Material, image: np.ndarray) -> str:
     """The training images whose features point most nearly the same way, with their classes or names."""
     if material.model is None:
-        return words(NO_RUN)
+        none = "Neighbours are found by a trained encoder, and none was given."
+        return words(none, "Start with a run folder: pmae explore runs/a")
     places, similarity = material.neighbours(image, NEIGHBOURS)
     train, total = material.train, len(material.train)
-    captions = [f"{like:.2f} {_called(material, at)}" for like, at in zip(similarity, places.tolist(), strict=True)]
+    if train.labels is not None and train.classes:
+        called = [train.classes[int(train.labels[place])] for place in places]
+    else:
+        called = [train.names[place] if train.names else f"number {place + 1:,}" for place in places.tolist()]
+    captions = [f"{like:.2f} {name}" for like, name in zip(similarity, called, strict=True)]
     found = material.view.pictures(train.images[places].astype(np.float64))
     among = f"all {total:,}" if total <= BANK else f"{BANK:,} of the {total:,}"
     said = f"The {len(places)} nearest among {among} training images, by the cosine of their mean-pooled features."
     query = pictures([("image", _picture(material, material.standardized(image)))], "single")
     return query + words(said, "The image itself is left out.") + pictures(zip(captions, found, strict=True), "small")
-
-
-def _called(material: Material, place: int) -> str:
-    train = material.train
-    if train.labels is not None and train.classes:
-        return train.classes[int(train.labels[place])]
-    return train.names[place] if train.names else f"number {place + 1:,}"
 
 
 def things_of(space: Space) -> str:
@@ -189,13 +183,6 @@ def things_of(space: Space) -> str:
 
 def _count(space: Space, found: Parts) -> str:
     return f"{int(found.units.sum()):,} of {space.mask_group_count:,} {things_of(space)}"
-
-
-def _alone(material: Material, space: Space, found: Parts, low: float) -> np.ndarray:
-    """A band by itself: with the largest units it is an image about the mean image, without them a difference."""
-    if low == 0:
-        return _picture(material, found.inside + space.reconstruct(torch.zeros(1, len(space.variance))))
-    return _difference(material, found.inside, material.view.scale(found.inside.numpy()))
 
 
 def _picture(material: Material, x: Tensor) -> np.ndarray:
@@ -245,23 +232,19 @@ def spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) -
     # Dots are drawn as one picture within the SVG; at the usual resolution it would be blurred.
     figure = Figure(figsize=(1.2 * WIDTH, 2.9), dpi=200, layout="constrained")
     above, below = figure.subplots(2, 1, gridspec_kw={"height_ratios": (5, 1)})
-    _draw_dots(above, share, marked, meaning)
-    above.set(xlabel=f"{things}, by their rank", ylabel="% of variance")
-    variance_bar(below, share, marked, 0.5, 0.5)
-    below.set(xlim=(0, 100), ylim=(0, 1), yticks=(), xlabel=f"% of variance, cumulated over the {things}")
-    below.grid(False)
-    below.spines["left"].set_visible(False)
-    return figure
-
-
-def _draw_dots(axes: "Axes", share: np.ndarray, marked: np.ndarray, meaning: str) -> None:
     ranks = np.arange(1, len(share) + 1)
     # A logarithm has no place for the zeros of a basis that is wider than the data.
     seen = share > 1e-9
     inks = np.where(marked, PALETTE[0], NEUTRAL)[seen].tolist()
     # In the order of their ranks: drawn kind by kind, the last one would cover the crowded end.
-    axes.scatter(ranks[seen], 100 * share[seen], s=9, color=inks, linewidths=0, rasterized=True)
+    above.scatter(ranks[seen], 100 * share[seen], s=9, color=inks, linewidths=0, rasterized=True)
     for ink, label in ((PALETTE[0], meaning), (NEUTRAL, "the others")):
-        axes.scatter([], [], s=20, color=ink, label=label, linewidths=0)
-    axes.set(xscale="log", yscale="log", xlim=(0.9, 1.1 * len(share)))
-    axes.legend(loc="lower left", handletextpad=0.1)
+        above.scatter([], [], s=20, color=ink, label=label, linewidths=0)
+    above.set(xscale="log", yscale="log", xlim=(0.9, 1.1 * len(share)))
+    above.set(xlabel=f"{things}, by their rank", ylabel="% of variance")
+    above.legend(loc="lower left", handletextpad=0.1)
+    variance_bar(below, share, marked, 0.5, 0.5)
+    below.set(xlim=(0, 100), ylim=(0, 1), yticks=(), xlabel=f"% of variance, cumulated over the {things}")
+    below.grid(False)
+    below.spines["left"].set_visible(False)
+    return figure

@@ -173,7 +173,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Examine this machine: versions, devices, compiler, all-reduce and, with --data, memory and disk for a set.
+    """Examine this machine: versions, devices, compiler and, with --data, memory and disk for a set.
 
     Each line is ok, a warning or a problem, with what to do; the exit code is 1 if there is a problem.
 

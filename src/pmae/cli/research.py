@@ -26,7 +26,7 @@ class ManyRuns:
     """Repetitions of pretraining and evaluation; 0 if not given."""
     settings: Annotated[Words, tyro.conf.arg(name="set", metavar="NAME=VALUE...")] = ()
     """Further settings of all runs."""
-    runs: Words = ()
+    runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER...", help_behavior_hint="")] = ()
     """More folders of runs to look in."""
     root: str = "data"
     """Folder of named data sets."""
@@ -40,11 +40,6 @@ class ManyRuns:
     """With --ray: share of a GPU for a run; 1, or 0 where there are none."""
     cpus_each: Number = None
     """With --ray: CPU cores for a run; 1 if not given."""
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """Where to look for runs."""
-        return tuple(map(Path, self.runs))
 
     def workers(self) -> AbstractContextManager[Any] | None:
         """Workers in processes of this machine or on Ray, if they are asked for."""
@@ -106,7 +101,7 @@ class Sweep(ManyRuns):
         words, out = list(self.grid), Path(self.out)
         if self.ratios:
             words = [word for word in words if word != RATIO] + [RATIO, *self.ratios]
-        page = sweep(base, parse_grid(words, base), self.seeds, out, self.search, self.workers(), self.folders)
+        page = sweep(base, parse_grid(words, base), self.seeds, out, self.search, self.workers(), self.runs)
         files = write_page("sweep", "Sweep", page, out)
         print("\n".join([to_markdown(page.tables[0]), *page.notes, *map(str, files)]))
 
@@ -168,7 +163,7 @@ class Spaces(ManyRuns):
         named = {name: value for name in ("spaces", "ratios", "mae_ratios") if (value := getattr(self, name))}
         epochs = 50 if self.epochs is None else self.epochs
         grid = SpaceGrid(data, epochs=epochs, seeds=self.seeds, settings=others, device=self.device, **named)
-        scoring = Scoring(Path(self.out), self.folders, (self.preset,), (), self.head_epochs, self.only_found)
+        scoring = Scoring(Path(self.out), self.runs, (self.preset,), (), self.head_epochs, self.only_found)
         with self.workers() or nullcontext() as workers:
             for part in self.parts or PARTS:
                 drawn = part == "figures"
@@ -231,13 +226,13 @@ class Paper(ManyRuns):
         pretraining = RunChoices(*trained, self.root, self.device, self.methods)
         presets = self.preset or ("released" if self.recipe == "released" else "paper",)
         scored = (presets, self.protocols, self.head_epochs, self.only_found, self.pooling)
-        scoring = Scoring(Path(self.out), self.folders, *scored)
+        scoring = Scoring(Path(self.out), self.runs, *scored)
         if self.names == ("status",):
             print(to_markdown(status(pretraining, scoring)))
             return
         wanted = [] if self.listed and not self.names else items(self.names)
         if self.listed:
-            from pmae.paper.cost import cost_lines
+            from pmae.paper.tables import cost_lines
 
             print("\n".join(cost_lines(pretraining, scoring, self.images_per_second, wanted)))
             return

@@ -138,11 +138,12 @@ class Embed(OtherData):
         from pmae.embed import embed
         from pmae.runs import Run
         from pmae.train.distributed import is_main
+        from pmae.train.journal import say
 
         run = Run(self.path)
         data = self.read_as(replace(run.config.data, labels="none"), self.data)
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
-        count = embed(run, data, self.out, *places, say=lambda message: _say(message) if is_main() else None)
+        count = embed(run, data, self.out, *places, say=lambda line: say(line) if is_main() else None)
         if is_main():
             print(f"{self.out}: {self.pooling} features of {count:,} images")
 
@@ -198,16 +199,13 @@ class Explore(OtherData):
         from pmae.app.material import Material
         from pmae.data.sets import load
         from pmae.runs import Run
+        from pmae.train.journal import say
 
         # Before the data is read and a space fitted: without Gradio there is no page.
         gradio()
         run = Run(self.path) if self.path else None
         material = Material(load(self.read_as(run.config.data if run else DataConfig(), self.data)), run)
         if run is None:
-            _say(f"fitting {material.own_space} on {len(material.sample):,} images of {material.name}")
+            say(f"fitting {material.own_space} on {len(material.sample):,} images of {material.name}")
         material.space(material.own_space)
-        explore(material, self.port, not self.no_browser, _say)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+        explore(material, self.port, not self.no_browser, say)

@@ -33,11 +33,13 @@ def from_arrays(
 
 
 def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
-    """The same values as (N, C, H, W): contiguous in memory, or still a view of the file when memory-mapped.
-
-    Signals are images of one row, (N, C, 1, L), and vectors of one channel as well, (N, 1, 1, D).
-    """
-    _require_axes(images, layout)
+    """The same values as (N, C, H, W), signals as (N, C, 1, L), vectors as (N, 1, 1, D); a mapped file stays a view."""
+    require(images.ndim in (2, 3, 4) and images.size > 0, "images", f"{SHAPES}, with nothing empty", images.shape)
+    if layout in AXES:
+        require(images.ndim == AXES[layout], "images", f"of {AXES[layout]} axes for data.layout {layout}", images.shape)
+    elif images.ndim == 2 and (layout != "auto" or images.dtype.kind != "f"):
+        # Rows of whole numbers are as likely one grey image.
+        raise UserError(f"data.layout must be ND for {images.dtype} vectors of shape {images.shape}, got {layout}")
     if images.ndim == 2:
         images = images[:, None, None]
     elif images.ndim == 3:
@@ -48,16 +50,6 @@ def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
         # Another byte order is the same number; torch takes only the machine's own.
         images = images.astype(images.dtype.newbyteorder("="))
     return images if isinstance(images, np.memmap) else np.ascontiguousarray(images)
-
-
-def _require_axes(images: np.ndarray, layout: Layout) -> None:
-    """Refuse what is no array of images, signals or vectors, or could be more than one of them."""
-    require(images.ndim in (2, 3, 4) and images.size > 0, "images", f"{SHAPES}, with nothing empty", images.shape)
-    if layout in AXES:
-        require(images.ndim == AXES[layout], "images", f"of {AXES[layout]} axes for data.layout {layout}", images.shape)
-    elif images.ndim == 2 and (layout != "auto" or images.dtype.kind != "f"):
-        # Rows of whole numbers are as likely one grey image.
-        raise UserError(f"data.layout must be ND for {images.dtype} vectors of shape {images.shape}, got {layout}")
 
 
 def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
@@ -110,10 +102,8 @@ def read_npy(path: Path, layout: Layout = "auto") -> Splits:
 
 
 def read_npz(path: Path, layout: Layout = "auto") -> Splits:
-    """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*.
-
-    Headers are read first, because a small file can unpack to more than memory holds.
-    """
+    """MedMNIST's keys (train_images, train_labels, val_*, test_*), or images and labels, optionally with test_*."""
+    # Headers first, because a small file can unpack to more than memory holds.
     with reading(path, NUMBERS), zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
         headers = {key: _npy_header(archive.open(f"{key}.npy")) for key in keys if key.endswith(("images", "labels"))}

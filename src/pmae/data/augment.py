@@ -1,9 +1,4 @@
-"""Random resized crop, flip and standardization of a whole batch on its device, as two small GEMMs per image.
-
-A crop resized back to full size is separable: `rows @ image @ columns^T`, where the two weight matrices depend on the
-box alone, so one batched multiplication replaces a loop over images and works the same eagerly, compiled or captured.
-All randomness arrives as a `Boxes` argument.
-"""
+"""Random resized crop, flip and standardization of a whole batch on its device, as two small GEMMs per image."""
 
 import math
 from typing import Literal, NamedTuple
@@ -40,11 +35,9 @@ def draw_boxes(
 
 
 def boxes_of(noise: Tensor, height: int, width: int, config: AugmentConfig) -> Boxes:
-    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits.
-
-    Of a signal, one row, the length is uniform, and it is never mirrored: backwards it is rarely natural.
-    """
+    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits."""
     count, device = len(noise), noise.device
+    # Of a signal, one row, the length is uniform, and it is never mirrored: backwards it is rarely natural.
     mirrored = config.flip and height > 1
     flip = (noise[:, -1] < 0.5) if mirrored else torch.zeros(count, dtype=torch.bool, device=device)
     if not config.crop:
@@ -79,6 +72,7 @@ def _shapes(area: Tensor, noise: Tensor, height: int, width: int) -> tuple[Tenso
 def crop(images: Tensor, boxes: Boxes, interpolation: Literal["bicubic", "bilinear"] = "bicubic") -> Tensor:
     """Cut each image to its box, resize it to the full size with antialiasing and mirror where asked: float32."""
     height, width = images.shape[-2:]
+    # Resizing is separable, `rows @ image @ columns^T` with weights of the box alone: no loop over images, one graph.
     rows = _weights(boxes.top, boxes.height, height, interpolation)
     columns = _weights(boxes.left, boxes.width, width, interpolation)
     columns = torch.where(boxes.flip[:, None, None], columns.flip(1), columns)
@@ -94,16 +88,15 @@ def _weights(start: Tensor, length: Tensor, size: int, interpolation: str) -> Te
     stretch = step.clamp(min=1.0)
     distance = ((pixel[None, None, :] + 0.5 - centre) / stretch).abs()
     inside = (pixel >= start) & (pixel < start + length)
-    weight = _cubic(distance) if interpolation == "bicubic" else (1 - distance).clamp(min=0.0)
+    if interpolation == "bicubic":
+        # Keys' kernel with a = -1/2, the one that antialiased resizing uses.
+        near = (1.5 * distance - 2.5) * distance * distance + 1
+        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+        weight = torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
+    else:
+        weight = (1 - distance).clamp(min=0.0)
     weight = torch.where(inside, weight, 0.0)
     return weight / weight.sum(2, keepdim=True)
-
-
-def _cubic(d: Tensor) -> Tensor:
-    """Keys' cubic kernel with a = -1/2, the one that antialiased resizing uses."""
-    near = (1.5 * d - 2.5) * d * d + 1
-    far = ((-0.5 * d + 2.5) * d - 4) * d + 2
-    return torch.where(d < 1, near, torch.where(d < 2, far, 0.0))
 
 
 class Standardize(nn.Module):

@@ -32,13 +32,16 @@ class Batches:
     """Indexed access to images in batches on one device, without a host sync when they are resident."""
 
     def __init__(
-        self,
-        images: np.ndarray | OnDemand,
-        device: torch.device,
-        keep_on: Literal["auto", "device", "host"] = "auto",
+        self, images: np.ndarray | OnDemand, device: torch.device, keep_on: Literal["auto", "device", "host"] = "auto"
     ) -> None:
         self.device, self._array = device, images
-        self.resident = _belongs_on_device(images, device, keep_on)
+        if isinstance(images, np.ndarray) and device.type == "cpu":
+            # A mapped file stays on the disk; to another device it goes whole.
+            self.resident = not isinstance(images, np.memmap)
+        elif isinstance(images, OnDemand) or keep_on != "auto":
+            self.resident = keep_on == "device"
+        else:
+            self.resident = images.nbytes <= torch.cuda.mem_get_info(device)[0] // 2
         self._images = _whole(images, device) if self.resident else None
         # Where positions are wanted: on the device only if that is where the images are.
         self._at = device if self.resident else torch.device("cpu")
@@ -112,15 +115,6 @@ def read_ahead(read: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterat
                 future.cancel()
 
 
-def _belongs_on_device(images: np.ndarray | OnDemand, device: torch.device, keep_on: str) -> bool:
-    if isinstance(images, np.ndarray) and device.type == "cpu":
-        return not isinstance(images, np.memmap)  # a mapped file stays on the disk; to another device it goes whole
-    if isinstance(images, OnDemand) or keep_on != "auto":
-        return keep_on == "device"
-    free, _ = torch.cuda.mem_get_info(device)
-    return images.nbytes <= free // 2
-
-
 def _whole(images: np.ndarray | OnDemand, device: torch.device) -> Tensor:
     """All images on the device; those decoded on demand pass through the host a chunk at a time."""
     if isinstance(images, np.ndarray):
@@ -139,10 +133,8 @@ def fit_standardize(
     part: Part = (0, 1),
     add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Standardize:
-    """Mean and standard deviation of the training images, in float64 in one pass; `add_up` adds those of all processes.
-
-    Sums are kept for every pixel, so that images that are all alike are told from images that vary.
-    """
+    """Mean and standard deviation of the training images, in one pass; `add_up` adds the sums of all processes."""
+    # In float64, and for every pixel, so that images that are all alike are told from images that vary.
     count, shift = 0, None
     for batch in batches.passes(part=part):
         x = batch.to(torch.float64)
@@ -158,18 +150,17 @@ def fit_standardize(
     if shift is None:
         raise UserError("data must be at least one image, got none")
     images = add_up(shift.new_tensor(count))
-    mean, square = add_up(total) / images, add_up(squares) / images
-    _require_variation(shift + mean, square - mean.square())
+    offset = add_up(total) / images
+    mean, variance = shift + offset, add_up(squares) / images - offset.square()
+    _require_variation(mean, variance)
     if per == "channel":
-        # Moments of a channel about its own mean are those of its pixels and of their means.
-        centre = (shift + mean).mean((1, 2), keepdim=True)
-        offset = shift - centre
-        square = (square + 2 * offset * mean + offset.square()).mean((1, 2), keepdim=True)
-        shift, mean = centre, torch.zeros_like(centre)
-    std = (square - mean.square()).clamp(min=0).sqrt()
+        # A channel varies as its pixels do, and as their means do.
+        centre = mean.mean((1, 2), keepdim=True)
+        variance = (variance + (mean - centre).square()).mean((1, 2), keepdim=True)
+        mean = centre
+    std = variance.clamp(min=0).sqrt()
     # A constant channel or pixel carries nothing: dividing by 1 leaves it at 0.
-    std = torch.where(std > 1e-6 * std.max(), std, torch.ones_like(std))
-    return Standardize(shift + mean, std)
+    return Standardize(mean, torch.where(std > 1e-6 * std.max(), std, torch.ones_like(std)))
 
 
 def _require_variation(mean: Tensor, variance: Tensor) -> None:

@@ -1,7 +1,4 @@
-"""One image file as an array, in the depth it was saved in and the way up it was taken, in the memory there is.
-
-Pillow reads most of them, pydicom DICOM files, and tifffile TIFF files that Pillow cannot hold (extra `data`).
-"""
+"""One image file as an array in its own depth: by Pillow, or by pydicom and tifffile (extra `data`)."""
 
 import os
 import threading
@@ -16,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pmae.config import DataConfig
-from pmae.errors import UserError, missing_extra
+from pmae.errors import UserError, optional
 
 DICOM_SUFFIXES = (".dcm", ".dicom")
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -114,10 +111,7 @@ def unpacking(values: int, bytes_each: int) -> Iterator[None]:
 
 
 def decode(path: Path, config: DataConfig, content: bytes | None = None) -> np.ndarray:
-    """(C, H, W) pixels, converted and resized as the settings ask; raises whatever a broken file makes Pillow raise.
-
-    With the file's `content` at hand, the path is only its name.
-    """
+    """(C, H, W) pixels as the settings ask; with the file's `content` at hand, the path is only its name."""
 
     def opened() -> Path | BytesIO:
         return path if content is None else BytesIO(content)
@@ -157,7 +151,10 @@ def _resize_deep(pixels: np.ndarray, side: int) -> np.ndarray:
 def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
     # Twice: what Pillow unpacks, of four bytes a pixel, and its conversion or its array.
     with Image.open(file, formats=FORMATS) as image, unpacking(image.width * image.height, 8):
-        raw_mode = _raw_mode(image)
+        # How the pixels lie in the file; it tells depths that Pillow's own mode hides.
+        arguments = image.tile[0][3] if getattr(image, "tile", None) else ""
+        first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+        raw_mode = first if isinstance(first, str) else ""
         _refuse_losses(image, raw_mode)
         try:
             image.load()
@@ -170,15 +167,11 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
         if image.mode in DEEP_MODES:
             signed = "16" in raw_mode and raw_mode.endswith("S")
             return convert(_narrow(np.asarray(image), signed)[None], config)
-        return _read_bytes(image, config)
-
-
-def _raw_mode(image: Image.Image) -> str:
-    """How the pixels lie in the file; it tells depths that Pillow's own mode hides."""
-    tiles = getattr(image, "tile", None)
-    arguments = tiles[0][3] if tiles else ""
-    first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
-    return first if isinstance(first, str) else ""
+        mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
+        plain = image if image.mode == mode else image.convert(mode)
+        if config.resize is not None:
+            plain = plain.resize((config.resize, config.resize), Image.Resampling.BICUBIC)
+        return _first_channels(np.asarray(plain))
 
 
 def _refuse_losses(image: Image.Image, raw_mode: str) -> None:
@@ -201,25 +194,13 @@ def _narrow(pixels: np.ndarray, signed: bool) -> np.ndarray:
     return pixels.astype(kind.dtype)
 
 
-def _read_bytes(image: Image.Image, config: DataConfig) -> np.ndarray:
-    mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
-    plain = image if image.mode == mode else image.convert(mode)
-    if config.resize is not None:
-        plain = plain.resize((config.resize, config.resize), Image.Resampling.BICUBIC)
-    return _first_channels(np.asarray(plain))
-
-
 def _first_channels(pixels: np.ndarray) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _read_dicom(content: bytes) -> np.ndarray:
     """Pixels in the modality's own units; a rescale slope and intercept (Hounsfield units) make float32."""
-    try:
-        import pydicom
-        from pydicom.pixels.utils import pixel_array
-    except ImportError as error:
-        raise missing_extra("a DICOM file", "data", error) from error
+    pydicom = optional("a DICOM file", "data", "pydicom.pixels.utils", "pydicom")
     with unpacking(_inflated(content), 2 * 8):
         header = pydicom.dcmread(BytesIO(content))
     frames, kind = int(header.get("NumberOfFrames") or 1), header.get("PhotometricInterpretation")
@@ -230,7 +211,7 @@ def _read_dicom(content: bytes) -> np.ndarray:
     values = int(header.Rows) * int(header.Columns) * int(header.get("SamplesPerPixel") or 1)
     # Beside the file's own and their array, values take float64 and float32 while units are computed.
     with unpacking(values, 8 + 4 + 2 * int(header.BitsAllocated) // 8):
-        pixels = np.asarray(pixel_array(header))
+        pixels = np.asarray(pydicom.pixels.utils.pixel_array(header))
         if kind == "MONOCHROME1":
             # From white to black; the lowest plus the highest value of so many bits turns it round.
             ends = -1 if header.PixelRepresentation else 2 ** int(header.BitsStored) - 1
@@ -259,10 +240,7 @@ def _inflated(content: bytes) -> int:
 
 def _read_tiff(path: Path | BytesIO) -> np.ndarray:
     """Pixels in their own depth; a stack of planes that are not channels is refused."""
-    try:
-        import tifffile
-    except ImportError as error:
-        raise missing_extra("a TIFF of this kind", "data", error) from error
+    tifffile = optional("a TIFF of this kind", "data", "tifffile")
     with tifffile.TiffFile(path) as file:
         series, pages = file.series[0], len(file.pages)
         # Axes of length one say nothing, except that an image may be one row or column.

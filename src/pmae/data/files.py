@@ -75,10 +75,7 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
 
 
 def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
-    """Image files below a folder in sorted order, with no more in memory than the names in one folder a level.
-
-    Hidden ones are skipped; links to folders (which may loop) and the folders of runs are not looked into but counted.
-    """
+    """Image files below a folder in sorted order; hidden ones are skipped, linked folders and runs are counted."""
     passed_over = Counter() if passed_over is None else passed_over
     try:
         with os.scandir(folder) as entries:
@@ -116,11 +113,7 @@ def is_tinyimagenet(folder: Path) -> bool:
 
 
 def tinyimagenet_samples(folder: Path) -> SampleSet:
-    """Labelled training folders, and validation images with their own table of labels.
-
-    The published test images carry no labels, so the validation images are what everybody tests on: they are `test`
-    here. Classes are in the order of their WordNet identifiers and named by words.txt.
-    """
+    """Labelled training folders, and validation images with their own table of labels."""
     identifiers = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     number = {identifier: index for index, identifier in enumerate(identifiers)}
     train = [
@@ -128,6 +121,7 @@ def tinyimagenet_samples(folder: Path) -> SampleSet:
         for identifier, label in number.items()
         for path in walk_images(folder / "train" / identifier)
     ]
+    # The published test images carry no labels, so the validation images are what everybody tests on.
     files = {"train": train, "test": _val_files(folder, number)}
     if not any(files.values()):
         raise UserError(f"data.source: the Tiny ImageNet folder {folder} holds no images")

@@ -40,9 +40,12 @@ class Samples(ABC):
     def read(self, position: int) -> tuple[str, Path | bytes | np.ndarray]:
         """The image's name, whose suffix tells its kind, and its file, the bytes of it, or its numbers."""
 
-    @abstractmethod
     def name(self, position: int) -> str:
-        """The name alone."""
+        """The name alone; a number where it cannot be read."""
+        try:
+            return self.read(position)[0]
+        except Exception:  # a broken file trips over anything
+            return f"sample {position}"
 
     def blocks(self) -> Blocks | None:
         """Nothing where every sample can be read alone."""
@@ -50,16 +53,14 @@ class Samples(ABC):
 
 
 class OnDemand:
-    """Images (N, C, H, W) that threads decode when they are asked for: an array, as far as reading goes.
-
-    `decode` gives the pixels of a sample, all like `first`, or None for one that cannot be read.
-    """
+    """Images (N, C, H, W) that threads decode when they are asked for: an array, as far as reading goes."""
 
     ndim = 4
 
     def __init__(
         self, samples: Samples, decode: Callable[[int], np.ndarray | None], first: np.ndarray, threads: int
     ) -> None:
+        # `decode` gives the pixels of a sample, all like `first`, or None for one that cannot be read.
         self._samples, self._decode = samples, decode
         self._pool = ThreadPoolExecutor(threads)
         self._positions: range | np.ndarray = range(len(samples))
@@ -224,6 +225,12 @@ class Splits:
     test: ImageSet | None = None
     notes: tuple[str, ...] = ()
     """What a reader of results must know: skipped files, rebuilt pixels, missing splits."""
+
+    @property
+    def parts(self) -> dict[str, ImageSet]:
+        """The splits that are there, by name."""
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: part for name, part in named.items() if part is not None}
 
 
 def require_uncut(images: np.ndarray | OnDemand) -> None:

@@ -61,19 +61,13 @@ def _join(batches: list[Batch]) -> ImageSet:
     return ImageSet(images, labels, CLASSES)
 
 
-def _checked(path: Path, images: np.ndarray, labels: np.ndarray) -> Batch:
-    """The batch, if its labels fit its images."""
-    if len(images) != len(labels):
-        raise UserError(f"data.source: {path} must have one whole-number label for each of its {len(images)} images")
-    if len(labels) == 0 or labels.max() >= len(CLASSES):
-        raise UserError(f"data.source: {path} must have labels from 0 to {len(CLASSES) - 1}")
-    return images, labels.astype(np.int64)
-
-
-def _numbers(path: Path, labels: object) -> np.ndarray:
+def _batch(path: Path, images: np.ndarray, labels: object) -> Batch:
+    """The batch, if its labels are a list of class numbers, one for each image."""
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < len(CLASSES) for label in labels):
-        raise UserError(f"data.source: {path} must hold its labels as a list of whole numbers below {len(CLASSES)}")
-    return np.array(labels, dtype=np.int64)
+        raise UserError(f"data.source: {path} must have labels that are whole numbers from 0 to {len(CLASSES) - 1}")
+    if len(images) != len(labels) or not labels:
+        raise UserError(f"data.source: {path} must have one whole-number label for each of its {len(images)} images")
+    return images, np.array(labels, dtype=np.int64)
 
 
 def _read_python(path: Path) -> Batch:
@@ -84,7 +78,7 @@ def _read_python(path: Path) -> Batch:
     data = bytes_array(batch["data"], f"{path}, 'data',")
     if data.ndim != 2 or data.shape[1] != PIXELS:
         raise UserError(f"data.source: {path} must hold rows of {PIXELS} bytes, got shape {data.shape}")
-    return _checked(path, data.reshape(-1, 3, 32, 32), _numbers(path, batch["labels"]))
+    return _batch(path, data.reshape(-1, 3, 32, 32), batch["labels"])
 
 
 def _read_binary(path: Path) -> Batch:
@@ -93,7 +87,7 @@ def _read_binary(path: Path) -> Batch:
     if data.size % (1 + PIXELS):
         raise UserError(f"data.source: {path} must hold records of {1 + PIXELS} bytes, got {data.size} bytes")
     records = data.reshape(-1, 1 + PIXELS)
-    return _checked(path, records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
+    return _batch(path, records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].tolist())
 
 
 def _read_sheet(path: Path) -> Batch:
@@ -103,13 +97,13 @@ def _read_sheet(path: Path) -> Batch:
     with reading(path), Image.open(path, formats=["PNG"]) as sheet:
         pixels = np.asarray(sheet)
     with reading(labels):
-        numbers = _numbers(labels, json.loads(labels.read_text()))
+        numbers = json.loads(labels.read_text())
     if pixels.shape[1:] != (32 * 32, 3):
         raise UserError(f"data.source: {path} must be an RGB image 1024 wide, got shape {pixels.shape}")
     images = np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
     # Training sheets are equally long.
     start = TRAIN_BATCHES.index(path.stem) * len(images) if train else 0
-    return _checked(path, images, numbers[start : start + len(images)])
+    return _batch(path, images, numbers[start : start + len(images)] if isinstance(numbers, list) else numbers)
 
 
 FORMS: dict[str, Callable[[Path], Batch]] = {"": _read_python, ".bin": _read_binary, ".png": _read_sheet}
@@ -233,14 +227,12 @@ def photo_paths() -> list[Path]:
 
 
 def _halves(path: Path) -> list[np.ndarray]:
-    """Left part for training and right part for test, each (H, W, 3), scaled so that a crop shows something.
-
-    They are cut apart before anything is resized, so that they share no pixel of the original.
-    """
+    """Left part for training and right part for test, each (H, W, 3), scaled so that a crop shows something."""
     with Image.open(path) as image:
         picture = image.convert("RGB")
     (width, height), cut = picture.size, round(picture.width * (1 - TEST_PART))
     scale, halves = SHORTER_SIDE / min(width, height), []
+    # Cut apart before anything is resized, so that they share no pixel of the original.
     for part in (picture.crop((0, 0, cut, height)), picture.crop((cut, 0, width, height))):
         size = max(SIDE, round(part.width * scale)), max(SIDE, round(part.height * scale))
         halves.append(np.asarray(part.resize(size, Image.Resampling.BICUBIC)))

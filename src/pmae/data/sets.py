@@ -12,17 +12,10 @@ from pmae.config import DataConfig
 from pmae.data import fetch
 from pmae.data.arrays import read_npy, read_npz
 from pmae.data.batches import Part, read_ahead
-from pmae.data.files import (
-    folder_samples,
-    is_tinyimagenet,
-    printable,
-    shard_files,
-    shard_samples,
-    tinyimagenet_samples,
-)
+from pmae.data.files import folder_samples, is_tinyimagenet, printable, shard_files, shard_samples, tinyimagenet_samples
 from pmae.data.images import ImageSet, Splits
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
-from pmae.data.streamed import SPLITS, SampleSet, Unreadable, open_images, read_samples
+from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples
 from pmae.errors import UserError, unknown_name
 
 HELD_OUT_DIGITS = 0.25
@@ -45,25 +38,20 @@ class Chunks(NamedTuple):
 
 
 def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = (0, 1)) -> Chunks:
-    """The images that `load` would give, in order, at most `size` at a time; of several processes, those of one.
-
-    Image files, shards and .npy files may be more than memory holds; .npz files and named sets are read whole.
-    """
+    """The images that `load` would give, in order, at most `size` at a time; several processes take them in turn."""
+    # Image files, shards and .npy files may be more than memory holds; .npz files and named sets are read whole.
     found, unreadable = _find(config), None
-    if isinstance(found, Splits):
-        sets = {name: images for name in SPLITS if (images := getattr(found, name)) is not None}
-        chosen = _chosen(list(sets), split)
-    else:
-        unreadable = Unreadable(config.max_unreadable, found, warn_at_once=False)
-        chosen = _chosen([name for name, own in found.samples.items() if len(own)], split)
-        sets = open_images(found, config, unreadable, chosen)
-    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part, unreadable))
-
-
-def _chosen(there: list[str], split: str) -> list[str]:
+    own = found.parts if isinstance(found, Splits) else found.samples
+    there = [name for name, images in own.items() if len(images)]
     if split != "all" and split not in there:
         raise unknown_name("split", split, ["all", *there])
-    return there if split == "all" else [split]
+    chosen = there if split == "all" else [split]
+    if isinstance(found, Splits):
+        sets = found.parts
+    else:
+        unreadable = Unreadable(config.max_unreadable, found, warn_at_once=False)
+        sets = open_images(found, config, unreadable, chosen)
+    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part, unreadable))
 
 
 def _chunks(
@@ -73,7 +61,6 @@ def _chunks(
     classes = next((images.classes for images in sets.values() if images.labels is not None), None)
     starts = [(name, start) for name, images in sets.items() for start in range(0, len(images), size)]
     number, parts = part
-    mine = starts[-(-len(starts) * number // parts) : -(-len(starts) * (number + 1) // parts)]
 
     def read(place: tuple[str, int]) -> tuple[str, ImageSet]:
         name, start = place
@@ -82,7 +69,7 @@ def _chunks(
             chunk = replace(chunk, labels=np.full(len(chunk), NO_LABEL, np.int64), classes=classes)
         return name, chunk
 
-    yield from (chunk for chunk in read_ahead(read, mine, 1) if len(chunk[1]))
+    yield from read_ahead(read, starts[number::parts], 1)
     if unreadable is not None:
         unreadable.warn()
 
@@ -162,8 +149,7 @@ def _medmnist(config: DataConfig) -> Splits:
     if fetch.checksum(root / file, "MD5") != official[file]:
         notes.append(f"{file} is not the file that MedMNIST published: report results on it as rebuilt")
     splits, classes = read_npz(root / file, "NHWC"), fetch.MEDMNIST_CLASSES[name]
-    parts = {key: getattr(splits, key) for key in SPLITS}
-    renamed = {key: replace(p, classes=classes) for key, p in parts.items() if p and len(p.classes) == len(classes)}
+    renamed = {k: replace(p, classes=classes) for k, p in splits.parts.items() if len(p.classes) == len(classes)}
     return replace(splits, name=name, notes=tuple(notes), **renamed)
 
 

@@ -1,7 +1,4 @@
-"""Images decoded from samples: files in a folder, members of tar files, rows of tables.
-
-Reading one sample, counting those that cannot be read, and reading all of them are the same for every format.
-"""
+"""Images decoded from samples, whatever their format: files in a folder, members of tar files, rows of tables."""
 
 import os
 import re
@@ -110,6 +107,9 @@ def open_images(
     """The splits as images that are decoded on demand; classes are numbered over all splits, `only` some opened."""
     config = replace(config, channels=config.channels or found.channels)
     numbers, classes = _class_numbers(found.samples)
+    # The cores that this process may use, divided among those that `torchrun` started on the machine.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = config.threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     first: Picture | None = None
     sets = {}
     for (split, samples), labels in zip(found.samples.items(), numbers, strict=True):
@@ -118,7 +118,7 @@ def open_images(
             first = first or next(filter(None, map(read, range(len(samples)))), None)
             if first is None:
                 raise UserError(f"data.source must have at least one readable image, got none: {unreadable}")
-            images = OnDemand(samples, partial(_pixels, read, first), first.pixels, config.threads or _cores())
+            images = OnDemand(samples, partial(_pixels, read, first), first.pixels, threads)
             sets[split] = ImageSet(images, labels, classes if labels is not None else (), images.names, first.vector)
     return sets
 
@@ -178,9 +178,3 @@ def _pixels(read: Callable[[int], Picture | None], first: Picture, position: int
     else:
         setting, one, two = "images must be saved in one depth", str(a.dtype), str(b.dtype)
     raise UserError(f"{setting}: {first.name!r} is {one} and {other.name!r} is {two}")
-
-
-def _cores() -> int:
-    """The cores that this process may use, divided among those that `torchrun` started on the machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -1,14 +1,10 @@
-"""Tables of images through pyarrow (extra `stream`): Arrow files as `datasets` saves them, and parquet files.
-
-Arrow files are mapped and give any row at once. Parquet gives whole row groups, of which a few are kept.
-"""
+"""Tables of images through pyarrow (extra `stream`): Arrow files, mapped, and parquet, of which row groups are kept."""
 
 import json
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +12,7 @@ import numpy as np
 
 from pmae.data.decode import reading, require_room
 from pmae.data.images import DTYPES, Blocks, Samples
-from pmae.errors import UserError, missing_extra, require
+from pmae.errors import UserError, optional, require
 
 TABLE = " as a table"
 KEPT_BYTES = 2**27
@@ -57,7 +53,9 @@ class TableSamples(Samples):
         return int(self._ends[-1])
 
     def read(self, position: int) -> tuple[str, bytes | np.ndarray]:
-        cell = self._cell(position)
+        number = int(np.searchsorted(self._ends, position, side="right"))
+        begin = int(self._ends[number - 1]) if number else 0
+        cell = self.chunk(number).slice(position - begin, 1)
         if self._columns.shape is not None:
             return f"row {position}", _numbers(cell, self._columns)
         value = cell[0].as_py()
@@ -68,27 +66,12 @@ class TableSamples(Samples):
             raise ValueError("this row does not hold the bytes of an image")
         return path, content
 
-    def name(self, position: int) -> str:
-        cell = self._cell(position)
-        # Only this field: the bytes beside it are an image.
-        has_path = hasattr(cell, "field") and cell.type.get_field_index("path") >= 0
-        try:
-            path = cell.field("path")[0].as_py() if has_path else None
-        except UnicodeDecodeError:
-            path = None
-        return path if isinstance(path, str) and path else f"row {position}"
-
-    def _cell(self, position: int) -> Any:
-        number = int(np.searchsorted(self._ends, position, side="right"))
-        begin = int(self._ends[number - 1]) if number else 0
-        return self.chunk(number).slice(position - begin, 1)
-
 
 class ArrowSamples(TableSamples):
     """Files of the Arrow stream format, mapped: the disk is read where a row is asked for."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        arrow, _ = _pyarrow()
+        arrow = _pyarrow()
         tables: list[Any] = []
         columns: Any = None
         for path in paths:
@@ -110,7 +93,7 @@ class ParquetSamples(TableSamples):
     """Parquet files, of which the row groups read last are kept."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        _, parquet = _pyarrow()
+        parquet = _pyarrow().parquet
         files: list[Any] = []
         columns: Any = None
         for path in paths:
@@ -121,7 +104,9 @@ class ParquetSamples(TableSamples):
         self._groups = [(file, i) for file, i, group in groups if group.num_rows]
         largest = max((group.total_byte_size for _, _, group in groups), default=0)
         self._window = max(1, KEPT_BYTES // max(1, largest))
-        self._kept = lru_cache(2 * self._window)(self._row_group)
+        self._kept = lru_cache(2 * self._window)(
+            lambda file, group: file.read_row_group(group, [columns.image]).column(0).combine_chunks()
+        )
         self._lock = threading.Lock()
         counts = [group.num_rows for _, _, group in groups if group.num_rows]
         require_room(max(largest, 8 * sum(counts)), f"a row group or the labels of {paths[0]}")
@@ -133,11 +118,7 @@ class ParquetSamples(TableSamples):
 
     def chunk(self, number: int) -> Any:
         with self._lock:
-            return self._kept(number)
-
-    def _row_group(self, number: int) -> Any:
-        file, group = self._groups[number]
-        return file.read_row_group(group, [self._columns.image]).column(0).combine_chunks()
+            return self._kept(*self._groups[number])
 
     def blocks(self) -> Blocks:
         return np.concatenate([[0], self._ends[:-1]]), self._window
@@ -151,7 +132,14 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
     features = (noted.get("info") or {}).get("features") or {}
     features = {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
     kinds = {name: str(features.get(name, {}).get("_type", "")) for name in schema.names}
-    image = next((name for name in schema.names if _is_image(kinds[name], schema.field(name).type)), None)
+    arrow = _pyarrow()
+
+    def is_image(name: str) -> bool:
+        stored = schema.field(name).type
+        files = arrow.types.is_struct(stored) and stored.get_field_index("bytes") >= 0
+        return kinds[name] in ("Image", "Array2D", "Array3D") or files or arrow.types.is_binary(stored)
+
+    image = next(filter(is_image, schema.names), None)
     if image is None:
         raise UserError(f"data.source: {path} must have a column of images, got {', '.join(schema.names) or 'none'}")
     label = next((name for name in schema.names if kinds[name] == "ClassLabel" or name == "label"), None)
@@ -174,12 +162,6 @@ def _are(kind: type, values: object) -> bool:
     return isinstance(values, list) and all(type(value) is kind for value in values)
 
 
-def _is_image(kind: str, stored: Any) -> bool:
-    arrow, _ = _pyarrow()
-    files = arrow.types.is_struct(stored) and stored.get_field_index("bytes") >= 0
-    return kind in ("Image", "Array2D", "Array3D") or files or arrow.types.is_binary(stored)
-
-
 def _numbers(cell: Any, columns: Columns) -> np.ndarray:
     """The numbers of one array, out of lists in lists."""
     values = getattr(cell, "storage", cell)
@@ -189,8 +171,5 @@ def _numbers(cell: Any, columns: Columns) -> np.ndarray:
     return numbers.reshape(columns.shape)
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise missing_extra("a table of images", "stream", error) from error
+def _pyarrow() -> Any:
+    return optional("a table of images", "stream", "pyarrow.parquet", "pyarrow")

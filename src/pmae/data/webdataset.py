@@ -23,8 +23,6 @@ IMAGES = (*(suffix[1:] for suffix in SUFFIXES), "npy")
 DIGITS = 18
 UNLABELLED = -(10**DIGITS)
 LONGEST_JSON = 2**24
-# What may come before the content: the header, and a pax or a long-name header with its body.
-HEADERS = 8192
 BLOCK = 512
 REGULAR = (b"0", b"\0", b"7")
 PAX, LONG_NAME = b"x", b"L"
@@ -59,7 +57,13 @@ def members(read: Read, what: str) -> Iterator[Member]:
     start = at = 0
     name = size = None
     while (header := read(at, BLOCK)) != bytes(BLOCK):
-        _require_header(header, at, what)
+        if len(header) < BLOCK:
+            raise UserError(
+                f"data.source: {what} is cut short: it ends at byte {at + len(header):,} without an end mark"
+            )
+        # The sum counts its own field as eight spaces.
+        if sum(header) - sum(header[148:156]) + 256 != _number(header[148:156], what):
+            raise UserError(f"data.source: {what} is not a plain tar file, or damaged: no header at byte {at:,}")
         kind, own, body = header[156:157], _number(header[124:136], what), at + BLOCK
         if kind in (PAX, LONG_NAME):
             fields = _extension(kind, read(body, min(own, LONGEST)), what)
@@ -72,14 +76,6 @@ def members(read: Read, what: str) -> Iterator[Member]:
         at = body + -(-own // BLOCK) * BLOCK
         # A header before the header belongs to the member that follows.
         start = start if kind in (PAX, LONG_NAME) else at
-
-
-def _require_header(header: bytes, at: int, what: str) -> None:
-    if len(header) < BLOCK:
-        raise UserError(f"data.source: {what} is cut short: it ends at byte {at + len(header):,} without an end mark")
-    # The sum counts its own field as eight spaces.
-    if sum(header) - sum(header[148:156]) + 256 != _number(header[148:156], what):
-        raise UserError(f"data.source: {what} is not a plain tar file, or damaged: no header at byte {at:,}")
 
 
 def _number(field: bytes, what: str) -> int:
@@ -141,18 +137,12 @@ class TarSamples(Samples):
         return len(self._start)
 
     def read(self, position: int) -> tuple[str, bytes]:
-        member, piece = self._member(position, int(self._length[position]))
-        return member.name, piece[member.offset : member.stop]
-
-    def name(self, position: int) -> str:
-        return self._member(position, min(HEADERS, int(self._length[position])))[0].name
-
-    def _member(self, position: int, size: int) -> tuple[Member, bytes]:
         path = self._paths[self._shard[position]]
         # Opened anew each time: ten microseconds, against a limit on open files that many shards would reach.
         with open(path, "rb", buffering=0) as file:
-            piece = os.pread(file.fileno(), size, int(self._start[position]))
-        return next(members(lambda at, count: piece[at : at + count], str(path))), piece
+            piece = os.pread(file.fileno(), int(self._length[position]), int(self._start[position]))
+        member = next(members(lambda at, count: piece[at : at + count], str(path)))
+        return member.name, piece[member.offset : member.stop]
 
 
 def index_shard(path: Path) -> tuple[np.ndarray, list[str]]:
@@ -172,10 +162,7 @@ def index_shard(path: Path) -> tuple[np.ndarray, list[str]]:
 
 
 def _samples(file: int, path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Keys and their members by extension: what follows the first dot of a file's name, as WebDataset has it.
-
-    `a/b.seg.png` has the key `a/b` and the extension `seg.png`; hidden files have none and are passed over.
-    """
+    """Keys and members by extension: `a/b.seg.png` has the key `a/b` and the extension `seg.png`; hidden files none."""
     size = os.fstat(file).st_size
 
     def named() -> Iterator[tuple[str, str, Member]]:

@@ -1,42 +1,19 @@
 """A run's encoder in the formats of other libraries, each re-loaded by its library and compared before it counts."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from pmae.errors import UserError, unknown_name
-from pmae.export import to_graph, to_weights
 from pmae.export.card import write_card
+from pmae.export.formats import FORMATS
 from pmae.export.source import Source, load_source
 from pmae.files import write_json, write_whole
 from pmae.runs import Run
 
 TOLERANCE = 1e-4
 """Largest difference, as a share of the largest feature, that rounding in another library's kernels may make."""
-
-
-class Format(NamedTuple):
-    """How to write an encoder, and how its library turns images into features from what was written."""
-
-    write: Callable[[Source, Path], None]
-    features: Callable[[Source, Path, np.ndarray], dict[str, Tensor]]
-    usage: str
-    library: str
-
-
-FORMATS = {
-    "timm": Format(to_weights.write_timm, to_weights.timm_features, to_weights.TIMM_USAGE, "timm"),
-    "huggingface": Format(
-        to_weights.write_huggingface, to_weights.huggingface_features, to_weights.HUGGINGFACE_USAGE, "transformers"
-    ),
-    "onnx": Format(to_graph.write_onnx, to_graph.onnx_features, to_graph.ONNX_USAGE, "onnxruntime"),
-    "torch": Format(to_graph.write_torch, to_graph.torch_features, to_graph.TORCH_USAGE, "torch"),
-}
 
 
 def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None = None) -> float:

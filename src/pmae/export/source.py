@@ -1,7 +1,6 @@
 """What is exported: a run's encoder at one checkpoint, the statistics of its images, and images to compare on."""
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
-from pmae.errors import UserError, missing_extra
+from pmae.errors import UserError
 from pmae.models import Encoder
 from pmae.runs import Run, read_state
 from pmae.train.checkpoint import load_encoder
@@ -89,11 +88,3 @@ def load_source(run: Run, epoch: int | None) -> Source:
     config, encoder, standardize = load_encoder(run, epoch)
     state = read_state(run.checkpoint(epoch))
     return Source(run, state["epoch"], config, encoder, standardize, np.dtype(run.environment["data"]["dtype"]))
-
-
-def needed(kind: str, *names: str) -> Any:
-    """The last of the packages that a format needs, once all of them are known to be there."""
-    try:
-        return [import_module(name) for name in names][-1]
-    except ImportError as error:
-        raise missing_extra(f"format {kind}", "export", error) from error

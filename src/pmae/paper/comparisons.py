@@ -4,18 +4,18 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 from pmae.paper.tables import Row
-from pmae.report.compare import published, published_accuracy, published_source
+from pmae.report.compare import published, published_accuracy
 from pmae.report.tables import NOTHING, Cell, Table
 from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run
-from pmae.sweep.find import Requirements, own_scores, validation
+from pmae.sweep.find import logged_speeds, own_scores, validation
 from pmae.sweep.grid import mean
 
-EPOCHS = 800
-"""How long the paper trains."""
+EPOCHS = 800  # how long the paper trains
+AUGMENTED = ("paper", "released")  # presets that train their probes on crops
 FEATURES = {"cls": "[CLS]", "mean": "the mean of the patch tokens"}
 SHORT = {
     "mae_std": "MAE 75%",
@@ -42,21 +42,15 @@ class Measured:
     """One protocol of one method on one data set, over the runs that repeat it; accuracies in percent."""
 
     data: str
-    method: str
-    """Key among the published methods."""
+    method: str  # key among the published methods
     protocol: str
     preset: str
     pooling: str
-    ratio: float | None
-    """The share that was hidden; None if it was random, or no run says."""
-    values: tuple[float, ...]
-    """On the test split, one a run."""
-    heads: float | None
-    """Standard deviation between the heads of a single run."""
-    on_val: float | None
-    """Mean on the val split, where there is one."""
-    validation: float | None
-    """Of the quick probe by which ratios are chosen."""
+    ratio: float | None  # the share that was hidden; None if it was random, or no run says
+    values: tuple[float, ...]  # on the test split, one a run
+    heads: float | None  # standard deviation between the heads of a single run
+    on_val: float | None  # mean on the val split, where there is one
+    validation: float | None  # of the quick probe by which ratios are chosen
     epoch: int
     runs: tuple[str, ...]
     note: str
@@ -68,7 +62,6 @@ class Measured:
 
     @property
     def value(self) -> float | None:
-        """Mean over the runs; None if nothing was measured."""
         return mean(self.values)
 
     @property
@@ -78,33 +71,24 @@ class Measured:
 
     @property
     def over(self) -> str:
-        """What the standard deviation is over."""
         return f"{len(self.values)} runs" if len(self.values) > 1 else "heads" if self.heads is not None else ""
 
     @property
     def published(self) -> float | None:
-        """The paper's number."""
         return published_accuracy(self.protocol, self.method, self.data)
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, in points."""
         return None if self.value is None or self.published is None else self.value - self.published
-
-
-def measured(filled: Sequence[CellRuns], needed: Requirements) -> list[Measured]:
-    """Every protocol and preset of every cell, protocols outermost as in the paper."""
-    wanted = [(kind, protocols.name) for protocols in needed.protocols for kind in protocols.kinds]
-    return [measure(one, *how, needed.pooling) for how in wanted for one in filled]
 
 
 def measure(one: CellRuns, protocol: str, preset: str, pooling: str, epoch: int | None = None) -> Measured:
     """What the runs of a cell came to under a protocol, at their last epoch or a given one."""
-    at = [(run, (run.config.train.epochs or 0) if epoch is None else epoch) for run in one.runs]
+    ends = {run: (run.config.train.epochs or 0) if epoch is None else epoch for run in one.runs}
 
     def scored(split: str) -> list[tuple[Run, Score]]:
-        found = [(run, end, own_scores(run, protocol, preset, split, pooling)) for run, end in at]
-        return [(run, score) for run, end, scores in found for score in scores if score.epoch == end]
+        found = {run: own_scores(run, protocol, preset, split, pooling) for run in one.runs}
+        return [(run, score) for run, scores in found.items() for score in scores if score.epoch == ends[run]]
 
     test = scored("test")
     diverged = [f"diverged in {run.path.name}" for run, score in test if score.accuracy.value is None]
@@ -114,7 +98,7 @@ def measure(one: CellRuns, protocol: str, preset: str, pooling: str, epoch: int 
         heads=test[0][1].accuracy.std if len(test) == 1 else None,
         on_val=mean([score.accuracy.value for _, score in scored("val")]),
         validation=mean([validation(run) for run in one.runs]),
-        epoch=max((end for _, end in at), default=0),
+        epoch=max(ends.values(), default=0),
         runs=tuple(run.path.name for run, _ in test),
         note="; ".join(filter(None, [one.note, *diverged])),
     )  # fmt: skip
@@ -134,19 +118,9 @@ def best_by_validation(cells: Sequence[Measured]) -> Measured | None:
     return max(known, key=lambda cell: cell.validation or 0, default=None)
 
 
-def augmented(preset: str) -> bool:
-    """Whether a preset trains its probes on crops, as the paper does."""
-    return preset.startswith(("paper", "released"))
-
-
-def data_title(data: str) -> str:
-    """A data set as the paper writes it."""
-    return str(published()["data"][data])
-
-
-def method_title(method: str) -> str:
-    """A method in words, by its key among the published ones."""
-    return str(published()["methods"][method])
+def title(kind: Literal["data", "methods"], key: str) -> str:
+    """A data set or a method as the paper writes it."""
+    return str(published()[kind][key])
 
 
 def with_ratio(method: str) -> str:
@@ -160,47 +134,46 @@ def features_of(cells: Sequence[Measured]) -> str:
     return f"Frozen features are {' or '.join(FEATURES.get(name, name) for name in sorted(frozen))}." if frozen else ""
 
 
-def grid(name: str, title: str, cells: Sequence[Measured]) -> Table:
+def grid(name: str, heading: str, cells: Sequence[Measured]) -> Table:
     """The paper's layout: a row a protocol and method, a column a data set, ours with the published in brackets."""
     datasets = list(dict.fromkeys(c.data for c in cells))
     several = len({c.preset for c in cells}) > 1
     rows: list[list[Cell]] = []
     for (protocol, preset, method), line in grouped(cells, "protocol", "preset", "method").items():
-        there = {cell.data: _ours_and_published(cell) for cell in line}
-        rows.append([PROTOCOLS[protocol], *[preset] * several, method_title(method), *(there[d] for d in datasets)])
+        there = {}
+        for cell in line:
+            ours = NOTHING if cell.value is None else f"{cell.value:.1f}"
+            ours += "" if cell.value is None or cell.std is None else f" ± {cell.std:.1f}"
+            there[cell.data] = ours if cell.published is None else f"{ours} ({cell.published:.1f})"
+        rows.append([PROTOCOLS[protocol], *[preset] * several, title("methods", method), *(there[d] for d in datasets)])
     missing = sum(c.value is None for c in cells)
     over = " or ".join(sorted({f"between {'its ' * (c.over == 'heads')}{c.over}" for c in cells if c.over}))
     spread = f" ± the standard deviation {over}" if over else ""
     note = f"Test accuracy in %, ours{spread}, and the published number in brackets"
     note += f"; {NOTHING} is not measured yet ({missing} of {len(cells)} cells)." if missing else "."
-    header = ["protocol", *["preset"] * several, "method", *map(data_title, datasets)]
-    return Table(name, title, header, rows, f"{note} {features_of(cells)}".strip())
+    header = ["protocol", *["preset"] * several, "method", *(title("data", name) for name in datasets)]
+    return Table(name, heading, header, rows, f"{note} {features_of(cells)}".strip())
 
 
-def _ours_and_published(cell: Measured) -> str:
-    """`47.4 ± 0.3 (41.7)`, with a dash for what is not there."""
-    ours = NOTHING if cell.value is None else f"{cell.value:.1f}"
-    ours += "" if cell.value is None or cell.std is None else f" ± {cell.std:.1f}"
-    return ours if cell.published is None else f"{ours} ({cell.published:.1f})"
-
-
-def comparison(name: str, title: str, cells: Sequence[Measured]) -> Table:
+def comparison(name: str, heading: str, cells: Sequence[Measured]) -> Table:
     """A row a cell: the published number beside ours, their difference, and where ours comes from."""
     header = ["data", "protocol", "method", "hidden", "published", "ours", "difference", "spread", "spread over"]
     header += ["ours on val", "preset", "features", "epochs", "runs", "note"]
     rows: list[list[Cell]] = []
     for cell in cells:
         hidden = "random" if "_random" in cell.method else None if cell.ratio is None else f"{cell.ratio:g}"
-        row: list[Cell] = [data_title(cell.data), PROTOCOLS[cell.protocol], method_title(cell.method), hidden]
+        row: list[Cell] = [title("data", cell.data), PROTOCOLS[cell.protocol], title("methods", cell.method), hidden]
         row += [cell.published, cell.value, cell.difference, cell.std, cell.over, cell.on_val]
         row += [cell.preset, cell.pooling, str(cell.epoch or ""), " ".join(cell.runs), cell.note]
-        rows.append([_rounded(one) for one in row])
+        rows.append(_rounded(row))
     split = (
         " The paper tests medical sets on their val images. Ours is the test split; val, on which an oracle's ratio is "
         "chosen, has a column of its own."
     )
-    note = published_source() + (split if any(cell.data.endswith("mnist") for cell in cells) else "")
-    return Table(f"{name}-comparison", f"{title}: published and ours", header, rows, note)
+    note = f"{published()['source']} {published()['setting']}" + (
+        split if any(cell.data.endswith("mnist") for cell in cells) else ""
+    )
+    return Table(f"{name}-comparison", f"{heading}: published and ours", header, rows, note)
 
 
 def ratio_grid(cells: Sequence[Measured]) -> Table:
@@ -212,7 +185,7 @@ def ratio_grid(cells: Sequence[Measured]) -> Table:
         for protocol, scored in grouped(found, "protocol").items():
             for (family, preset), line in grouped(scored, "family", "preset").items():
                 at = {cell.ratio: cell.value for cell in line}
-                named: list[Cell] = [data_title(data), PROTOCOLS[protocol], preset, SHORT[family]]
+                named: list[Cell] = [title("data", data), PROTOCOLS[protocol], preset, SHORT[family]]
                 rows.append([*named, *(at.get(ratio) for ratio in (*ratios, None))])
     header = ["data", "protocol", "preset", "method", *(f"{ratio:.0%}" for ratio in ratios), "random"]
     note = (
@@ -231,11 +204,11 @@ def ratio_table(cells: Sequence[Measured]) -> Table:
     for data, found in grouped(fixed, "data").items():
         for (method, preset), line in grouped(found, "method", "preset").items():
             best, fifth = best_by_validation(line), next((cell.value for cell in line if cell.ratio == 0.2), None)
-            row: list[Cell] = [data_title(data), SHORT[method], preset, str(len(line))]
+            row: list[Cell] = [title("data", data), SHORT[method], preset, str(len(line))]
             row += [None, None] if best is None else [f"{best.ratio:g}", best.value]
             # The published best was found with augmentation on: it says nothing about probes without.
-            row += [best.published, best.difference] if best and augmented(preset) else [None, None]
-            rows.append([_rounded(one) for one in (*row, fifth, max(cell.value or 0.0 for cell in line))])
+            row += [best.published, best.difference] if best and preset.startswith(AUGMENTED) else [None, None]
+            rows.append(_rounded([*row, fifth, max(cell.value or 0.0 for cell in line)]))
     claim = published()["claims"]["ratio"]
     note = f"The paper: {claim}. Its best ratios are not printed; its best accuracies are."
     return Table("ratio-comparison", "Masking ratio: published and ours", header, rows, note)
@@ -256,7 +229,7 @@ def epoch_table(cells: Sequence[Measured]) -> Table:
             # Of an end alone it cannot be said when it was passed.
             first = str(min(above)) if above and len(pmae) > 1 else None
             when: list[Cell] = [first, str(end.epoch) if end else None, len(pmae)]
-            rows.append([data_title(data), with_ratio(method), *ends, *when])
+            rows.append([title("data", data), with_ratio(method), *ends, *when])
     note = f"The paper: {published()['claims']['epochs']}."
     return Table("epochs-comparison", "Epochs: published and ours", header, rows, note)
 
@@ -274,7 +247,7 @@ def spread_table(cells: Sequence[Measured]) -> Table:
     """A row a data set, method and preset: mean and standard error over the masking ratios."""
     rows: list[list[Cell]] = []
     for data, method, preset, values, error in over_ratios(cells):
-        row: list[Cell] = [data_title(data), SHORT[method], preset, str(len(values)), statistics.fmean(values)]
+        row: list[Cell] = [title("data", data), SHORT[method], preset, str(len(values)), statistics.fmean(values)]
         rows.append([*row, None if error is None else f"{error:.2f}"])
     header = ["data", "method", "preset", "ratios", "mean accuracy", "standard error"]
     note = f"The paper: {published()['claims']['spread']}; it prints a figure and no numbers."
@@ -285,21 +258,18 @@ def time_table(filled: Sequence[CellRuns]) -> Table:
     """A row a data set and method: minutes for the paper's number of epochs, from the speed that its runs logged."""
     rows: list[list[Cell]] = []
     for one in filled:
-        logged = [
-            [line["images_per_second"] for line in run.metrics() if "images_per_second" in line] for run in one.runs
-        ]
-        speeds = [statistics.median(speeds) for speeds in logged if speeds]
+        speeds = [statistics.median(logged) for run in one.runs if (logged := logged_speeds(run))]
         if speeds:
             speed, first = statistics.median(speeds), one.runs[0]
             images, batch = first.environment["data"]["counts"]["train"], first.config.train.batch_size or 1
             # A step takes a whole batch, so the images that do not fill one are left out of an epoch.
             minutes = EPOCHS * (images // batch) * batch / speed / 60
             name = "PMAE" if one.row.method == "pmae" else f"MAE {100 * (one.ratio or 0):.0f}%"
-            rows.append([data_title(one.data), name, minutes, round(speed), str(first.environment["device"])])
+            rows.append([title("data", one.data), name, minutes, round(speed), str(first.environment["device"])])
     header = ["data", "method", f"minutes for {EPOCHS} epochs", "images/s", "device"]
     note = f"The paper: {published()['claims']['time']}."
     return Table("time-comparison", "Training time: ours", header, rows, note)
 
 
-def _rounded(cell: Cell) -> Cell:
-    return round(cell, 6) if isinstance(cell, float) else cell
+def _rounded(row: Sequence[Cell]) -> list[Cell]:
+    return [round(cell, 6) if isinstance(cell, float) else cell for cell in row]

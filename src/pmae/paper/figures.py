@@ -5,18 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmae.paper.comparisons import (
-    EPOCHS,
-    SHORT,
-    Measured,
-    augmented,
-    best_by_validation,
-    data_title,
-    features_of,
-    grouped,
-    over_ratios,
-    with_ratio,
-)
+from pmae.paper import comparisons
+from pmae.paper.comparisons import AUGMENTED, EPOCHS, SHORT, Measured, best_by_validation, grouped, over_ratios, title
 from pmae.report.compare import published_accuracy
 from pmae.report.contents import Contents
 from pmae.report.samples import masked_pictures, view_for
@@ -33,8 +23,7 @@ LOOKS = {
     "pmae_oracle_pixels": {"color": PALETTE[2], "marker": "^"},
 }
 """How a family of runs is drawn, by its key among the published methods."""
-RANDOM = 101
-"""Where a ratio that is drawn anew for each batch stands on the axis of shares in percent."""
+RANDOM = 101  # where a ratio that is drawn anew for each batch stands on the axis of shares in percent
 PICTURES, EXAMPLES = 4, 3
 
 
@@ -46,10 +35,10 @@ def epoch_curves(cells: Sequence[Measured]) -> Drawing:
     groups = grouped(cells, "data")
     figure, axes = panels([2.3] * len(groups))
     for panel, (data, found) in zip(axes, groups.items(), strict=True):
-        panel.set_title(f"{data_title(data)}, linear probe, test accuracy (%)")
+        panel.set_title(f"{title('data', data)}, linear probe, test accuracy (%)")
         for method, line in grouped(found, "method").items():
             points = [(cell.epoch, cell.value, cell.std or 0.0) for cell in line if cell.value is not None]
-            _plot(panel, points, label=with_ratio(method), **LOOKS[method])
+            _plot(panel, points, label=comparisons.with_ratio(method), **LOOKS[method])
         _published_levels(panel, found)
         panel.margins(y=0.12)
         panel.set_xlim(left=0)
@@ -72,10 +61,10 @@ def ratio_curves(cells: Sequence[Measured]) -> list[Drawing]:
     for panel, ((data, preset), found) in zip(axes, groups.items(), strict=True):
         for family, line in grouped(found, "family").items():
             _ratio_line(panel, family, line)
-        if augmented(preset):
+        if preset.startswith(AUGMENTED):
             _published_levels(panel, [cell for cell in found if cell.ratio is not None])
-        kind = f"{preset}, {'' if augmented(preset) else 'not '}augmented"
-        panel.set(title=f"{data_title(data)} (%): {kind}", xlim=(6, RANDOM + 5))
+        kind = f"{preset}, {'' if preset.startswith(AUGMENTED) else 'not '}augmented"
+        panel.set(title=f"{title('data', data)} (%): {kind}", xlim=(6, RANDOM + 5))
         panel.set_xticks([*range(10, 100, 10), RANDOM], labels=[*map(str, range(10, 100, 10)), "random"])
         panel.margins(y=0.12)
     axes[-1].set_xlabel("hidden: % of patches (MAE), % of variance (PMAE)")
@@ -84,8 +73,9 @@ def ratio_curves(cells: Sequence[Measured]) -> list[Drawing]:
         "Test accuracy of a linear probe, by data set and preset, against the share that is hidden; on the right a "
         "share drawn anew for each batch. A ring is the ratio that is best on validation images, which are no test "
         "images; a dotted line is the paper's best (oracle) in the colour of its method, whose probes are augmented. "
-        f"Bars are standard deviations between runs, or between the probe heads of one. {features_of(cells)}"
+        "Bars are standard deviations between runs, or between the probe heads of one."
     )
+    caption += f" {comparisons.features_of(cells)}"
     return [Drawing("ratio", "Accuracy against the masking ratio", caption, figure)]
 
 
@@ -133,7 +123,7 @@ def spread_bars(cells: Sequence[Measured], preset: str) -> list[Drawing]:
             axes.errorbar(mean, place, xerr=error, color=INK, capsize=2.5, linewidth=1.2)
         said = f"{mean:.1f}, one ratio" if error is None else f"{mean:.1f} ± {error:.1f}"
         axes.text(mean + (error or 0.0) + 1.5, place, said, va="center", fontsize=8)
-    _name_rows(axes, [data_title(data) for data in datasets])
+    _name_rows(axes, [title("data", data) for data in datasets])
     axes.set(xlim=(0, 128), xticks=range(0, 101, 20), title="Linear probe, mean over masking ratios (%)")
     legend(figure, [axes])
     caption = f"Mean of the test accuracy over masking ratios, with its standard error; preset {preset}."
@@ -162,7 +152,6 @@ def time_bars(table: Table) -> list[Drawing]:
 
 
 def _name_rows(axes: "Axes", names: Sequence[str]) -> None:
-    """Horizontal bars from the top down, each row with its name."""
     axes.set_yticks(range(len(names)), labels=names)
     axes.grid(axis="y", visible=False)
     axes.set(ylim=(len(names) - 0.5, -0.5))
@@ -190,12 +179,8 @@ def examples(runs: Mapping[str, Contents]) -> Drawing:
     """Some images of each data set, one column a set, smaller images enlarged."""
     shown = {name: view_for(run).pictures(run.samples["original"][:EXAMPLES]) for name, run in runs.items()}
     height, width = (max(pictures.shape[axis] for pictures in shown.values()) for axis in (1, 2))
-    figure, _ = gallery({name: _enlarged(pictures, height, width) for name, pictures in shown.items()})
+    for name, pictures in shown.items():
+        rows, columns = (np.arange(n) * old // n for n, old in zip((height, width), pictures.shape[1:3], strict=True))
+        shown[name] = pictures[:, rows][:, :, columns]
+    figure, _ = gallery(shown)
     return Drawing("examples", "Examples of the data", "Held-out images of each data set.", figure)
-
-
-def _enlarged(pictures: Array, height: int, width: int) -> Array:
-    """Pictures repeated pixel by pixel to a larger size."""
-    rows = np.arange(height) * pictures.shape[1] // height
-    columns = np.arange(width) * pictures.shape[2] // width
-    return pictures[:, rows][:, :, columns]

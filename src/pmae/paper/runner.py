@@ -3,24 +3,28 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from pmae.evaluate.protocols import Protocols
+from pmae.config import Config, replace
+from pmae.config_file import with_settings
+from pmae.evaluate.protocols import Protocols, preset
 from pmae.paper import comparisons, figures
-from pmae.paper.comparisons import EPOCHS, CellRuns, data_title, measure, measured, method_title
-from pmae.paper.cost import settings_table
-from pmae.paper.tables import ITEMS, Item, Row, RunChoices, ratios_of, spec_of, specs_of
+from pmae.paper.comparisons import EPOCHS, CellRuns, measure, title
+from pmae.paper.recipes import recipe
+from pmae.paper.tables import ITEMS, PAIRS, PICTURES, Item, Row, RunChoices, ratios_of, resolved, spec_of, specs_of
 from pmae.report import samples
-from pmae.report.compare import published_data, published_split
+from pmae.report.compare import published, published_data, published_split
 from pmae.report.contents import Contents, load
 from pmae.report.page import Page, write_page
 from pmae.report.style import Drawing
 from pmae.report.tables import Cell, Table
 from pmae.results import PROTOCOLS
 from pmae.runs import Run
+from pmae.sweep import find
 from pmae.sweep.execute import GetRuns, check_data, get_runs
-from pmae.sweep.find import Requirements, RunIndex, Scoring, finished, has_pictures, own_scores, unscored, validation
+from pmae.sweep.find import Requirements, Scoring, finished, has_pictures, own_scores, unscored, validation
 from pmae.sweep.workers import Workers
 
 SCHEME = (
@@ -58,7 +62,7 @@ def reproduce(
 def requirements(item: Item, chosen: RunChoices, scoring: Scoring) -> Requirements:
     """What runs must have been scored by for an item."""
     protocols = scoring.chosen(item.kept(scoring.protocols), item.with_plain)
-    return Requirements(protocols, item.every_epoch, scoring.pooling, chosen.device, chosen.root, item.pictures)
+    return Requirements(protocols, item.every_epoch, scoring.pooling, chosen.device, chosen.root, item.kind in PICTURES)
 
 
 def fill_cells(item: Item, chosen: RunChoices, get: GetRuns, needed: Requirements) -> list[CellRuns]:
@@ -98,90 +102,52 @@ def _choose_ratio(tried: dict[float, Run], planned: int) -> list[tuple[float, st
 
 
 def page_of(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    """The page of an item from its filled cells."""
-    return PAGES[item.kind](item, filled, needed)
-
-
-def _table(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    cells = measured(filled, needed)
+    """The page of an item from its filled cells: those of pictures, of training times and epochs, of accuracies."""
+    if item.kind in PICTURES:
+        return Page([], list(_pictures(item.kind, filled)))
+    if item.kind == "time":
+        table = comparisons.time_table(filled)
+        return Page([table], figures.time_bars(table))
+    if item.kind == "epochs":
+        how = ("linear", needed.protocols[0].name)
+        cells = [
+            measure(one, *how, needed.pooling, epoch)
+            for one in filled
+            for epoch in sorted({score.epoch for run in one.runs for score in own_scores(run, *how)})
+        ]
+        details = [comparisons.comparison("epochs-cells", item.title, cells)] if cells else []
+        return Page([comparisons.epoch_table(cells), *details], [figures.epoch_curves(cells)] if cells else [])
+    # Protocols outermost, as in the paper.
+    wanted = [(kind, protocols.name) for protocols in needed.protocols for kind in protocols.kinds]
+    cells = [measure(one, *how, needed.pooling) for how in wanted for one in filled]
+    if item.kind == "spread":
+        return Page([comparisons.spread_table(cells)], figures.spread_bars(cells, needed.protocols[0].name))
+    if item.kind == "ratio":
+        tables = [comparisons.ratio_grid(cells), comparisons.ratio_table(cells)]
+        return Page([*tables, comparisons.comparison("ratio-cells", item.title, cells)], figures.ratio_curves(cells))
     return Page([show(item.name, item.title, cells) for show in (comparisons.grid, comparisons.comparison)])
 
 
-def _ratio(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    cells = measured(filled, needed)
-    tables = [comparisons.ratio_grid(cells), comparisons.ratio_table(cells)]
-    return Page([*tables, comparisons.comparison("ratio-cells", item.title, cells)], figures.ratio_curves(cells))
-
-
-def _spread(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    cells = measured(filled, needed)
-    return Page([comparisons.spread_table(cells)], figures.spread_bars(cells, needed.protocols[0].name))
-
-
-def _epochs(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    how = ("linear", needed.protocols[0].name)
-    cells = [
-        measure(one, *how, needed.pooling, epoch)
-        for one in filled
-        for epoch in sorted({score.epoch for run in one.runs for score in own_scores(run, *how)})
-    ]
-    tables = [comparisons.epoch_table(cells)]
-    if not cells:
-        return Page(tables)
-    return Page([*tables, comparisons.comparison("epochs-cells", item.title, cells)], [figures.epoch_curves(cells)])
-
-
-def _time(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    table = comparisons.time_table(filled)
-    return Page([table], figures.time_bars(table))
-
-
-def _masks(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    drawings = []
-    for data in dict.fromkeys(one.data for one in filled):
-        shown = {_design(one): run for one, run in _pictured(filled) if one.data == data}
-        drawn = [figures.mask_designs(shown)] if shown else []
-        drawn += [samples.masks(shown["PMAE 20%"])] if "PMAE 20%" in shown else []
-        drawings += [_named(drawing, data) for drawing in drawn]
-    return Page([], drawings)
-
-
-def _design(one: CellRuns) -> str:
-    return f"{one.row.method.upper()} {'random' if one.ratio is None else f'{100 * one.ratio:.0f}%'}"
-
-
-def _spectrum(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    draws = (samples.spectrum_parts, samples.spectrum)
-    return Page([], [_named(draw(run), one.data) for one, run in _pictured(filled) for draw in draws])
-
-
-def _examples(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    named = {data_title(one.data): run for one, run in _pictured(filled)}
-    return Page([], [figures.examples(named)] if named else [])
-
-
-def _reconstructions(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Page:
-    pictured = _pictured(filled)
-    return Page([], [_named(samples.reconstructions(r), f"{one.data}-{one.row.method}") for one, r in pictured])
-
-
-PAGES: dict[str, Callable[[Item, Sequence[CellRuns], Requirements], Page]] = {
-    "table": _table,
-    "ratio": _ratio,
-    "spread": _spread,
-    "epochs": _epochs,
-    "time": _time,
-    "masks": _masks,
-    "spectrum": _spectrum,
-    "examples": _examples,
-    "reconstructions": _reconstructions,
-}
-
-
-def _pictured(filled: Sequence[CellRuns]) -> list[tuple[CellRuns, Contents]]:
-    """The cells that have a run with sample pictures, with the first such run."""
+def _pictures(kind: str, filled: Sequence[CellRuns]) -> Iterator[Drawing]:
+    """The drawings of an item that is made of images, each named after its data set."""
     found = [(one, [run.path for run in one.runs if has_pictures(run)]) for one in filled]
-    return [(one, load(paths[0])) for one, paths in found if paths]
+    pictured = [(one, load(paths[0])) for one, paths in found if paths]
+    if kind == "examples" and pictured:
+        yield figures.examples({title("data", one.data): run for one, run in pictured})
+    for one, run in pictured:
+        if kind == "reconstructions":
+            yield _named(samples.reconstructions(run), f"{one.data}-{one.row.method}")
+        elif kind == "spectrum":
+            yield _named(samples.spectrum_parts(run), one.data)
+            yield _named(samples.spectrum(run), one.data)
+    for data in dict.fromkeys(one.data for one, _ in pictured if kind == "masks"):
+        shown: dict[str, Contents] = {}
+        for one, run in pictured:
+            if one.data == data:
+                shown[f"{one.row.method.upper()} {'random' if one.ratio is None else f'{100 * one.ratio:.0f}%'}"] = run
+        yield _named(figures.mask_designs(shown), data)
+        if "PMAE 20%" in shown:
+            yield _named(samples.masks(shown["PMAE 20%"]), data)
 
 
 def _named(drawing: Drawing, suffix: str) -> Drawing:
@@ -198,17 +164,9 @@ def _notes(filled: Sequence[CellRuns], needed: Requirements) -> Iterator[str]:
             yield f"{name}: published of validation images, ours of test images"
     for one in filled:
         if one.row.ratio == "oracle" and one.runs:
-            yield f"{data_title(one.data)}, {method_title(one.row.key)}: {one.ratio:g}, {one.note}"
+            yield f"{title('data', one.data)}, {title('methods', one.row.key)}: {one.ratio:g}, {one.note}"
     if missing := sum(not one.runs for one in filled):
         yield f"{missing} of {len(filled)} places have no run yet"
-    yield from _unscored(runs, needed)
-    if needed.pictures and (lacking := sum(not has_pictures(run) for run in runs)):
-        said = "published results leave them out, and without --only-found they are made"
-        yield f"{lacking} of {len(runs)} runs have no sample pictures: {said}"
-
-
-def _unscored(runs: Sequence[Run], needed: Requirements) -> Iterator[str]:
-    """Runs that were found but not evaluated in the way that was asked for."""
     for protocols in needed.protocols:
         lacking = {run: epochs for run in runs if (epochs := needed.missing(run).get(protocols))}
         if lacking:
@@ -217,6 +175,9 @@ def _unscored(runs: Sequence[Run], needed: Requirements) -> Iterator[str]:
             others = ", ".join(sorted(presets - {protocols.name})) or "none"
             counted = f"{len(lacking)} of {len(runs)} runs have no {', '.join(kinds)} under the preset {protocols.name}"
             yield f"{counted}; other presets they have: {others}"
+    if needed.pictures and (without := sum(not has_pictures(run) for run in runs)):
+        said = "published results leave them out, and without --only-found they are made"
+        yield f"{without} of {len(runs)} runs have no sample pictures: {said}"
 
 
 def _nearest_run(item: Item, chosen: RunChoices, scoring: Scoring) -> str:
@@ -240,32 +201,76 @@ def status(chosen: RunChoices, scoring: Scoring) -> Table:
     item = ITEMS["main"]
     protocols, cells = item.kept(scoring.protocols), item.cells(chosen)
     datasets = list(dict.fromkeys(data for _, data in cells))
-    found = {cell: _finished_runs(item, *cell, chosen, scoring.index) for cell in cells}
-    presets = {name: scoring.chosen([name]) for name in protocols}
-    lengths = {(name, *cell): _lengths(found[cell], presets[name]) for name in protocols for cell in cells}
+    lengths: dict[tuple[str, Row, str], list[int]] = {}
+    for row, data in cells:
+        specs = [spec_of(item, row, data, ratio, chosen.seeds[0], chosen) for ratio in ratios_of(row, chosen)]
+        found = [run for spec in specs for run in scoring.index.find(spec.config, any_length=True) if finished(run)]
+        ends = [(run, run.config.train.epochs or 0) for run in found]
+        for protocol in protocols:
+            presets = scoring.chosen([protocol])
+            lengths[protocol, row, data] = [
+                end for run, end in ends if any(not unscored(run, each, [end]) for each in presets)
+            ]
     rows: list[list[Cell]] = []
     for protocol in protocols:
         for row in dict.fromkeys(row for row, _ in cells):
             counts = [Counter(lengths[protocol, row, data]) for data in datasets]
             said = [", ".join(f"{n} at {epochs}" for epochs, n in sorted(c.items(), reverse=True)) for c in counts]
-            rows.append([PROTOCOLS[protocol], method_title(row.key), *(text or None for text in said)])
+            rows.append([PROTOCOLS[protocol], title("methods", row.key), *(text or None for text in said)])
     some, long = (sum(any(e >= least for e in epochs) for epochs in lengths.values()) for least in (0, EPOCHS))
     note = (
         f"{some} of {len(lengths)} found, {long} at {EPOCHS} epochs. Runs at epochs: of recipe {chosen.recipe}, any "
         f"seed, scored under the preset {' or '.join(scoring.presets)}; an oracle's row counts every ratio "
         "of its search, and has found the best only when all are there."
     )
-    header = ["protocol", "method", *map(data_title, datasets)]
+    header = ["protocol", "method", *(title("data", name) for name in datasets)]
     return Table("status", f"{item.heading}: what was run", header, rows, note)
 
 
-def _finished_runs(item: Item, row: Row, data: str, chosen: RunChoices, index: RunIndex) -> list[Run]:
-    """The runs of a cell, of any length and seed, that came to their end."""
-    configs = [spec_of(item, row, data, ratio, chosen.seeds[0], chosen).config for ratio in ratios_of(row, chosen)]
-    return [run for config in configs for run in index.find(config, any_length=True) if finished(run)]
+def settings_table(chosen: RunChoices, scoring: Scoring) -> Table:
+    """The paper's tables of settings: a row a setting, the published value and ours on CIFAR-10."""
+    mae, config = recipe(PAIRS[chosen.recipe][1]), with_settings(recipe(chosen.recipe), dict(chosen.settings))
+    config, _ = resolved(replace(config, train__epochs=chosen.epochs or config.train.epochs), "cifar10")
+    protocols = find.shortened(preset(scoring.presets[0]), scoring.head_epochs)
+    ours = _settings(config, protocols)
+    rows: list[list[Cell]] = []
+    for part, settings in published()["settings"].items():
+        for name, value in settings.items():
+            found = (value, ours.get(part, {}).get(name, ""))
+            there, here = (f"{one:g}" if isinstance(one, int | float) else str(one) for one in found)
+            rows.append([part, name, there, here, "yes" if there == here else "no"])
+    normalized = mae.objective.normalize_patches
+    note = (
+        f"Ours: recipe {chosen.recipe}, preset {protocols.name}. "
+        "The paper counts warm-up in steps; its evaluation's are epochs in the code it adapts. "
+        f"Normalized targets: there for MAE, not for PMAE; here {'the same' if normalized else 'for neither'}."
+    )
+    header = ["part", "setting", "published", "ours", "same"]
+    return Table("settings-comparison", "Settings: published and ours", header, rows, note)
 
 
-def _lengths(runs: Sequence[Run], presets: Sequence[Protocols]) -> list[int]:
-    """The lengths of the runs that were scored at their end under one of the presets."""
-    ends = [(run, run.config.train.epochs or 0) for run in runs]
-    return [end for run, end in ends if any(not unscored(run, each, [end]) for each in presets)]
+def _settings(config: Config, protocols: Protocols) -> dict[str, dict[str, Any]]:
+    """Our settings by the names that the paper's tables have for them."""
+    encoder, optim, train, probe, tune = config.encoder, config.optim, config.train, protocols.probe, protocols.finetune
+
+    def training(epochs: int | None, batch: int, base_lrs: Sequence[float], decays: Sequence[float]) -> dict[str, Any]:
+        """What all kinds of training have: the peak rate is in proportion to the batch."""
+        rates = {"base rate": base_lrs, "rate": [lr * batch / 256 for lr in base_lrs], "weight decay": decays}
+        several = {name: "one of " + ", ".join(f"{one:g}" for one in values) for name, values in rates.items()}
+        shown = {name: values[0] if len(values) == 1 else several[name] for name, values in rates.items()}
+        return {"epochs": epochs, "batch size": batch, **shown}
+
+    width = encoder.width or 192
+    shape = {"hidden size": width, "attention heads": encoder.heads or 12, "intermediate size": 4 * width}
+    ours: dict[str, dict[str, Any]] = {"encoder": shape | {"patch size": encoder.patch_size}}
+    steps = f"{optim.warmup_epochs:g} epochs" if optim.warmup_steps is None else f"{optim.warmup_steps} steps"
+    ours["pretraining"] = training(train.epochs, train.batch_size or 1, [optim.base_lr or 0.0], [optim.weight_decay])
+    ours["pretraining"] |= {"optimizer": "AdamW", "betas": ", ".join(map(str, optim.betas)), "warm-up": steps}
+    if probe:
+        ours["probes"] = training(probe.epochs, probe.batch_size, probe.base_lrs, probe.weight_decays)
+        ours["probes"] |= {"optimizer": "SGD", "momentum": probe.momentum, "warm-up": f"{probe.warmup_epochs:g} epochs"}
+    if tune:
+        ours["fine-tuning"] = training(tune.epochs, tune.batch_size, [tune.base_lr], [tune.weight_decay])
+        ours["fine-tuning"] |= {"optimizer": "AdamW", "betas": ", ".join(map(str, tune.betas))}
+        ours["fine-tuning"]["warm-up"] = f"{tune.warmup_epochs:g} epochs"
+    return ours

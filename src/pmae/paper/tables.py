@@ -1,4 +1,4 @@
-"""The paper's tables and figures as data: the cells of each, and the configuration behind a cell.
+"""The paper's tables and figures as data: the cells of each, the configuration behind a cell, and what they cost.
 
 Numbers of tables and figures are counted from the LaTeX source, whose labels stand beside them.
 """
@@ -6,28 +6,33 @@ Numbers of tables and figures are counted from the LaTeX source, whose labels st
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pmae.config import Config, replace
 from pmae.config_file import with_settings
+from pmae.derive import resolve
 from pmae.errors import UserError, require
 from pmae.paper.recipes import recipe
-from pmae.sweep.find import RunSpec, require_known
+from pmae.sweep.find import RunSpec, Scoring, require_known
 
-DATASETS = ("cifar10", "tinyimagenet", "dermamnist", "bloodmnist", "pathmnist")
-MEDICAL = ("dermamnist", "pathmnist", "bloodmnist")
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-PAIRS = {
-    "paper": ("paper", "mae"),
-    "released": ("released", "mae_released"),
-    "masking": ("masking", "mae_masking"),
-    "ours": ("ours", "mae_ours"),
-}
+PAIRS = {"paper": ("paper", "mae")} | {name: (name, f"mae_{name}") for name in ("released", "masking", "ours")}
 """For each way to train, the recipes of PMAE and of MAE."""
-
-PICTURES = ("masks", "spectrum", "examples", "reconstructions")
-"""Kinds of items that are made of images."""
-
+PICTURES = ("masks", "spectrum", "examples", "reconstructions")  # kinds of items that are made of images
+TRAINING = {
+    "cifar10": (50_000, 32),
+    "tinyimagenet": (100_000, 64),
+    "dermamnist": (7_007, 64),
+    "bloodmnist": (11_959, 64),
+    "pathmnist": (89_996, 64),
+}
+"""Training images and their side in pixels."""
+DATASETS, MEDICAL = tuple(TRAINING), ("dermamnist", "pathmnist", "bloodmnist")
+TOKENS, CHECKPOINTS = 17, 10
+SPEEDS = {"H200": 85_500.0, "2 CPU cores": 56.0}
+"""Measured images a second while pretraining at 17 tokens an image: 32x32 in patches of 8, and one [CLS]."""
+SMALL = {"2 CPU cores": 1_830.0}
+"""The same with the small networks that are derived where there is no GPU: 479 a second at 65 tokens."""
 Ratio = float | Literal["oracle", "random", "every"]
 """A share, the best of several on validation images, a new one for each batch, or each of several in turn."""
 
@@ -53,20 +58,14 @@ class RunChoices:
     """How the runs of all cells are pretrained, as the caller chose."""
 
     recipe: str = "paper"
-    datasets: tuple[str, ...] = ()
-    """The data sets; the item's own if empty."""
-    epochs: int | None = None
-    """Length of pretraining; the item's or the recipe's own if not given."""
-    seeds: tuple[int, ...] = (0,)
-    """A whole repetition each: pretraining and heads."""
-    ratios: tuple[float, ...] = RATIOS
-    """Where the oracle searches, and what `every` runs through."""
-    settings: tuple[tuple[str, str], ...] = ()
-    """Further settings by dotted name, as text."""
+    datasets: tuple[str, ...] = ()  # the data sets; the item's own if empty
+    epochs: int | None = None  # length of pretraining; the item's or the recipe's own if not given
+    seeds: tuple[int, ...] = (0,)  # a whole repetition each: pretraining and heads
+    ratios: tuple[float, ...] = RATIOS  # where the oracle searches, and what `every` runs through
+    settings: tuple[tuple[str, str], ...] = ()  # further settings by dotted name, as text
     root: str = "data"
     device: str = "auto"
-    methods: tuple[str, ...] = ()
-    """Rows to keep, by their names among the published numbers; all if empty."""
+    methods: tuple[str, ...] = ()  # rows to keep, by their names among the published numbers; all if empty
 
     def __post_init__(self) -> None:
         require_known("methods", self.methods, ROWS)
@@ -85,30 +84,18 @@ class Item:
 
     name: str
     title: str
-    labels: str
-    """Number and label in the paper."""
-    kind: str
-    """How it is shown: a name in `runner.PAGES`, or scheme or settings."""
+    labels: str  # number and label in the paper
+    kind: str  # how it is shown: see `runner.reproduce` and `page_of`
     rows: tuple[Row, ...] = ()
     datasets: tuple[str, ...] = DATASETS
     protocols: tuple[str, ...] = ()
-    with_plain: bool = False
-    """Whether probes are also trained without augmentation."""
-    every_epoch: bool = False
-    """Whether every checkpoint is evaluated, not the last alone."""
-    epochs: int | None = None
-    """Length of pretraining, where it is not the recipe's."""
-    any_length: bool = False
-    """Whether runs of any length and seed will do: what is shown does not depend on training."""
-
-    @property
-    def pictures(self) -> bool:
-        """Whether it shows images that a run left, not numbers."""
-        return self.kind in PICTURES
+    with_plain: bool = False  # whether probes are also trained without augmentation
+    every_epoch: bool = False  # whether every checkpoint is evaluated, not the last alone
+    epochs: int | None = None  # length of pretraining, where it is not the recipe's
+    any_length: bool = False  # whether runs of any length and seed will do: what is shown does not depend on training
 
     @property
     def heading(self) -> str:
-        """Its title, and where the paper has it."""
         return f"{self.title}: {self.labels}"
 
     def kept(self, protocols: Sequence[str]) -> list[str]:
@@ -170,13 +157,78 @@ def items(names: Sequence[str]) -> list[Item]:
     return [ITEMS[name] for name in names]
 
 
-MAIN = (
-    Row("mae", 0.75),
-    Row("mae", "oracle"),
-    Row("pmae", "oracle"),
-    Row("mae", "random"),
-    Row("pmae", "random"),
-)
+class Cost(NamedTuple):
+    """Runs, images they and their evaluation see, and the same in images of 17 tokens, which hours follow from."""
+
+    runs: int = 0
+    images: float = 0
+    work: float = 0
+
+    def hours(self, speed: float) -> float:
+        """Hours at so many images of 17 tokens a second; evaluation is counted at the speed of pretraining."""
+        return self.work / speed / 3600
+
+
+def cost_of(item: Item, chosen: RunChoices, scoring: Scoring | None = None, gpu: bool = True) -> Cost:
+    """The cost of an item from nothing, with what is derived on a GPU or without; shared runs are counted in each."""
+    passes, scoring = 0, scoring or Scoring()
+    for protocols in scoring.chosen(item.kept(scoring.protocols), item.with_plain):
+        probe, tune = protocols.probe, protocols.finetune
+        passes += (probe.epochs if probe.augment else 1) if probe else 0
+        passes += bool(protocols.knn) + (tune.epochs if tune else 0)
+    passes *= CHECKPOINTS if item.every_epoch else 1
+    configs, cells, total = [spec.config for spec in specs_of(item, chosen)], item.cells(chosen), Cost()
+    for data in dict.fromkeys(data for _, data in cells):
+        made = [config for config in configs if config.data.source == data]
+        rows = [row for row, other in cells if other == data]
+        again = sum(row.ratio == "oracle" for row in rows) * (len(chosen.seeds) - 1)
+        scored = sum(1 if row.ratio == "oracle" else len(ratios_of(row, chosen)) for row in rows) * len(chosen.seeds)
+        config, _ = resolved(made[0], data, gpu)
+        views = (config.train.epochs or 0) * (2 if config.objective.contrastive_weight else 1)
+        images, side = TRAINING[data]
+        seen = images * ((len(made) + again) * views + scored * passes)
+        tokens = (side // (config.encoder.patch_size or 1)) ** 2 + 1
+        runs = total.runs + len(made) + again
+        total = Cost(runs, total.images + seen, total.work + seen * tokens / TOKENS)
+    return total
+
+
+def resolved(config: Config, data: str, gpu: bool = True) -> tuple[Config, dict[str, Any]]:
+    """The settings on a data set of the paper, and what was derived."""
+    images, side = TRAINING[data]
+    return resolve(config, images, (3, side, side), gpu=gpu)
+
+
+def cost_lines(chosen: RunChoices, scoring: Scoring, speed: float | None, wanted: Sequence[Item] = ()) -> list[str]:
+    """A line an item, all if none is named: paper's label, runs, images and hours; then what the hours rest on."""
+    require(speed is None or speed > 0, "--images-per-second", "above 0", speed)
+    base = with_settings(recipe(chosen.recipe), dict(chosen.settings))
+    derived = "encoder.width" in resolved(base, "cifar10", gpu=False)[1]
+    speeds = {"this machine": speed} if speed else SPEEDS | (SMALL if derived else {})
+    columns = "".join(f"{f'hours, {machine}':>20}" for machine in speeds)
+    lines = [f"{'name':<16}{'runs':>6}{'images seen':>16}{columns}  title"]
+    for item in wanted or ITEMS.values():
+        rows = not chosen.methods or any(row.key in chosen.methods for row in item.rows)
+        scored = not scoring.protocols or any(name in scoring.protocols for name in item.protocols)
+        if wanted or (rows and scored):
+            cost = cost_of(item, chosen, scoring)
+            hours = [cost_of(item, chosen, scoring, name not in SMALL).hours(speeds[name]) for name in speeds]
+            shown = [f"{h:,.0f}" if h >= 10 else f"{h:.1f}" if h >= 0.05 else f"{h:.2f}" for h in hours]
+            images = f"{cost.images / 1e6:,.1f} million" if cost.images else "none"
+            columns = "".join(f"{text:>20}" for text in shown)
+            lines.append(f"{item.name:<16}{cost.runs:>6}{images:>16}{columns}  {item.title}")
+            lines.append(f"{'':<16}{item.labels}")
+    stated = ", ".join(f"{value:,.0f} images/s ({machine})" for machine, value in speeds.items())
+    lines.append(
+        f"\nrecipe {chosen.recipe}, {len(chosen.seeds)} seed{'s' * (len(chosen.seeds) > 1)}; hours at {stated} for "
+        f"images of {TOKENS} tokens (32x32 in patches of 8), in proportion to the tokens of larger ones, evaluation "
+        "included; networks of other sizes than the recipe's are counted as the recipe's.\n"
+        "Each item is counted from nothing, but runs are shared: main, knn, ratio, spread and epochs use the same ones."
+    )
+    return lines
+
+
+MAIN = (Row("mae", 0.75), Row("mae", "oracle"), Row("pmae", "oracle"), Row("mae", "random"), Row("pmae", "random"))
 PIXELS = (Row("pmae", "oracle", "pixels"), Row("pmae", "random", "pixels"))
 EVERY = (Row("mae", "every"), Row("pmae", "every"))
 

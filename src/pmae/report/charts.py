@@ -5,30 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmae.report import style
 from pmae.report.compare import Entrant, epochs_of, lineup, published_for
 from pmae.report.contents import Contents
-from pmae.report.style import (
-    INK,
-    NEUTRAL,
-    PALETTE,
-    WIDTH,
-    Drawing,
-    color,
-    dash,
-    legend,
-    marker,
-    minus,
-    panels,
-    short,
-    styled,
-)
+from pmae.report.style import Drawing, color, dash, legend, marker, minus, panels, short, styled
 from pmae.results import PROTOCOLS, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOWEST_R2 = -20
-"""Percent."""
+LOWEST_R2 = -20  # percent
 PROBES = {"linear": "Linear probe", "knn": "k-NN"}
 LOGGED = {"epoch", "step", "loss", "r2", "masked_share", "lr", "images_per_second", "held_out_r2", "train_r2"}
 MOST_POINTS, MOST_NAMED = 1000, 24
@@ -37,11 +23,19 @@ MOST_POINTS, MOST_NAMED = 1000, 24
 @styled
 def learning_curves(runs: Sequence[Contents]) -> Drawing:
     """Loss, R2 while training and between epochs, and probes where there are any, of all runs."""
-    probes = sorted({key for run in runs for key in _probe_keys(run)}, key=lambda key: (key not in PROBES, key))
+    lines = [line for run in runs for line in run.signals]
+    measured = {key for line in lines for key, value in line.items() if isinstance(value, int | float)} - LOGGED
+    probes = sorted({key for key in measured if not key.startswith("r2_band_")}, key=lambda k: (k not in PROBES, k))
     figure, axes = panels([2.1, 2.1, *[1.9] * len(probes)])
     for position, run in enumerate(runs):
-        look = {"color": color(position), "linestyle": dash(position)}
-        _draw_run(axes, run, [run.r2_name, *probes], look, short(run.name, 44 if len(runs) > 2 else 20))
+        look: dict[str, Any] = {"color": color(position), "linestyle": dash(position)}
+        epochs = [step["epoch"] for step in run.training]
+        one = {**look, "marker": "o" if len(epochs) == 1 else ""}
+        name = short(run.name, 44 if len(runs) > 2 else 20)
+        axes[0].plot(epochs, [step["loss"] for step in run.training], **one, label=name)
+        axes[1].plot(epochs, [100 * step["r2"] for step in run.training], **one, alpha=0.4)
+        for panel, key in zip(axes[1:], [run.r2_name, *probes], strict=True):
+            panel.plot(*_known(run, key), **look, marker="o", markersize=3.5)
     losses = [step["loss"] for run in runs for step in run.training]
     wide = min(losses) > 0 and max(losses) > 10 * min(losses)
     axes[0].set(title="Training loss", yscale="log" if wide else "linear")
@@ -83,20 +77,9 @@ def band_curves(run: Contents) -> Drawing:
 
 
 def _probed_on(run: Contents) -> str:
-    """The images that the probes of a run were scored on while it trained: never those of the test split."""
     if run.config.probe.data:
         return f"validation images of {run.config.probe.data}"
     return "validation images" if "val" in run.data.get("counts", {}) else "validation part of the training images"
-
-
-def _draw_run(axes: "Sequence[Axes]", run: Contents, keys: Sequence[str], look: dict[str, Any], label: str) -> None:
-    """One run's loss, its R2 in training, and each of its signals in a panel of its own."""
-    epochs = [step["epoch"] for step in run.training]
-    line = {**look, "marker": "o" if len(epochs) == 1 else ""}
-    axes[0].plot(epochs, [step["loss"] for step in run.training], **line, label=label)
-    axes[1].plot(epochs, [100 * step["r2"] for step in run.training], **line, alpha=0.4)
-    for panel, key in zip(axes[1:], keys, strict=True):
-        panel.plot(*_known(run, key), **look, marker="o", markersize=3.5)
 
 
 def _known(run: Contents, key: str) -> tuple[list[float], list[float]]:
@@ -106,15 +89,9 @@ def _known(run: Contents, key: str) -> tuple[list[float], list[float]]:
     return [line["epoch"] for line in lines], [times * line[key] for line in lines]
 
 
-def _probe_keys(run: Contents) -> set[str]:
-    """Numbers in the signals that are neither R2 nor bookkeeping: probes and whatever else was measured."""
-    keys = {key for line in run.signals for key, value in line.items() if isinstance(value, int | float)}
-    return {key for key in keys - LOGGED if not key.startswith("r2_band_")}
-
-
 def _cut_r2(axes: "Axes") -> None:
     """A line at 0; the first steps are far below it and would flatten the rest."""
-    axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
+    axes.axhline(0, color=style.INK, linewidth=0.8, linestyle=":")
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, LOWEST_R2), max(min(high, 100), 10))
 
@@ -143,20 +120,20 @@ def accuracy_bars(runs: Sequence[Contents], split: str) -> Drawing:
 
 def _draw_bar(axes: "Axes", position: int, entrant: Entrant) -> None:
     score, accuracy = entrant.score, entrant.score.accuracy
-    own = PALETTE[1] if score.method == "mae" else PALETTE[0]
+    own = style.PALETTE[1] if score.method == "mae" else style.PALETTE[0]
     axes.text(0, position - 0.27, short(entrant.name, 48), va="bottom", fontsize=8)
     if accuracy.value is None:
         axes.text(1, position, "no number: training diverged", va="center", fontsize=8)
         return
-    axes.barh(position, accuracy.value, height=0.4, color=NEUTRAL if score.is_baseline else own)
+    axes.barh(position, accuracy.value, height=0.4, color=style.NEUTRAL if score.is_baseline else own)
     if score.chance is not None:
         # As high as the bar: a line through all of them would strike through their names.
-        axes.vlines(score.chance, position - 0.2, position + 0.2, color=INK, linewidth=1, linestyle=":")
+        axes.vlines(score.chance, position - 0.2, position + 0.2, color=style.INK, linewidth=1, linestyle=":")
     if accuracy.low is not None and accuracy.high is not None:
-        axes.plot([accuracy.low, accuracy.high], [position] * 2, color=INK, linewidth=1.2, solid_capstyle="butt")
+        axes.plot([accuracy.low, accuracy.high], [position] * 2, color=style.INK, linewidth=1.2, solid_capstyle="butt")
     axes.text(113, position, f"{accuracy.value:.1f}", va="center", ha="right")
     if paper := published_for(score, entrant.run.config):
-        axes.plot(paper[0], position, "D", color=INK, markersize=4.5, markerfacecolor="none", zorder=4)
+        axes.plot(paper[0], position, "D", color=style.INK, markersize=4.5, markerfacecolor="none", zorder=4)
 
 
 @styled
@@ -175,18 +152,15 @@ def epoch_curves(runs: Sequence[Contents], split: str) -> list[Drawing]:
         panel.set_title(f"{_capital(PROTOCOLS[protocol])}, accuracy on {split} (%)")
         for label, scores in lines.items():
             position = order.index(label)
-            _draw_curve(panel, scores, color=color(position), marker=marker(position), label=short(label, 44))
+            bounds = [(s.epoch, s.accuracy.value, s.accuracy.low, s.accuracy.high) for s in scores]
+            known = np.array([row for row in bounds if row[1] is not None], dtype=np.float64).reshape(-1, 4)
+            reach = np.nan_to_num(np.abs(known[:, 2:] - known[:, 1:2])).T
+            look: dict[str, Any] = {"color": color(position), "marker": marker(position), "markersize": 4}
+            panel.errorbar(known[:, 0], known[:, 1], reach, elinewidth=1, **look, label=short(label, 44))
     axes[-1].set_xlabel("epoch of pretraining")
     legend(figure, axes, ncols=1)
     caption = "Accuracy over the epochs of pretraining; bars are 95% bootstrap intervals."
     return [Drawing(f"accuracy-by-epoch-{split}", f"Accuracy by epoch on {split}", caption, figure)]
-
-
-def _draw_curve(axes: "Axes", scores: Sequence[Score], **look: Any) -> None:
-    bounds = [(s.epoch, s.accuracy.value, s.accuracy.low, s.accuracy.high) for s in scores]
-    known = np.array([row for row in bounds if row[1] is not None], dtype=np.float64).reshape(-1, 4)
-    reach = np.nan_to_num(np.abs(known[:, 2:] - known[:, 1:2])).T
-    axes.errorbar(known[:, 0], known[:, 1], reach, markersize=4, elinewidth=1, **look)
 
 
 @styled
@@ -230,15 +204,22 @@ def feature_map(run: Contents) -> Drawing:
     classes = np.unique(labels)
     named = 1 < len(classes) <= MOST_NAMED
     room = 0.1 * len(classes) if named else 0.0
-    figure, (axes,) = panels((float(np.clip(WIDTH * np.ptp(y) / max(np.ptp(x), 1e-9), 2, 5)) + room,))
+    figure, (axes,) = panels((float(np.clip(style.WIDTH * np.ptp(y) / max(np.ptp(x), 1e-9), 2, 5)) + room,))
     caption = (
         f"{len(points):,} images by {how} of their features: neighbours are alike to the encoder. No axis has a unit."
     )
     if named:
-        _scatter_classes(axes, points, labels, _class_names(run))
+        names = next((score.classes for score in run.scores), ()) or list(map(str, run.data.get("classes", [])))
+        for position, label in enumerate(classes):
+            look: dict[str, Any] = {
+                "color": color(position),
+                "marker": marker(position + position // len(style.PALETTE)),
+            }
+            name = short(names[label] if 0 <= label < len(names) else str(label), 18)
+            axes.scatter(x[labels == label], y[labels == label], s=11, label=name, linewidths=0, alpha=0.85, **look)
         figure.legend(loc="outside lower center", ncols=2, handletextpad=0.1, columnspacing=1.0, markerscale=1.6)
     elif len(classes) == 1:
-        axes.scatter(x, y, s=9, linewidths=0, color=PALETTE[0])
+        axes.scatter(x, y, s=9, linewidths=0, color=style.PALETTE[0])
     else:
         axes.scatter(x, y, s=9, linewidths=0, c=labels, cmap="viridis")
         caption += f" The {len(classes)} classes are coloured by number."
@@ -262,19 +243,6 @@ def _flatten(features: np.ndarray) -> tuple[np.ndarray, str]:
         return reduced[:, :2], "PCA"
     flat = TSNE(2, perplexity=min(30, len(features) / 4), init="pca", random_state=0).fit_transform(reduced)
     return np.asarray(flat), "t-SNE"
-
-
-def _scatter_classes(axes: "Axes", points: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> None:
-    for position, label in enumerate(np.unique(labels)):
-        look: dict[str, Any] = {"color": color(position), "marker": marker(position + position // len(PALETTE))}
-        name = names[label] if 0 <= label < len(names) else str(label)
-        x, y = points[labels == label].T
-        axes.scatter(x, y, s=11, label=short(name, 18), linewidths=0, alpha=0.85, **look)
-
-
-def _class_names(run: Contents) -> Sequence[str]:
-    evaluated = next((score.classes for score in run.scores), ())
-    return evaluated or [str(name) for name in run.data.get("classes", [])]
 
 
 def _capital(text: str) -> str:

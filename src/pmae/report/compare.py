@@ -83,11 +83,6 @@ def published() -> dict[str, Any]:
     return dict(json.loads(files("pmae.report").joinpath("published.json").read_text(encoding="utf-8")))
 
 
-def published_source() -> str:
-    """Where the published numbers come from, and how they were measured."""
-    return f"{published()['source']} {published()['setting']}"
-
-
 def published_accuracy(protocol: str, method: str, data: str | None) -> float | None:
     """The paper's accuracy in percent; None where it has none."""
     value = published()["accuracy"].get(protocol, {}).get(method, {}).get(data)
@@ -102,32 +97,22 @@ def published_split(data: str | None) -> str:
 def published_data(name: str) -> str | None:
     """The paper's name of a data set, whatever follows it (`bloodmnist_64`) but another number (`cifar100`)."""
     plain = re.sub(r"[-_ ]", "", name.lower())
-    for known in published()["data"]:
-        following = plain.removeprefix(known)
-        if plain.startswith(known) and not (known[-1].isdigit() and following[:1].isdigit()):
-            return str(known)
-    return None
+    patterns = {known: known + (r"(?!\d)" if known[-1].isdigit() else "") for known in published()["data"]}
+    return next((known for known, pattern in patterns.items() if re.match(pattern, plain)), None)
 
 
 def published_for(score: Score, config: Config) -> tuple[float, str] | None:
     """The paper's accuracy for this data, protocol and kind of method, and what it calls it; None without one."""
     if score.is_baseline or score.pooling != "cls":
         return None
-    method = _published_method(score.method == "mae", config)
+    usual = score.method == "mae" and config.masking.masked_patches in (None, 0.75)
+    kind = "random" if config.masking.ratio_schedule == "uniform" else "std" if usual else "oracle"
+    target = "pixels" if config.objective.target == "pixels" else "components"
+    # The paper has kernel PCA beside PCA; its numbers say nothing about other spaces.
+    rows = {"pca": f"pmae_{kind}_{target}", "kernel_pca": f"kmae_{kind}"}
+    method = f"mae_{kind}" if score.method == "mae" else rows.get(config.space.name, "unpublished")
     value = published_accuracy(score.protocol, method, published_data(score.data))
     return None if value is None else (value, str(published()["methods"][method]))
-
-
-def _published_method(is_mae: bool, config: Config) -> str:
-    """Which published row is the nearest: by the kind of ratio and loss."""
-    usual = is_mae and config.masking.masked_patches in (None, 0.75)
-    kind = "random" if config.masking.ratio_schedule == "uniform" else "std" if usual else "oracle"
-    if is_mae:
-        return f"mae_{kind}"
-    if config.space.name != "pca":
-        # The paper has kernel PCA beside PCA; its numbers say nothing about other spaces.
-        return f"kmae_{kind}" if config.space.name == "kernel_pca" else "unpublished"
-    return f"pmae_{kind}_{'pixels' if config.objective.target == 'pixels' else 'components'}"
 
 
 @dataclass(frozen=True)
@@ -164,7 +149,13 @@ def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
     limits = [f"Not compared, because not evaluated in the same way: {_listed(missing)}."] if missing else []
     if score.chance is not None and score.accuracy.low is not None and score.accuracy.low <= score.chance:
         limits.append(f"Always answering the commonest class gets {score.chance:.1f}%: this is not clearly above it.")
-    return Verdict(run.name, kind, headline, [_evidence(score)], compared, [*limits, *more])
+    interval = score.accuracy
+    known = interval.low is not None and interval.high is not None
+    bounds = f" (95% interval {interval.low:.1f} to {interval.high:.1f})" if known else ""
+    where = f"{score.images:,} images of the {score.split} split of {score.data}"
+    how = f"{PROBES[score.protocol]} on {score.representation}"
+    evidence = f"On {where}, {how} gets {interval.value:.1f}% right{bounds}."
+    return Verdict(run.name, kind, headline, [evidence], compared, [*limits, *more])
 
 
 def main_score(run: Contents, with_classes: bool = False) -> Score | None:
@@ -215,7 +206,7 @@ def _comparable(score: Score, rival: Score) -> bool:
 
 
 def _points(score: Score, rival: Score) -> float:
-    """The difference as the rounded numbers on the page show it."""
+    # As the rounded numbers on the page show it.
     return round(round(score.accuracy.value or 0, 1) - round(rival.accuracy.value or 0, 1), 1)
 
 
@@ -236,14 +227,6 @@ def _judge(score: Score, rivals: Sequence[Score], missing: Sequence[str]) -> tup
     if missing:
         return "open", f"So far yes: clearly better than {_names(rivals)}; {_listed(missing)} not evaluated"
     return "yes", "Yes: pretraining helped"
-
-
-def _evidence(score: Score) -> str:
-    interval = score.accuracy
-    known = interval.low is not None and interval.high is not None
-    bounds = f" (95% interval {interval.low:.1f} to {interval.high:.1f})" if known else ""
-    where = f"{score.images:,} images of the {score.split} split of {score.data}"
-    return f"On {where}, {PROBES[score.protocol]} on {score.representation} gets {interval.value:.1f}% right{bounds}."
 
 
 def _finetuning(run: Contents) -> list[str]:
@@ -275,5 +258,4 @@ def _names(scores: Sequence[Score], word: str = "and") -> str:
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:
-    """a, b and c."""
     return f" {word} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -42,7 +42,6 @@ class Contents:
 
     @property
     def method(self) -> str:
-        """PMAE, or MAE where patches are hidden."""
         return "MAE" if self.config.space.name == "pixels" else "PMAE"
 
     @property
@@ -57,7 +56,6 @@ class Contents:
 
     @property
     def measured_on(self) -> str:
-        """The images that signals and pictures are of."""
         return "training images" if self.r2_name == "train_r2" else "held-out images"
 
     @property
@@ -72,12 +70,10 @@ class Contents:
 
     @property
     def epoch(self) -> float:
-        """How far training came."""
         return float(self.training[-1]["epoch"]) if self.training else 0.0
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its last epoch."""
         return bool(self.training) and self.epoch >= (self.config.train.epochs or 0)
 
 
@@ -109,7 +105,17 @@ def load(path: Path | str, name: str | None = None) -> Contents:
         features=tensors("features"),
         problems=problems,
     )
-    problems += _missing(read, attempt("checkpoints", run.checkpoints, []))
+    if not read.training:
+        problems.append("no training step was logged: the run has not begun, or was stopped at once")
+    elif not read.finished:
+        problems.append(f"training stopped at epoch {read.epoch:.4g} of {read.config.train.epochs}")
+    checkpoints: list[Path] = attempt("checkpoints", run.checkpoints, [])
+    if not checkpoints:
+        problems.append("there is no checkpoint in the run folder: nothing more can be evaluated")
+    if not read.samples:
+        problems.append(
+            "there are no sample pictures (training writes them when it ends): no reconstructions, masks or spectrum"
+        )
     return read
 
 
@@ -147,19 +153,3 @@ def _metrics(run: Run) -> list[dict[str, Any]]:
         if missing := needed - set(line):
             raise UserError(f"a line has no {', '.join(sorted(missing))}")
     return lines
-
-
-def _missing(run: Contents, checkpoints: Sequence[Path]) -> list[str]:
-    """What an interrupted run does not have."""
-    found = []
-    if not run.training:
-        found.append("no training step was logged: the run has not begun, or was stopped at once")
-    elif not run.finished:
-        found.append(f"training stopped at epoch {run.epoch:.4g} of {run.config.train.epochs}")
-    if not checkpoints:
-        found.append("there is no checkpoint in the run folder: nothing more can be evaluated")
-    if not run.samples:
-        found.append(
-            "there are no sample pictures (training writes them when it ends): no reconstructions, masks or spectrum"
-        )
-    return found

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -40,8 +40,7 @@ def write_page(name: str, heading: str, page: Page, folder: Path) -> list[Path]:
     return [write_text(folder / f"{name}.md", "\n".join(parts)), *paths]
 
 
-@dataclass(frozen=True)
-class Chapter:
+class Chapter(NamedTuple):
     """What the report says about one run alone."""
 
     run: Contents
@@ -65,8 +64,16 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
     beside = out.with_name(f"{out.stem}_files")
     for folder in (out.parent, beside):
         _make_folder(folder)
-    across, made = _figures_across(read), _tables(read)
-    chapters = [_chapter(run) for run in read]
+    across = _figures_across(read)
+    standings = [tables.accuracy_table(read, split) for split in splits_of(read)]
+    metrics = [tables.metrics_table(read, split) for split in splits_of(read)]
+    made = [tables.runs_table(read), tables.settings_table(read), *standings, *metrics]
+    made += [tables.cost_table(read), tables.environment_table(read)]
+    chapters = []
+    for run in read:
+        drawings = _figures_of(run)
+        own = (tables.class_table(run), tables.settings(run))
+        chapters.append(Chapter(run, file_name(run.name), _notes(run), drawings, *own))
     page = _render(
         runs=read,
         refused=refused,
@@ -75,9 +82,9 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         bars=[drawing for drawing in across if drawing.name.startswith("accuracy-")],
         curves=[drawing for drawing in across if drawing.name == "learning-curves"],
         chapters=chapters,
-        tables=made,
-        standings=[table for name, table in made.items() if name.startswith("accuracy-")],
-        metrics=[table for name, table in made.items() if name.startswith("metrics-")],
+        tables={table.name: table for table in made},
+        standings=standings,
+        metrics=metrics,
     )
     _write_beside(beside, across, chapters, made)
     write_text(out, page)
@@ -105,50 +112,40 @@ def _figures_across(runs: Sequence[Contents]) -> list[Drawing]:
 
 
 def _figures_of(run: Contents) -> list[Drawing]:
-    """Figures of one run alone; one whose material cannot be drawn is named among the run's problems."""
-    drawn: list[Drawing] = []
-    for what, draw in _plan(run):
+    """Figures of one run that has the material; one that cannot be drawn is named among the run's problems."""
+    plan: dict[str, Callable[[Contents], Drawing]] = {}
+    if "original" in run.samples:
+        plan |= {"reconstructions": samples.reconstructions, "masks": samples.masks}
+    if "variance" in run.samples:
+        plan["the spectrum"] = samples.spectrum
+        if "top" in run.samples:
+            plan["parts of the spectrum"] = samples.spectrum_parts
+    if any(key.startswith("r2_band_") for line in run.signals for key in line):
+        plan["R2 by band"] = charts.band_curves
+    if score := main_score(run, with_classes=True):
+        plan["confusion"] = lambda _: charts.confusion(score)
+    if "features" in run.features:
+        plan["the feature map"] = charts.feature_map
+    drawn = []
+    for what, draw in plan.items():
         try:
-            drawn.append(draw())
+            drawn.append(draw(run))
         except BROKEN as error:
             run.problems.append(f"the figure of {what} could not be drawn: {error}")
     return drawn
-
-
-def _plan(run: Contents) -> Iterator[tuple[str, Callable[[], Drawing]]]:
-    """The figures that a run has the material for, by what they are of."""
-    if "original" in run.samples:
-        yield "reconstructions", partial(samples.reconstructions, run)
-        yield "masks", partial(samples.masks, run)
-    if "variance" in run.samples:
-        yield "the spectrum", partial(samples.spectrum, run)
-        if "top" in run.samples:
-            yield "parts of the spectrum", partial(samples.spectrum_parts, run)
-    if any(key.startswith("r2_band_") for line in run.signals for key in line):
-        yield "R2 by band", partial(charts.band_curves, run)
-    if score := main_score(run, with_classes=True):
-        yield "confusion", partial(charts.confusion, score)
-    if "features" in run.features:
-        yield "the feature map", partial(charts.feature_map, run)
 
 
 def _render(**content: object) -> str:
     """The template filled in; every text is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    def as_svg(drawing: Drawing, place: str) -> Markup:
+        return Markup(as_inline_svg(drawing.figure, f"{place}-{drawing.name}", f"{drawing.title}. {drawing.caption}"))
+
     loader = PackageLoader("pmae.report", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.globals |= {"as_svg": _svg, "bounds": bounds, "shown": shown}
+    environment.globals |= {"as_svg": as_svg, "bounds": bounds, "shown": shown}
     return environment.get_template("page.html.j2").render(**content)
-
-
-def _svg(drawing: Drawing, place: str) -> Markup:
-    return Markup(as_inline_svg(drawing.figure, f"{place}-{drawing.name}", f"{drawing.title}. {drawing.caption}"))
-
-
-def _chapter(run: Contents) -> Chapter:
-    drawings = _figures_of(run)
-    return Chapter(run, file_name(run.name), _notes(run), drawings, tables.class_table(run), tables.settings(run))
 
 
 def _notes(run: Contents) -> list[str]:
@@ -163,29 +160,21 @@ def _notes(run: Contents) -> list[str]:
 
 def _duplicates(split: str, found: Duplicates) -> Iterator[str]:
     """A sentence about images that train holds byte for byte, and one about those it nearly holds."""
-    compared = f" ({found.near_of} were compared)"
     kinds = (
         (found.count, "byte for byte", "", "=", found.pairs),
-        (found.near or 0, "nearly unchanged", compared, "~", found.near_pairs),
+        (found.near or 0, "nearly unchanged", f" ({found.near_of} were compared)", "~", found.near_pairs),
     )
     for count, how, remark, sign, pairs in kinds:
-        images = "1 image" if count == 1 else f"{count} images"
         named = ", ".join(f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3])
         examples = f", for example {named}" if named else ""
         if count:
-            yield f"{images} of {split} can be found {how} in the training part as well{remark}{examples}"
+            images = f"{count} image{'s' * (count > 1)} of {split}"
+            yield f"{images} can be found {how} in the training part as well{remark}{examples}"
 
 
-def _tables(runs: Sequence[Contents]) -> dict[str, Table]:
-    made = [tables.runs_table(runs), tables.settings_table(runs)]
-    made += [make(runs, split) for make in (tables.accuracy_table, tables.metrics_table) for split in splits_of(runs)]
-    made += [tables.cost_table(runs), tables.environment_table(runs)]
-    return {table.name: table for table in made}
-
-
-def _write_beside(folder: Path, across: Sequence[Drawing], chapters: Sequence[Chapter], made: dict[str, Table]) -> None:
+def _write_beside(folder: Path, across: Sequence[Drawing], chapters: Sequence[Chapter], made: Sequence[Table]) -> None:
     """CSV and Markdown of the tables, PNG and SVG of the figures; names begin with the run where there are several."""
-    named = {table.name: table for table in made.values() if table.rows}
+    named = {table.name: table for table in made if table.rows}
     drawings = {drawing.name: drawing for drawing in across}
     for chapter in chapters:
         start = f"{chapter.anchor}-" if len(chapters) > 1 else ""

@@ -13,13 +13,13 @@ from pmae.report.contents import Contents
 from pmae.report.style import (
     NEUTRAL,
     PALETTE,
+    WHOLE,
     Array,
     Drawing,
     color,
     gallery,
     minus,
     panels,
-    plain_log_ticks,
     styled,
     variance_bar,
 )
@@ -48,12 +48,10 @@ class View:
 
     mean: Array
     std: Array
-    mix: Array
-    """(C, 1) for grey or (C, 3) for colour."""
+    mix: Array  # (C, 1) for grey or (C, 3) for colour
     low: Array
     high: Array
-    note: str
-    """What a caption must say about it; empty if nothing."""
+    note: str  # what a caption must say about it; empty if nothing
 
     def pictures(self, images: Array) -> Array:
         """(N, H, W, 3) colours of images in the units of the data."""
@@ -72,36 +70,26 @@ class View:
 def view_of(originals: Array, dtype: str) -> View:
     """Grey for one channel, colour for three; of two the first, and of more the three principal directions."""
     channels = originals.shape[1]
+    mean, std, mix = np.zeros(channels), np.ones(channels), np.eye(channels)[:, : 3 if channels == 3 else 1]
     if channels > 3:
-        return _principal_view(originals)
-    mix = np.eye(3) if channels == 3 else np.eye(channels)[:, :1]
-    low, high, note = _range(originals, dtype)
-    first = "Of 2 channels the first is shown." if channels == 2 else ""
-    return View(np.zeros(channels), np.ones(channels), mix, np.array(low), np.array(high), f"{first} {note}".strip())
-
-
-def _principal_view(originals: Array) -> View:
-    """Every channel at standard deviation 1, then the three directions along which the channels vary most."""
-    channels = originals.shape[1]
-    pixels = np.moveaxis(originals, 1, -1).reshape(-1, channels)
-    mean, std = pixels.mean(0), np.maximum(pixels.std(0), 1e-12)
-    pixels = (pixels - mean) / std
-    mix = np.linalg.eigh(pixels.T @ pixels).eigenvectors[:, ::-1][:, :3]
-    # The sign of a direction is arbitrary: let brighter mean more.
-    mix = mix * np.where(mix.sum(0) < 0, -1.0, 1.0)
-    low, high = np.percentile(pixels @ mix, (0.5, 99.5), axis=0)
-    note = f"The {channels} channels are shown as their three principal directions, as red, green and blue."
-    return View(mean, std, mix, low, high, note)
-
-
-def _range(originals: Array, dtype: str) -> tuple[float, float, str]:
-    """Black and white of pictures: the range of the dtype where it is customary, else that of the images."""
-    if dtype == "uint8" and originals.max() >= DARK:
-        return 0.0, 255.0, ""
+        pixels = np.moveaxis(originals, 1, -1).reshape(-1, channels)
+        mean, std = pixels.mean(0), np.maximum(pixels.std(0), 1e-12)
+        pixels = (pixels - mean) / std
+        mix = np.linalg.eigh(pixels.T @ pixels).eigenvectors[:, ::-1][:, :3]
+        # The sign of a direction is arbitrary: let brighter mean more.
+        mix = mix * np.where(mix.sum(0) < 0, -1.0, 1.0)
+        low, high = np.percentile(pixels @ mix, (0.5, 99.5), axis=0)
+        note = f"The {channels} channels are shown as their three principal directions, as red, green and blue."
+        return View(mean, std, mix, low, high, note)
+    # The range of the dtype where it is customary, else that of the images.
     low, high = np.percentile(originals, (0.5, 99.5))
     if dtype.startswith("float") and originals.min() >= 0 and 0.5 < originals.max() <= 1:
-        low, high = 0.0, 1.0
-    return low, high, f"Black is {low:.4g} and white {high:.4g} in the data's units."
+        low, high = np.array((0.0, 1.0))
+    note = f"Black is {low:.4g} and white {high:.4g} in the data's units."
+    if dtype == "uint8" and originals.max() >= DARK:
+        low, high, note = np.array(0.0), np.array(255.0), ""
+    first = "Of 2 channels the first is shown." if channels == 2 else ""
+    return View(mean, std, mix, low, high, f"{first} {note}".strip())
 
 
 def _colours(values: Array) -> Array:
@@ -132,35 +120,28 @@ def masked_pictures(run: Contents, count: int, view: View | None = None) -> dict
 @styled
 def reconstructions(run: Contents) -> Drawing:
     """What was hidden and what the model predicted for it; of images also what it saw, and the two put together."""
-    count = MASKS if _is_signal(run) else ROWS
-    target, prediction = run.samples["target"][:count], run.samples["prediction"][:count]
-    borrowed = run.method == "MAE" and run.config.objective.normalize_patches
+    count, is_mae = MASKS if _is_signal(run) else ROWS, run.method == "MAE"
+    visible, target, prediction = (run.samples[name][:count] for name in ("visible", "target", "prediction"))
     error, energy = ((prediction - target) ** 2).sum((1, 2, 3)), (target**2).sum((1, 2, 3))
-    labels = [minus(f"R² {r2:.0%}") for r2 in 1 - error / np.maximum(energy, 1e-12)]
+    borrowed = is_mae and run.config.objective.normalize_patches
+    labels = None if borrowed else [minus(f"R² {r2:.0%}") for r2 in 1 - error / np.maximum(energy, 1e-12)]
     if _is_signal(run):
-        figure = _lines({"hidden": target, "predicted": prediction}, None if borrowed else labels)
+        figure = _lines({"hidden": target, "predicted": prediction}, labels)
         said = "What was hidden (solid) and what was predicted for it (dashed), in standard deviations."
     else:
-        columns, said = _reconstructed(run)
-        figure, _ = gallery(columns, None if borrowed else labels)
+        view, columns, std = view_for(run), masked_pictures(run, count), run.fitted.get("standardize.std")
+        restored = {} if std is None else {"restored": view.pictures(visible + prediction * std)}
+        said = f"What was hidden and what the model predicted for it, on {run.measured_on}."
+        if is_mae and restored:
+            columns["predicted"] = np.where(hidden_pixels(target), restored["restored"], 0.5)
+        else:
+            scale = view.scale(target)
+            columns["predicted"] = view.differences(prediction, scale)
+            said += f" Both share one scale: mid-grey is 0, black and white are ∓{scale:.2g} standard deviations."
+        said += " Restored is visible plus predicted." if restored else ""
+        figure, _ = gallery(columns | restored, labels)
     caption = f"{said} {BORROWED if borrowed else EXPLAINED} {_note(run)}"
     return Drawing("reconstructions", "Reconstructions", caption.strip(), figure)
-
-
-def _reconstructed(run: Contents) -> tuple[dict[str, Array], str]:
-    """Image, visible, hidden, predicted and restored pictures by their names, and what a caption says of them."""
-    view, columns = view_for(run), masked_pictures(run, ROWS)
-    visible, target, prediction = (run.samples[name][:ROWS] for name in ("visible", "target", "prediction"))
-    std = run.fitted.get("standardize.std")
-    restored = {} if std is None else {"restored": view.pictures(visible + prediction * std)}
-    said = f"What was hidden and what the model predicted for it, on {run.measured_on}."
-    if run.method == "MAE" and restored:
-        columns["predicted"] = np.where(hidden_pixels(target), restored["restored"], 0.5)
-    else:
-        scale = view.scale(target)
-        columns["predicted"] = view.differences(prediction, scale)
-        said += f" Both share one scale: mid-grey is 0, black and white are ∓{scale:.2g} standard deviations."
-    return columns | restored, said + (" Restored is visible plus predicted." if restored else "")
 
 
 @styled
@@ -207,29 +188,23 @@ def spectrum_parts(run: Contents) -> Drawing:
         figure = _lines({"part": np.concatenate([run.samples[name][:1] for name in PARTS])}, titles)
         which, said = "A signal", "Values are standard deviations about the mean."
     else:
-        columns, scales = _parts(run)
+        view, share = view_for(run), run.samples["variance"] / max(float(run.samples["variance"].sum()), 1e-12)
+        before = share.cumsum() - share
+        columns, scales = {"image": view.pictures(run.samples["original"][:ROWS])}, []
+        for name, (low, high) in PARTS.items():
+            images = run.samples[name][:ROWS]
+            scale, count = view.scale(images), int(((before >= low) & ((before < high) | (high == 1))).sum())
+            title = f"{name}\n{low:.0%} to {high:.0%}\n{count:,} {run.units.replace('components', 'comp.')}"
+            columns[title] = view.differences(images, scale)
+            scales.append(f"{name} ±{scale:.2g}")
         figure, _ = gallery(columns)
-        which, said = "The same images", f"Mid-grey is 0; black and white, in standard deviations, are: {scales}."
+        which = "The same images"
+        said = f"Mid-grey is 0; black and white, in standard deviations, are: {', '.join(scales)}."
     caption = (
         f"{which} made of the largest {run.units} alone, of those in the middle and of the smallest, cut by cumulated "
         f"share of the variance. {said} {_note(run)}"
     )
     return Drawing("spectrum-parts", "What the parts of the spectrum show", caption.strip(), figure)
-
-
-def _parts(run: Contents) -> tuple[dict[str, Array], str]:
-    """Pictures of the parts by titles that count their components, and the scale of each in words."""
-    view, share = view_for(run), run.samples["variance"] / max(float(run.samples["variance"].sum()), 1e-12)
-    before = share.cumsum() - share
-    columns, scales = {"image": view.pictures(run.samples["original"][:ROWS])}, []
-    for name, (low, high) in PARTS.items():
-        images = run.samples[name][:ROWS]
-        scale = view.scale(images)
-        count = int(((before >= low) & ((before < high) | (high == 1))).sum())
-        title = f"{name}\n{low:.0%} to {high:.0%}\n{count:,} {run.units.replace('components', 'comp.')}"
-        columns[title] = view.differences(images, scale)
-        scales.append(f"{name} ±{scale:.2g}")
-    return columns, ", ".join(scales)
 
 
 @styled
@@ -244,24 +219,22 @@ def spectrum(run: Contents) -> Drawing:
     each.set(title=f"Share of the variance, each of the {run.units}", ylabel="share", xlim=(0.9, len(share) * 1.1))
     summed.semilogx(number, 100 * cumulated, color=PALETTE[0])
     for mark, count in counts.items():
-        _draw_mark(summed, 100 * mark, count, count > len(share) ** 0.5)
+        summed.plot([0.9, count, count], [100 * mark, 100 * mark, 0], color=PALETTE[1], linewidth=1, linestyle=":")
+        summed.plot(count, 100 * mark, "o", color=PALETTE[1], markersize=4)
+        # Where the curve is not: above it on the left, else under it.
+        left = count > len(share) ** 0.5
+        place: dict[str, Any] = {"ha": "right", "va": "bottom"} if left else {"ha": "left", "va": "top"}
+        place |= {"xytext": (-5, 2) if left else (6, -3), "textcoords": "offset points"}
+        summed.annotate(f"{100 * mark:.0f}%: {count:,}", (count, 100 * mark), **place)
     summed.set(title="Cumulated share (%)", xlabel=f"{run.units}, largest first", ylabel="%", ylim=(0, 106))
     summed.set_xlim(0.9, len(share) * 1.1)
-    plain_log_ticks(each, summed)
+    for axes in (each, summed):
+        axes.xaxis.set_major_formatter(WHOLE)
     first = f"The first of {len(share):,} {run.units} holds {share[0]:.1%} of the variance of the training images"
     told = ", ".join(f"{count:,} hold {mark:.0%}" for mark, count in counts.items())
     leading = run.config.space.name == "pca" and run.config.space.components is not None
     rest = " One of them is all that the leading ones leave of an image." if leading else ""
     return Drawing("spectrum", "Spectrum of the data", f"{first}; {told}.{rest}", figure)
-
-
-def _draw_mark(axes: "Axes", percent: float, count: int, left: bool) -> None:
-    """How many components hold so much, where the curve is not: above it on the left, else under it."""
-    axes.plot([0.9, count, count], [percent, percent, 0], color=PALETTE[1], linewidth=1, linestyle=":")
-    axes.plot(count, percent, "o", color=PALETTE[1], markersize=4)
-    place: dict[str, Any] = {"ha": "right", "va": "bottom"} if left else {"ha": "left", "va": "top"}
-    offset = (-5, 2) if left else (6, -3)
-    axes.annotate(f"{percent:.0f}%: {count:,}", (count, percent), offset, textcoords="offset points", **place)
 
 
 def _lines(kinds: dict[str, Array], titles: Sequence[str] | None = None) -> "Figure":

@@ -24,16 +24,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Array = np.ndarray
 
-WIDTH = 4.1
-"""Inches: at 9 points the text is still 10 pixels high where a phone shrinks the figure to its width."""
+WIDTH = 4.1  # inches: at 9 points the text is still 10 pixels high where a phone shrinks the figure to its width
 INK, FAINT, NEUTRAL = "#22262b", "#d4d8dd", "#87919c"
 PALETTE = ("#0a7fc0", "#e08a00", "#0a9c78", "#d2521a", "#c2649a", "#7a6fd0", "#4fb0e0", "#a8891c")
 """After Okabe and Ito, moved to show on white and on black; dashes and markers tell apart what hues alone may not."""
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "os^DvPX*"
-STRIP = 600
-"""Slices of a bar of variance."""
+STRIP = 600  # slices of a bar of variance
 FONTS = "'DejaVu Sans', Verdana, system-ui, sans-serif"
+WHOLE = "{x:,.0f}"  # how an axis writes whole numbers
 SETTINGS: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
@@ -103,7 +102,6 @@ def short(text: str, most: int) -> str:
 
 
 def color(position: int) -> str:
-    """The palette's colours in turn."""
     return PALETTE[position % len(PALETTE)]
 
 
@@ -113,19 +111,12 @@ def dash(position: int) -> str:
 
 
 def marker(position: int) -> str:
-    """The shapes of points in turn."""
     return MARKERS[position % len(MARKERS)]
 
 
 def minus(text: str) -> str:
     """Text with the sign for minus in place of hyphens."""
     return text.replace("-", "−")
-
-
-def plain_log_ticks(*axes: "Axes") -> None:
-    """Write the powers of ten along x as whole numbers."""
-    for one in axes:
-        one.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 def variance_bar(axes: "Axes", share: np.ndarray, marked: np.ndarray, middle: float, half: float) -> None:
@@ -181,11 +172,8 @@ def sheet(columns: Sequence[Array]) -> tuple[Array, list[float], list[float]]:
     tiles = np.pad(tiles, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)))
     rows, across, high, wide, _ = tiles.shape
     image = tiles.swapaxes(1, 2).reshape(rows * high, across * wide, 4)[:-gap, :-gap]
-    return (
-        image,
-        [i * high + (height - 1) / 2 for i in range(rows)],
-        [j * wide + (width - 1) / 2 for j in range(across)],
-    )
+    middles = [i * high + (height - 1) / 2 for i in range(rows)], [j * wide + (width - 1) / 2 for j in range(across)]
+    return image, *middles
 
 
 def save_drawing(drawing: Drawing, path: Path) -> Path:

@@ -7,10 +7,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pmae.config_file import to_dict
-from pmae.report.compare import lineup, main_score, published_for, published_source
+from pmae.report.compare import lineup, main_score, published, published_for
 from pmae.report.contents import Contents
 from pmae.report.style import minus
 from pmae.results import METRICS, PROTOCOLS, Interval, Score
@@ -62,14 +61,11 @@ def _numbers(cell: Cell, is_wide: bool) -> list[str | int | float | None]:
 def inert(text: str) -> str:
     """Text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe in front."""
     text = text.replace("\r", " ")
-    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
+        is_number = math.isfinite(float(text))
     except ValueError:
-        return False
+        is_number = False
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and not is_number else text
 
 
 def to_markdown(table: Table) -> str:
@@ -143,12 +139,12 @@ def settings_table(runs: Sequence[Contents]) -> Table:
 
 def settings(run: Contents) -> dict[str, str]:
     """Every setting of a run by its dotted name."""
-    nested = to_dict(run.config)
-    return {f"{room}.{key}": _plain(value) for room, values in nested.items() for key, value in values.items()}
-
-
-def _plain(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else "not set" if value is None else str(value)
+    found = {}
+    for room, values in to_dict(run.config).items():
+        for key, value in values.items():
+            listed = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+            found[f"{room}.{key}"] = "not set" if value is None else listed
+    return found
 
 
 def accuracy_table(runs: Sequence[Contents], split: str) -> Table:
@@ -163,7 +159,7 @@ def accuracy_table(runs: Sequence[Contents], split: str) -> Table:
         found.setdefault(f"published: {method}", {})[protocol] = value
     rows: list[list[Cell]] = [[name, *(cells.get(p) for p in protocols)] for name, cells in found.items()]
     note = _accuracy_note([entrant.score for entrant in every], split)
-    note += f" {published_source()}" if papers else ""
+    note += f" {published()['source']} {published()['setting']}" if papers else ""
     header = ["accuracy %", *(PROTOCOLS[protocol] for protocol in protocols)]
     return Table(f"accuracy-{split}", f"Accuracy on {split}", header, rows, note)
 
@@ -190,7 +186,6 @@ def metrics_table(runs: Sequence[Contents], split: str) -> Table:
 
 
 def _accuracy_note(scores: Sequence[Score], split: str) -> str:
-    """How many images, by what preset."""
     images = " or ".join(f"{count:,}" for count in sorted({score.images for score in scores}))
     presets = ", ".join(sorted({score.preset for score in scores}))
     note = f"Percent, with 95% bootstrap intervals over the {images} images of {split}; preset {presets}."

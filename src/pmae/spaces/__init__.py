@@ -3,13 +3,10 @@
 from pmae.config import SpaceConfig
 from pmae.errors import UserError, unknown_name
 from pmae.spaces.base import Space
-from pmae.spaces.fixed import Cosine, Fourier, Pixels
-from pmae.spaces.ica import ICA
+from pmae.spaces.fixed import Cosine, Fourier, Pixels, Wavelet
 from pmae.spaces.kernel_pca import DiffusionMaps, KernelPCA
-from pmae.spaces.learned import Learned
-from pmae.spaces.patch_pca import PatchPCA
-from pmae.spaces.pca import PCA
-from pmae.spaces.wavelet import Wavelet
+from pmae.spaces.pca import PCA, PatchPCA
+from pmae.spaces.recombined import ICA, Learned
 
 __all__ = ["ICA", "PCA", "SPACES", "Cosine", "DiffusionMaps", "Fourier", "KernelPCA", "Learned", "PatchPCA"]
 __all__ += ["Pixels", "Space", "Wavelet", "build_space"]

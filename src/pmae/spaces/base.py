@@ -60,10 +60,7 @@ class Space(nn.Module, ABC):
 
     @abstractmethod
     def fit(self, batches: Iterable[Tensor]) -> None:
-        """Learn from batches of standardized images, in memory bounded by a batch and the basis.
-
-        A space that needs several passes iterates several times, so an iterator that is spent after one will not do.
-        """
+        """Learn from a list of batches of standardized images, in memory bounded by a batch and the basis."""
 
     def fit_distributed(self, batches: Iterable[Tensor], distributed: DistributedFit) -> None:
         """Fit in several processes at once, all with the same batches; what they find is the same in each."""

@@ -1,7 +1,4 @@
-"""Kernel PCA (KMAE) and diffusion maps: coefficients that are linear in Gaussian kernels around landmarks.
-
-Landmarks are a sample of the images that stands for all; pre-images come back by ridge regression.
-"""
+"""Kernel PCA (KMAE) and diffusion maps: linear in Gaussian kernels around landmarks, pre-images by ridge regression."""
 
 import math
 import warnings
@@ -9,18 +6,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError, require
 from pmae.spaces.base import Space
-from pmae.spaces.moments import DistributedFit, principal_axes
+from pmae.spaces.moments import SEED, DistributedFit, principal_axes, sample
 
 LANDMARKS = 2048
-SEED = 0
-"""Of the draw: a space is a function of the images and its settings, so runs that differ in their seed share it."""
 POOL = 4
 """k-means++ looks at every image for every landmark, so it chooses among so many times the landmarks, not among all."""
 EDGE = 1e-3
@@ -90,10 +84,8 @@ class LandmarkSpace(Space):
         return (z @ self.preimage + self.mean).unflatten(1, self.shape)
 
     def fit(self, batches: Iterable[Tensor]) -> None:
-        """One pass to choose the landmarks, one for the moments of their features.
-
-        All of it in float64: the small axes are differences of kernels that float32 cannot tell apart.
-        """
+        """One pass to choose the landmarks, one for the moments of their features."""
+        # All of it in float64: the small axes are differences of kernels that float32 cannot tell apart.
         landmarks = choose_landmarks(batches, len(self.centre), self.config.landmark_choice).double()
         count, wanted = len(landmarks), self.config.components or 1
         require(wanted <= count, "space.components", f"at most the landmarks, here all {count} images", wanted)
@@ -198,7 +190,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def choose_landmarks(batches: Iterable[Tensor], count: int, choice: str) -> Tensor:
     """(M, D) images, M = `count` or all there are, in one pass; the same however the images are batched."""
-    pool = _sample(batches, count if choice == "random" else POOL * count)
+    pool = sample((batch.flatten(1) for batch in batches), count if choice == "random" else POOL * count)
     if len(pool) <= count:
         return pool
     # Heavy to import, and most runs use another space.
@@ -207,28 +199,8 @@ def choose_landmarks(batches: Iterable[Tensor], count: int, choice: str) -> Tens
     return pool[kmeans_plusplus(pool.cpu().numpy(), count, random_state=SEED)[1]]
 
 
-def _sample(batches: Iterable[Tensor], size: int) -> Tensor:
-    """(S, D) images whose random keys are the smallest, in the order of their keys.
-
-    NumPy's stream of keys does not depend on how many are asked for at a time, so neither does the sample.
-    """
-    rng, count, keys, pool = np.random.default_rng(SEED), 0, np.empty(0), torch.empty(0)
-    for batch in batches:
-        rows = batch.flatten(1)
-        keys = np.concatenate([keys, rng.random(len(rows))])
-        order = keys.argsort()[:size]
-        pool = torch.cat([pool, rows])[torch.from_numpy(order).to(rows.device)] if count else rows[order]
-        keys = keys[order]
-        count += len(rows)
-    require(count >= 2, "data", "at least 2 images to choose landmarks", count)
-    return pool
-
-
 def choose_gamma(gamma: float | None, distances: Tensor) -> float:
-    """The kernel's coefficient as given, or 1 over the median squared distance between landmarks.
-
-    One at which all landmarks look alike, or each looks unlike all others, is refused.
-    """
+    """Gamma as given, or 1 over the median squared distance between landmarks; refused where it tells none apart."""
     count = len(distances)
     apart = distances[~torch.eye(count, dtype=torch.bool, device=distances.device)]
     median = float(apart.median())

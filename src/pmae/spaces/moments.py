@@ -4,12 +4,15 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pmae.errors import require
 
 BLOCK = 1024
+SEED = 0
+"""Of samples: a space is a function of the images and its settings, so runs that differ in their seed share it."""
 ENOUGH = "at least 2 images in every pass: fit takes a list, not an iterator"
 
 
@@ -33,50 +36,53 @@ ONE_PROCESS = DistributedFit(lambda batches: batches, lambda tensor: tensor)
 
 def mean_and_variance(batches: Iterable[Tensor], distributed: DistributedFit = ONE_PROCESS) -> tuple[Tensor, Tensor]:
     """Mean (K,) and variance (K,) over N - 1 of this process's batches (B, K) and those of the others, float64."""
-    count, shift, total, squares = _sums(batches, torch.zeros_like, _add_squares, distributed)
+    count, shift, total, squares = _sums(batches, distributed, products=False)
     variance = (squares - total.square() / count) / (count - 1)
     return shift + total / count, variance.clamp(min=0)
 
 
 def covariance_of(batches: Iterable[Tensor], distributed: DistributedFit = ONE_PROCESS) -> tuple[Tensor, Tensor]:
     """Mean (D,) and the lower triangle of the covariance (D, D) over N - 1 of batches (B, D), as above, float64."""
-    count, shift, total, products = _sums(batches, lambda x: x.new_zeros(len(x), len(x)), _add_products, distributed)
+    count, shift, total, products = _sums(batches, distributed, products=True)
     mean = total / count
     return shift + mean, products.addr_(mean, mean, alpha=-count).div_(count - 1)
 
 
-def _sums(
-    batches: Iterable[Tensor],
-    zeros: Callable[[Tensor], Tensor],
-    add_second: Callable[[Tensor, Tensor], None],
-    distributed: DistributedFit,
-) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Over all processes: images, the shift (D,), sums of images about it and of what `add_second` adds up.
-
-    The shift is the mean of the processes' first batches: a large common offset would otherwise cancel digits.
-    """
+def _sums(batches: Iterable[Tensor], distributed: DistributedFit, products: bool) -> tuple[int, Tensor, Tensor, Tensor]:
+    """Over all processes: images, the shift (D,), and sums about it of images and of their squares (D,) or products."""
     stream = iter(batches)
     first = next(stream, torch.empty(0))
     require(len(first) > 0, "data", ENOUGH, 0)
+    # The mean of the processes' first batches: a large common offset would otherwise cancel digits.
     weight = distributed.all_reduce(first.new_tensor(len(first), dtype=torch.float64))
     shift = distributed.all_reduce(first.mean(0).double() * len(first)) / weight
-    count, total, second = 0, torch.zeros_like(shift), zeros(shift)
+    count, total, size = 0, torch.zeros_like(shift), len(shift)
+    second = shift.new_zeros(size, size) if products else torch.zeros_like(shift)
     for batch in chain([first], stream):
         x = centred(batch, shift)
         count += len(x)
         total += x.sum(0, dtype=torch.float64)
-        add_second(second, x)
+        if not products:
+            second += x.square().sum(0, dtype=torch.float64)
+            continue
+        # In the lower triangle alone: little over half the work.
+        for start in range(0, size, BLOCK):
+            second[start:, start : start + BLOCK].add_(x[:, start:].T @ x[:, start : start + BLOCK])
     return distributed.total_images(count, shift), shift, distributed.all_reduce(total), distributed.all_reduce(second)
 
 
-def _add_squares(squares: Tensor, x: Tensor) -> None:
-    squares += x.square().sum(0, dtype=torch.float64)
-
-
-def _add_products(products: Tensor, x: Tensor) -> None:
-    """Add x^T x to the lower triangle block by block: little over half the work of the full product."""
-    for start in range(0, x.shape[1], BLOCK):
-        products[start:, start : start + BLOCK].add_(x[:, start:].T @ x[:, start : start + BLOCK])
+def sample(batches: Iterable[Tensor], size: int) -> Tensor:
+    """(S, D) of batches (B, D): the rows whose random keys are the smallest, in the order of their keys."""
+    # NumPy's stream of keys does not depend on how many are asked for at a time, so neither does the sample.
+    rng, count, keys, pool = np.random.default_rng(SEED), 0, np.empty(0), torch.empty(0)
+    for rows in batches:
+        keys = np.concatenate([keys, rng.random(len(rows))])
+        order = keys.argsort()[:size]
+        pool = torch.cat([pool, rows])[torch.from_numpy(order).to(rows.device)] if count else rows[order]
+        keys = keys[order]
+        count += len(rows)
+    require(count >= 2, "data", ENOUGH, count)
+    return pool
 
 
 def centred(batch: Tensor, shift: Tensor) -> Tensor:
@@ -88,14 +94,11 @@ def centred(batch: Tensor, shift: Tensor) -> Tensor:
 
 
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances (D,), largest first, and the axes (D, D), one a row, of the lower triangle of a covariance.
-
-    The sign of an axis is fixed by making its largest entry positive. The host solves where the device's solver gives
-    up: seen on CUDA for covariances with many equal eigenvalues, such as images with constant borders.
-    """
+    """Variances (D,), largest first, and axes (D, D), a row each, largest entry positive, of a lower triangle."""
     try:
         values, vectors = torch.linalg.eigh(covariance)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # Seen on CUDA for covariances with many equal eigenvalues, such as images with constant borders.
         values, vectors = (part.to(covariance.device) for part in torch.linalg.eigh(covariance.cpu()))
     axes = vectors.flip(1).T
     return values.flip(0).clamp(min=0), axes * signs(axes)

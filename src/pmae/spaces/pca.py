@@ -1,16 +1,18 @@
-"""Principal components: all of them, exact, from a streamed covariance, or leading ones and the rest as one group."""
+"""Principal components: all, exact, from a streamed covariance; leading ones and the rest; or those of patches."""
 
-from abc import abstractmethod
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pmae.config import SpaceConfig
-from pmae.errors import require
+from pmae.errors import UserError, require
 from pmae.spaces import moments
 from pmae.spaces.base import FitCost, Space
+from pmae.spaces.fixed import Orthonormal
 from pmae.spaces.moments import ONE_PROCESS, DistributedFit
 
 EXACT = 4096
@@ -22,10 +24,7 @@ PASSES = 4
 EIGH, QR = 25, 35
 """Operations of torch.linalg.eigh per side cubed, and of torch.linalg.qr per row and side squared, both in float64, as
 many as a float32 GEMM does in the time; measured on a CPU for sides of 512 to 2,048: 24 to 33, and 34."""
-MOST = 128
-"""How many leading components are recombined where the settings do not say."""
-WHOLE = 16_384
-"""Up to so many pixels the components that are not recombined stay apart; above, they are one mask group, the rest."""
+LARGEST_PATCH = 16
 
 
 class Components(NamedTuple):
@@ -49,11 +48,7 @@ def exact_components(batches: Iterable[Tensor], count: int, distributed: Distrib
 
 
 def leading_components(batches: Iterable[Tensor], count: int, distributed: DistributedFit = ONE_PROCESS) -> Components:
-    """The same by subspace iteration, in six passes over the images and without a D x D matrix.
-
-    Where variances lie close together the axes are a mixture of near neighbours; their variances and what they leave
-    are those of the axes returned, whatever these are.
-    """
+    """The same by subspace iteration, in six passes over the images and without a D x D matrix."""
     mean, pixels = moments.mean_and_variance((batch.flatten(1) for batch in distributed.part(batches)), distributed)
     wide = min(len(mean), count + OVERSAMPLE)
     start = torch.randn(len(mean), wide, generator=torch.Generator().manual_seed(0))
@@ -63,6 +58,7 @@ def leading_components(batches: Iterable[Tensor], count: int, distributed: Distr
     image = _covariance_times(basis, batches, mean, distributed)
     variance, turn = moments.principal_axes(basis.T @ image)
     variance, turn = variance[:count], turn[:count]
+    # Where variances lie close together these axes are a mixture of near neighbours; what follows is theirs.
     axes, images = turn @ basis.T, turn @ image.T
     # Of x - A^T A x, where A C A^T is diagonal: the variance of each pixel, less twice what the axes share with it.
     rest = pixels - 2 * (axes * images).sum(0) + variance @ axes.square()
@@ -154,26 +150,61 @@ class PCA(Space):
         return ((z.bfloat16() @ self.components_bf16).float() + self.mean).unflatten(1, self.shape)
 
 
-class Recombined(Space):
-    """The `count` leading coefficients of PCA multiplied by an invertible matrix; the others stay as they are."""
+class PatchPCA(Orthonormal):
+    """Principal components of patches: one small basis for all places of a large image.
+
+    Coefficients are (component, place): grouped, a component is hidden over the whole image; else each alone.
+    """
+
+    components: Tensor
+    """(C p p, C p p) one component of a patch a row, largest variance first."""
+    tolerance = 1e-4
+    way_out = "lower space.patch"
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
-        self.count = self.config.components or min(MOST, self.size)
-        require(self.count <= self.size, "space.components", f"at most the number of pixels, {self.size}", self.count)
-        self.pca = PCA(shape, SpaceConfig("pca", components=None if self.size <= WHOLE else self.count))
-        self.tolerance = self.pca.tolerance
-        if self.pca.mask_groups is not None:
-            self.set_mask_groups(self.pca.mask_groups, self.pca.mask_group_count)
+        channels, height, width = shape
+        self.patch = patch_side(height, width, self.config.patch)
+        # Of a signal, which is one row, a patch is one row too.
+        self.sides = (1 if height == 1 else self.patch, self.patch)
+        numbers = channels * self.sides[0] * self.sides[1]
+        self.places = self.size // numbers
+        self.refuse_beyond_memory(f"patches of {numbers} numbers", cost_of_exact(0, numbers).bytes)
+        self.register_buffer("components", torch.eye(numbers))
+        if self.config.grouped:
+            self.group_by(np.repeat(np.arange(numbers), self.places))
 
-    @abstractmethod
-    def recombination(self) -> tuple[Tensor, Tensor]:
-        """(count, count) from leading principal coefficients to recombined ones, and its inverse."""
+    def fit_cost(self, images: int) -> FitCost:
+        return cost_of_exact(images * self.places, len(self.components))
 
-    def project(self, x: Tensor) -> Tensor:
-        z = self.pca.project(x)
-        return torch.cat([z[:, : self.count] @ self.recombination()[0].T, z[:, self.count :]], 1)
+    def learn(self, batches: Iterable[Tensor]) -> None:
+        patches = (self.patches(x).movedim(1, 2).flatten(0, 1) for x in self.distributed.part(batches))
+        self.components.copy_(moments.principal_axes(moments.covariance_of(patches, self.distributed)[1])[1])
 
-    def reconstruct(self, z: Tensor) -> Tensor:
-        leading = z[:, : self.count] @ self.recombination()[1].T
-        return self.pca.reconstruct(torch.cat([leading, z[:, self.count :]], 1))
+    def forward_transform(self, x: Tensor) -> Tensor:
+        return self.components @ self.patches(x)
+
+    def inverse_transform(self, z: Tensor) -> Tensor:
+        (channels, height, width), (rows, columns) = self.shape, self.sides
+        patches = self.components.T @ z.unflatten(1, (len(self.components), -1))
+        grid = (channels, rows, columns, height // rows, width // columns)
+        return patches.reshape(-1, *grid).permute(0, 1, 4, 2, 5, 3).reshape(-1, *self.shape)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) as patches (B, C p p, places): `functional.unfold`, which takes images one by one."""
+        (channels, height, width), (rows, columns) = self.shape, self.sides
+        cut = x.reshape(-1, channels, height // rows, rows, width // columns, columns)
+        return cut.permute(0, 1, 3, 5, 2, 4).reshape(len(x), len(self.components), -1)
+
+
+def patch_side(height: int, width: int, wanted: int | None) -> int:
+    """The side wanted, or the largest from 2 to 16, that divides both sides of the image, or a signal's length."""
+    common = width if height == 1 else math.gcd(height, width)
+    divisors = [side for side in range(1, common + 1) if common % side == 0]
+    what = f"space.patch must divide both sides of {height}x{width} images"
+    if wanted is None and not any(2 <= side <= LARGEST_PATCH for side in divisors):
+        none = f"which have no common divisor from 2 to {LARGEST_PATCH}, got none; set space.patch or data.resize"
+        raise UserError(f"{what}, {none}")
+    if wanted is not None and wanted not in divisors:
+        raise UserError(f"{what} ({', '.join(map(str, divisors))}), got {wanted}")
+    return wanted or max(side for side in divisors if side <= LARGEST_PATCH)

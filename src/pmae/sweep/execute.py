@@ -14,10 +14,9 @@ from pmae.data.sets import read_chunks, tinyimagenet_folder
 from pmae.errors import Interrupted, UserError, require
 from pmae.runs import Run
 from pmae.sweep.find import Requirements, RunIndex, RunSpec, Scoring
-from pmae.sweep.workers import POLL_SECONDS, Workers, has_run
+from pmae.sweep.workers import POLL_SECONDS, Workers
 
-FACTOR = 3
-"""ASHA keeps one run in so many at each rung."""
+FACTOR = 3  # ASHA keeps one run in so many at each rung
 GetRuns = Callable[[Sequence[RunSpec], Requirements], list[Run | None]]
 
 
@@ -73,7 +72,6 @@ class Asha(InOrder):
         return stage
 
     def ended(self, stage: Stage, run: Run) -> None:
-        """Note the score of a run at its rung."""
         rung = -1 if stage.until is None else self.rungs.index(stage.until)
         self._scores[rung][stage.spec] = score_at(run, self.rungs[rung])
 
@@ -167,16 +165,19 @@ def run_all(
 
     while True:
         while len(running) < workers.room() and (stage := scheduler.next(bool(running))) is not None:
-            begun = index.stopped(stage.spec.config, folder)
-            run = index.first(stage.spec.config, accept, any_length) or _far_enough(stage, begun)
+            begun, until = index.stopped(stage.spec.config, folder), stage.until
+            run = index.first(stage.spec.config, accept, any_length)
+            if run is None and until is not None:  # scored at the epoch the stage ends with, or later
+                run = next((one for one in begun if one.results.get("pretrain", {}).get("epoch", 0) >= until), None)
             if run is not None:
                 end(stage, run)
                 continue
             taken = [path for _, path, _ in running.values()]
             path = next((run.path for run in begun if run.path not in taken), folder / stage.spec.folder)
-            print(f"{stage.title}: {'goes on' if has_run(path) else 'pretrains'} in {path}", flush=True)
+            how = "goes on" if (path / "config.json").exists() else "pretrains"
+            print(f"{stage.title}: {how} in {path}", flush=True)
             began = time.monotonic()
-            running[workers.submit(path, stage.spec.config, stage.until)] = stage, path, began
+            running[workers.submit(path, stage.spec.config, until)] = stage, path, began
         if not running:
             return runs
         for future in wait(running, POLL_SECONDS, FIRST_COMPLETED).done:
@@ -184,13 +185,6 @@ def run_all(
             _raise_what_failed(future, path, workers)
             print(f"{stage.title}: done in {time.monotonic() - began:.0f} s", flush=True)
             end(stage, Run(path))
-
-
-def _far_enough(stage: Stage, begun: Sequence[Run]) -> Run | None:
-    """A run that was scored at the epoch a stage ends with, or later."""
-    if stage.until is None:
-        return None
-    return next((run for run in begun if run.results.get("pretrain", {}).get("epoch", 0) >= stage.until), None)
 
 
 def _raise_what_failed(future: "Future[int | None]", path: Path, workers: Workers) -> None:

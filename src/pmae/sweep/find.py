@@ -30,10 +30,6 @@ MACHINE = frozenset(
 """Settings that say where and how a run is made or monitored, not what it learns."""
 LENGTH = frozenset({"train.epochs", "train.seed", "optim.warmup_epochs", "optim.warmup_steps"})
 """Settings that a search for a run of any length and seed leaves open."""
-SHOWN = ("cls", "mean")
-"""Poolings whose accuracies a table may show."""
-AUGMENTED = ("linear", "mlp")
-"""The protocols that augmentation makes a difference to."""
 
 
 def require_known(parameter: str, names: Iterable[str], choices: Collection[str]) -> None:
@@ -144,6 +140,11 @@ def validation(run: Run) -> float | None:
     return None if share is None else 100 * float(share)
 
 
+def logged_speeds(run: Run) -> list[float]:
+    """Images a second while pretraining, one a line of its log."""
+    return [line["images_per_second"] for line in run.metrics() if "images_per_second" in line]
+
+
 @functools.lru_cache(maxsize=1)
 def splits(data: DataConfig) -> Splits:
     """The images that settings name; the last set stays at hand, since neighbouring runs share it."""
@@ -154,22 +155,16 @@ def splits(data: DataConfig) -> Splits:
 class Scoring:
     """How runs are scored, where they are looked for and made, and whether any may be made."""
 
-    out: Path = Path("runs/paper")
-    """Folder of tables and figures; runs are made in `runs` below it."""
-    folders: tuple[Path, ...] = ()
-    """More folders of runs to look in."""
+    out: Path = Path("runs/paper")  # folder of tables and figures; runs are made in `runs` below it
+    folders: tuple[Path, ...] = ()  # more folders of runs to look in
     presets: tuple[str, ...] = ("paper",)
-    protocols: tuple[str, ...] = ()
-    """Protocols to keep of a table's own; all if empty."""
-    head_epochs: int | None = None
-    """Epochs of probes and fine-tuning; the preset's own if not given."""
-    only_found: bool = False
-    """Take the runs and results that are there, and run nothing."""
-    pooling: str = "cls"
-    """Which representation's accuracies to show: the paper's, or the mean of the patch tokens."""
+    protocols: tuple[str, ...] = ()  # to keep of a table's own; all if empty
+    head_epochs: int | None = None  # epochs of probes and fine-tuning; the preset's own if not given
+    only_found: bool = False  # take the runs and results that are there, and run nothing
+    pooling: str = "cls"  # which representation's accuracies to show: the paper's, or the mean of the patch tokens
 
     def __post_init__(self) -> None:
-        require_known("pooling", [self.pooling], SHOWN)
+        require_known("pooling", [self.pooling], ("cls", "mean"))
         require(len(set(self.presets)) == len(self.presets) > 0, "preset", "one or more, no two alike", self.presets)
         for name in self.presets:
             preset(name)
@@ -181,7 +176,6 @@ class Scoring:
 
     @property
     def index(self) -> RunIndex:
-        """The runs that it looks in."""
         return RunIndex([self.out / "runs", *self.folders])
 
     def chosen(self, protocols: Sequence[str], with_plain: bool = False) -> tuple[Protocols, ...]:
@@ -191,7 +185,7 @@ class Scoring:
         """
         wanted = {name: [p for p in protocols if p != "knn" or name == self.presets[0]] for name in self.presets}
         if with_plain:
-            wanted.setdefault("plain", [p for p in protocols if p in AUGMENTED])
+            wanted.setdefault("plain", [p for p in protocols if p in ("linear", "mlp")])
         return tuple(only(shortened(preset(name), self.head_epochs), some) for name, some in wanted.items() if some)
 
 
@@ -199,10 +193,10 @@ def shortened(protocols: Protocols, epochs: int | None) -> Protocols:
     """The same protocols with heads trained for fewer epochs, under a name that says so."""
     if epochs is None:
         return protocols
-    heads = {name: head for name in ("probe", "finetune") if (head := getattr(protocols, name))}
     shorter = {
         name: dataclasses.replace(head, epochs=epochs, warmup_epochs=head.warmup_epochs * epochs / head.epochs)
-        for name, head in heads.items()
+        for name in ("probe", "finetune")
+        if (head := getattr(protocols, name))
     }
     return dataclasses.replace(protocols, name=f"{protocols.name}, {epochs} epoch{'s' * (epochs > 1)}", **shorter)
 
@@ -213,13 +207,10 @@ class Requirements:
 
     protocols: tuple[Protocols, ...] = ()
     every_epoch: bool = False
-    pooling: str = "cls"
-    """Of what is scored, what is shown."""
+    pooling: str = "cls"  # of what is scored, what is shown
     device: str = "auto"
-    root: str = "data"
-    """Folder of the data on this machine."""
-    pictures: bool = False
-    """Whether the sample pictures of a run are needed."""
+    root: str = "data"  # folder of the data on this machine
+    pictures: bool = False  # whether the sample pictures of a run are needed
 
     def missing(self, run: Run) -> dict[Protocols, list[int]]:
         """For each set of protocols the epochs at which one of them is missing."""

@@ -18,11 +18,10 @@ from pmae.report.style import PALETTE, Drawing, color, marker, panels, short, st
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.sweep.execute import Asha, InOrder, run_all
-from pmae.sweep.find import RunIndex, RunSpec, require_known
+from pmae.sweep.find import RunIndex, RunSpec, logged_speeds, require_known
 from pmae.sweep.workers import Workers
 
-RATIO = "ratio"
-"""A short name for the masked share, whichever of the two the masking space takes."""
+RATIO = "ratio"  # a short name for the masked share, whichever of the two the masking space takes
 SEARCHES: dict[str, type[InOrder]] = {"grid": InOrder, "asha": Asha}
 """All runs to their end, or most of them stopped early."""
 HOW = (
@@ -54,13 +53,13 @@ def parse_grid(words: Sequence[str], base: Config) -> Grid:
 def grid_specs(base: Config, grid: Grid, seeds: Sequence[int]) -> list[tuple[dict[str, str], list[RunSpec]]]:
     """Every combination of values, with a run for each seed; all are checked before any is trained."""
     require(len(set(seeds)) == len(seeds) > 0, "seeds", "at least one number, no two alike", seeds)
-    combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return [(chosen, [_spec(base, chosen, seed) for seed in seeds]) for chosen in combined]
-
-
-def _spec(base: Config, chosen: Mapping[str, str], seed: int) -> RunSpec:
-    named = "-".join(f"{name.partition('.')[2]}={value.replace('/', '_')}" for name, value in chosen.items())
-    return RunSpec(f"{named}-seed{seed}", with_settings(replace(base, train__seed=seed), chosen))
+    planned = []
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        named = "-".join(f"{name.partition('.')[2]}={value.replace('/', '_')}" for name, value in chosen.items())
+        configs = [with_settings(replace(base, train__seed=seed), chosen) for seed in seeds]
+        planned.append((chosen, [RunSpec(f"{named}-seed{one.train.seed}", one) for one in configs]))
+    return planned
 
 
 def sweep(
@@ -90,26 +89,23 @@ class Trial:
 
     settings: dict[str, str]
     validation: float | None = None
-    std: float | None = None
-    """Standard deviation of the validation accuracy between seeds of pretraining."""
+    std: float | None = None  # standard deviation of the validation accuracy between seeds of pretraining
     knn: float | None = None
     r2: float | None = None
     effective_rank: float | None = None
     speed: float | None = None
     runs: tuple[str, ...] = ()
-    stopped: int | None = None
-    """The epoch after which a search gave it up; None if it came to its end."""
+    stopped: int | None = None  # the epoch after which a search gave it up; None if it came to its end
 
     @property
     def name(self) -> str:
-        """`encoder.patch_size=4, decoder.depth=2`."""
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
 def trial_of(settings: Mapping[str, str], runs: Sequence[Run]) -> Trial:
     """What the runs of one combination say when they end."""
     ends = [run.results.get("pretrain", {}) for run in runs]
-    speeds = [line["images_per_second"] for run in runs for line in run.metrics() if "images_per_second" in line]
+    speeds = [speed for run in runs for speed in logged_speeds(run)]
     linear = [100 * end["linear"] for end in ends if end.get("linear") is not None]
     reached = [(end.get("epoch"), run.config.train.epochs) for end, run in zip(ends, runs, strict=True)]
     return Trial(
@@ -159,9 +155,9 @@ def sweep_table(trials: Sequence[Trial]) -> Table:
     for trial in trials:
         # R2 lies between 0 and 1, where one decimal says too little.
         r2 = None if trial.r2 is None else f"{trial.r2:.3f}"
-        rank = None if trial.effective_rank is None else float(trial.effective_rank)
         speed = None if trial.speed is None else round(trial.speed)
-        scores: list[Cell] = [trial.validation, trial.std, trial.knn, r2, rank, *[trial.stopped] * early]
+        scores: list[Cell] = [trial.validation, trial.std, trial.knn, r2, trial.effective_rank]
+        scores += [trial.stopped] * early
         rows.append([*(trial.settings[name] for name in names), *scores, speed, " ".join(trial.runs)])
     header = [*names, "validation %", "± seeds", "k-NN %", "R2", "effective rank"]
     header += [*["stopped at epoch"] * early, "images/s", "runs"]
@@ -173,7 +169,10 @@ def sweep_plot(trials: Sequence[Trial]) -> Drawing:
     """Validation accuracy against the first setting, a line for each combination of the others; a ring is the best."""
     first, *others = trials[0].settings
     values = list(dict.fromkeys(trial.settings[first] for trial in trials))
-    place = _places(values)
+    try:
+        place = {value: float(value) for value in values}
+    except ValueError:  # names, one after the other
+        place = {value: float(position) for position, value in enumerate(values)}
     figure, (axes,) = panels((2.9,))
     lines: dict[str, list[tuple[float, float, Trial]]] = {}
     for trial in sorted(trials, key=lambda trial: place[trial.settings[first]]):
@@ -196,11 +195,3 @@ def sweep_plot(trials: Sequence[Trial]) -> Drawing:
         figure.legend(loc="outside lower center", ncols=1)
     early = " Hollow: stopped early." if any(trial.stopped is not None for trial in trials) else ""
     return Drawing("sweep", f"Sweep over {first}", f"{verdict(trials)} {HOW}{early}", figure)
-
-
-def _places(values: Sequence[str]) -> dict[str, float]:
-    """Where values stand on the axis: at their number if all are numbers, else one after the other."""
-    try:
-        return {value: float(value) for value in values}
-    except ValueError:
-        return {value: float(position) for position, value in enumerate(values)}

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,59 +10,37 @@ from torch import Tensor
 
 from pmae import masking
 from pmae.config import Config
-from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import as_tensor
 from pmae.data.sets import with_held_out
 from pmae.errors import require
 from pmae.report.page import Page
 from pmae.report.samples import MARKS, PARTS, View, hidden_pixels, view_of
-from pmae.report.style import Array, Drawing, color, dash, gallery, legend, panels, plain_log_ticks, styled
+from pmae.report.style import WHOLE, Array, Drawing, color, dash, gallery, legend, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.spaces import Space, build_space
 from pmae.sweep.find import splits
 from pmae.sweep.spaces import SpaceGrid, decimals, is_mae, space_label
 from pmae.train.environment import pick_device
 
-SEED = 0
-"""Of the masks and of the draws of bands."""
-SEEN = 64
-"""Held-out images from which the range of colours is taken."""
-EACH = 3
-"""Basis images of a part."""
-MARGIN = 0.9
-"""Inches beside a gallery for the names of spaces."""
+SEED = 0  # of the masks and of the draws of bands
+SEEN = 64  # held-out images from which the range of colours is taken
+EACH = 3  # basis images of a part
+MARGIN = 0.9  # inches beside a gallery for the names of spaces
 
 
 @dataclass(frozen=True)
 class FittedSpace:
     """A fitted space and what it shows: its spectrum, images of its components, and one image under its masks."""
 
-    space: str
-    """Its name with its settings."""
-    seconds: float
-    """The fit took."""
-    share: Array
-    """(groups,) of the variance, largest first, that each mask group holds."""
-    basis: Array
-    """(`EACH` for each of `PARTS`, C, H, W) images of single mask groups; NaN where a part has fewer."""
+    space: str  # its name with its settings
+    seconds: float  # the fit took
+    share: Array  # (groups,) of the variance, largest first, that each mask group holds
+    basis: Array  # (`EACH` for each of `PARTS`, C, H, W) images of single mask groups; NaN where a part has fewer
     ratios: tuple[float, ...]
-    visible: Array
-    """(ratios, C, H, W) one image in the units of the data without its hidden part."""
-    hidden: Array
-    """(ratios, C, H, W) that part, standardized."""
-    preimage_error: float | None
-    """Share of the norm of new images that the way back misses, where there is no inverse."""
-
-
-class Scene(NamedTuple):
-    """What all spaces are shown on: the images of the fit, one held-out image (1, C, H, W), and words about them."""
-
-    batches: Batches
-    standardize: Standardize
-    image: Tensor
-    view: View
-    said: str
+    visible: Array  # (ratios, C, H, W) one image in the units of the data without its hidden part
+    hidden: Array  # (ratios, C, H, W) that part, standardized
+    preimage_error: float | None  # share of the norm of new images that the way back misses, where it is no inverse
 
 
 def figures_page(grid: SpaceGrid, images: int | None = None, picture: int = 0) -> Page:
@@ -72,19 +49,6 @@ def figures_page(grid: SpaceGrid, images: int | None = None, picture: int = 0) -
     Masks are shown on one held-out image, `picture` of them. Signals have no pictures: only their spectra are drawn.
     """
     configs = {space: grid.config(space) for space in grid.spaces}
-    scene = _scene(grid, images, picture)
-    made = [one for space, config in configs.items() if (one := _fitted_space(grid, space, config, scene)) is not None]
-    require(bool(made), "spaces", "at least one that is fitted and not learned", grid.spaces)
-    learned = [space for space in grid.spaces if space not in {one.space for one in made}]
-    said = scene.said + "".join(f" Not shown: {space}, which begins as PCA." for space in learned)
-    based, drawings = [one for one in made if not is_mae(one.space)], []
-    if grid.shape[1] > 1:
-        drawings += [basis_figure(based, scene.view, said)] if based else []
-        drawings += [hidden_figure(made, scene.image.cpu().numpy(), scene.view, said)]
-    return Page([fit_table(made, said)], [*drawings, spectra_figure(made, said)])
-
-
-def _scene(grid: SpaceGrid, images: int | None, picture: int) -> Scene:
     whole, device = with_held_out(splits(grid.data)), pick_device(grid.device)
     train, shown = whole.train, whole.test or whole.val or whole.train
     count = min(len(train) if images is None else images, len(train))
@@ -94,55 +58,70 @@ def _scene(grid: SpaceGrid, images: int | None, picture: int) -> Scene:
     part = train if count == len(train) else train.take(np.linspace(0, len(train) - 1, count).astype(np.int64))
     batches = Batches(part.images, device, grid.data.keep_on)
     standardize = fit_standardize(batches, grid.data.standardize).to(device)
-    part_of, threads = "all" if count == len(train) else f"{count:,} of the", torch.get_num_threads()
+    fitted_on = Standardized(batches, standardize)
+    image = as_tensor(np.asarray(shown.images[picture : picture + 1])).to(device)
+    made = [one for name in configs if (one := _fitted_space(grid, name, configs[name], fitted_on, image)) is not None]
+    require(bool(made), "spaces", "at least one that is fitted and not learned", grid.spaces)
+    threads = torch.get_num_threads()
     machine = f"a CPU with {threads} thread{'s' * (threads > 1)}"
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else machine
+    part_of = "all" if count == len(train) else f"{count:,} of the"
     said = f"Fitted on {part_of} {len(train):,} training images of {whole.name}, on {machine}."
-    view = view_of(np.asarray(shown.images[:SEEN]).astype(np.float64), str(train.images.dtype))
-    image = as_tensor(np.asarray(shown.images[picture : picture + 1])).to(device)
-    return Scene(batches, standardize, image, view, said)
+    learned = [space for space in grid.spaces if space not in {one.space for one in made}]
+    said += "".join(f" Not shown: {space}, which begins as PCA." for space in learned)
+    drawings = []
+    if grid.shape[1] > 1:
+        view = view_of(np.asarray(shown.images[:SEEN]).astype(np.float64), str(train.images.dtype))
+        based = [one for one in made if not is_mae(one.space)]
+        drawings += [basis_figure(based, view, said)] if based else []
+        drawings += [hidden_figure(made, image.cpu().numpy(), view, said)]
+    return Page([fit_table(made, said)], [*drawings, spectra_figure(made, said)])
 
 
 @torch.no_grad()
-def _fitted_space(grid: SpaceGrid, name: str, config: Config, scene: Scene) -> FittedSpace | None:
+def _fitted_space(
+    grid: SpaceGrid, name: str, config: Config, fitted_on: Standardized, image: Tensor
+) -> FittedSpace | None:
     """A space fitted and shown; None if it learns, as without training there is nothing of its own to see."""
-    space = build_space(config.space, grid.shape).to(scene.image.device)
+    space = build_space(config.space, grid.shape).to(image.device)
     if space.learns:
         return None
     began = time.monotonic()
-    space.fit(Standardized(scene.batches, scene.standardize))
+    space.fit(fitted_on)
     space.variance.cpu()  # Waits for the device.
     seconds = time.monotonic() - began
     print(f"{name}: fitted in {seconds:.1f} s", flush=True)
-    ratios, x, patch = grid.shares(name), scene.standardize(scene.image), config.encoder.patch_size or 1
-    seen = [_without_patches(x, ratio, patch) if is_mae(name) else _visible(space, x, ratio) for ratio in ratios]
+    x, patch = fitted_on.standardize(image), config.encoder.patch_size or 1
+    ratios = grid.shares(name)
+    seen = torch.cat([_visible(space, x, ratio, patch if is_mae(name) else None) for ratio in ratios])
     return FittedSpace(
         name,
         seconds,
         share=_numpy(space.mask_group_share.sort(descending=True).values),
         basis=_numpy(_basis(space)),
         ratios=ratios,
-        visible=_numpy(scene.standardize.invert(torch.cat(seen))),
-        hidden=_numpy(x - torch.cat(seen)),
+        visible=_numpy(fitted_on.standardize.invert(seen)),
+        hidden=_numpy(x - seen),
         preimage_error=space.measured().get("preimage_error_unseen"),
     )
 
 
-def _visible(space: Space, x: Tensor, ratio: float) -> Tensor:
-    """The image (1, C, H, W) without random components; a larger ratio hides those of a smaller one and more."""
-    noise = torch.rand(1, space.mask_group_count, generator=torch.Generator().manual_seed(SEED)).to(x.device)
+def _visible(space: Space, x: Tensor, ratio: float, patch: int | None) -> Tensor:
+    """The image (1, C, H, W) without random components, or patches if their side is given.
+
+    A larger ratio hides what a smaller one does and more.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    if patch is not None:
+        rows, columns = (1 if x.shape[2] == 1 else x.shape[2] // patch), x.shape[3] // patch
+        noise = torch.rand(1, rows * columns, generator=generator)
+        hidden = masking.hide_patches(noise, masking.visible_patches(rows * columns, ratio)).hidden
+        gaps = hidden.view(1, 1, rows, columns).to(x.dtype)
+        return x * (1 - torch.nn.functional.interpolate(gaps, x.shape[2:]).to(x.device))
+    noise = torch.rand(1, space.mask_group_count, generator=generator).to(x.device)
     hidden, z = space.expand_mask(masking.hide_components(noise, space.mask_group_share, ratio)), space.project(x)
     visible = space.reconstruct(z.masked_fill(hidden, 0.0))
     return visible + x - space.reconstruct(z) if space.keeps_rest else visible
-
-
-def _without_patches(x: Tensor, ratio: float, patch: int) -> Tensor:
-    """The image (1, C, H, W) with 0 in place of random patches."""
-    rows, columns = (1 if x.shape[2] == 1 else x.shape[2] // patch), x.shape[3] // patch
-    noise = torch.rand(1, rows * columns, generator=torch.Generator().manual_seed(SEED))
-    hidden = masking.hide_patches(noise, masking.visible_patches(rows * columns, ratio)).hidden
-    gaps = hidden.view(1, 1, rows, columns).to(x.dtype)
-    return x * (1 - torch.nn.functional.interpolate(gaps, x.shape[2:]).to(x.device))
 
 
 def _basis(space: Space) -> Tensor:
@@ -190,7 +169,11 @@ def fit_table(fitted: Sequence[FittedSpace], note: str) -> Table:
 @styled
 def basis_figure(fitted: Sequence[FittedSpace], view: View, said: str) -> Drawing:
     """A row a space of images of single mask groups: of the top, the middle and the bottom of its spectrum."""
-    rows = [[_basis_picture(image, view) for image in one.basis] for one in fitted]
+    rows = []
+    for one in fitted:
+        pictures = [view.differences(image[None], view.scale(image[None]))[0] for image in np.nan_to_num(one.basis)]
+        # White where there is none.
+        rows.append([np.where(np.isnan(one.basis[j]).any(), 1.0, picture) for j, picture in enumerate(pictures)])
     # A part's name stands over the second of its columns; blanks over the others differ, as names of columns must.
     titles = [list(PARTS)[j // EACH] if j % EACH == 1 else " " * (j + 1) for j in range(len(PARTS) * EACH)]
     columns = {title: np.stack([row[j] for row in rows]) for j, title in enumerate(titles)}
@@ -202,13 +185,6 @@ def basis_figure(fitted: Sequence[FittedSpace], view: View, said: str) -> Drawin
         f"coefficients; a part without any stays empty. {said} {view.note}"
     )
     return Drawing("basis", "Basis images", caption.strip(), figure)
-
-
-def _basis_picture(image: Array, view: View) -> Array:
-    """(H, W, 3) at its own contrast; white where there is none."""
-    if np.isnan(image).any():
-        return np.ones((*image.shape[1:], 3))
-    return np.asarray(view.differences(image[None], view.scale(image[None]))[0])
 
 
 @styled
@@ -245,7 +221,7 @@ def spectra_figure(fitted: Sequence[FittedSpace], said: str) -> Drawing:
         axes.semilogx(np.arange(1, len(one.share) + 1), 100 * one.share.cumsum(), **look)
     axes.set(title="Cumulated share of the variance (%)", xlabel="components or bands, largest first", ylim=(0, 102))
     axes.set_xlim(0.9, 1.1 * max(len(one.share) for one in fitted))
-    plain_log_ticks(axes)
+    axes.xaxis.set_major_formatter(WHOLE)
     legend(figure, [axes])
     caption = (
         "The higher a curve, the fewer components or bands hold the variance. That of kernel PCA and diffusion is of "

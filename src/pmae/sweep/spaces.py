@@ -19,7 +19,7 @@ from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.spaces import SPACES, build_space
 from pmae.sweep.execute import get_runs
-from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, require_known, splits
+from pmae.sweep.find import Requirements, RunSpec, Scoring, logged_speeds, own_scores, require_known, splits
 from pmae.sweep.grid import mean
 from pmae.sweep.workers import Workers
 
@@ -28,8 +28,7 @@ CHOSEN = (
     "wavelet:grouped=true", "kernel_pca", "diffusion", "ica", "learned", "pixels",
 )  # fmt: skip
 """The spaces that are compared if the caller does not say."""
-RATIOS, MAE_RATIOS = (0.1, 0.2, 0.4), (0.5, 0.75, 0.9)
-EPOCHS, PATCH = 50, 8
+PATCH = 8
 PROTOCOLS = ("linear", "knn")
 SpaceRatio = tuple[str, float]
 TITLE = "Masking spaces at the same budget"
@@ -40,15 +39,12 @@ class SpaceGrid:
     """Which spaces at which ratios, on which images; everything else is the same for all."""
 
     data: DataConfig
-    spaces: tuple[str, ...] = CHOSEN
-    """`name` or `name:setting=value,setting=value`, such as `kernel_pca:landmarks=1024`."""
-    ratios: tuple[float, ...] = RATIOS
-    mae_ratios: tuple[float, ...] = MAE_RATIOS
-    """The ratios of pixel space, where patches are hidden."""
-    epochs: int = EPOCHS
+    spaces: tuple[str, ...] = CHOSEN  # `name` or `name:setting=value,...`, such as `kernel_pca:landmarks=1024`
+    ratios: tuple[float, ...] = (0.1, 0.2, 0.4)
+    mae_ratios: tuple[float, ...] = (0.5, 0.75, 0.9)  # of pixel space, where patches are hidden
+    epochs: int = 50
     seeds: tuple[int, ...] = (0,)
-    settings: tuple[tuple[str, str], ...] = ()
-    """Further settings of all runs by dotted name, as text."""
+    settings: tuple[tuple[str, str], ...] = ()  # further settings of all runs by dotted name, as text
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -60,20 +56,15 @@ class SpaceGrid:
             require(distinct and all(0 < r < 1 for r in given), name, "different shares in (0, 1)", given)
 
     def shares(self, space: str) -> tuple[float, ...]:
-        """The ratios of a space."""
         return self.mae_ratios if is_mae(space) else self.ratios
 
     def config(self, space: str) -> Config:
         """The settings of a space's runs but for ratio and seed; refused if the images cannot have such a space."""
         height, width = self.shape[1:]
         patch = PATCH if height % PATCH == width % PATCH == 0 else patch_for(height, width)
-        base = replace(
-            recipe("mae_masking" if is_mae(space) else "masking"),
-            encoder__patch_size=patch,
-            decoder__name="small",
-            train__epochs=self.epochs,
-            train__device=self.device,
-        )
+        same = {"encoder__patch_size": patch, "decoder__name": "small"}
+        same |= {"train__epochs": self.epochs, "train__device": self.device}
+        base = replace(recipe("mae_masking" if is_mae(space) else "masking"), **same)
         base = dataclasses.replace(base, data=self.data)
         config = with_settings(with_settings(base, space_settings(space)), dict(self.settings))
         with torch.device("meta"):
@@ -82,7 +73,6 @@ class SpaceGrid:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the images."""
         return splits(self.data).train.shape
 
 
@@ -107,7 +97,6 @@ def space_label(text: str) -> str:
 
 
 def is_mae(space: str) -> bool:
-    """Whether patches are hidden."""
     return space_settings(space)["space.name"] == "pixels"
 
 
@@ -136,7 +125,6 @@ def table_page(grid: SpaceGrid, scoring: Scoring, workers: Workers | None = None
 
 
 def _run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset: str) -> Table:
-    """A row a space and ratio."""
     header = ["space", "ratio", "hidden", "R2", "linear %", "k-NN %", "images/s", "fit, s", "pre-image error"]
     rows = [_row(space, ratio, group, preset) for (space, ratio), group in runs.items()]
     devices = sorted({str(run.environment["device"]) for group in runs.values() for run in group})
@@ -155,21 +143,18 @@ def _run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset
 def _row(space: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cell]:
     """Space, ratio, share really hidden, R2, accuracies, speed and fit time of the runs that repeat a cell."""
     ends = [run.results.get("pretrain", {}) for run in runs]
-    lines = [line for run in runs for line in run.metrics() if "images_per_second" in line]
-    speed = round(statistics.median(line["images_per_second"] for line in lines)) if lines else None
-    share = decimals(mean([line.get("masked_share") for line in lines]), 3)
+    speeds = [speed for run in runs for speed in logged_speeds(run)]
+    share = decimals(mean([line.get("masked_share") for run in runs for line in run.metrics()]), 3)
     r2 = decimals(mean([end.get("held_out_r2", end.get("train_r2")) for end in ends]), 3)
     seconds = decimals(mean([run.environment.get("fit_seconds") for run in runs]), 2)
     missed = decimals(mean([end.get("preimage_error_unseen") for end in ends]), 3)
-    accuracies = [mean([_accuracy(run, protocol, preset) for run in runs]) for protocol in PROTOCOLS]
+    accuracies: list[Cell] = []
+    for protocol in PROTOCOLS:
+        scores = [(run, score) for run in runs for score in own_scores(run, protocol, preset, pooling="mean")]
+        last = [s for run, s in scores if (s.pooling, s.epoch) == ("mean", run.config.train.epochs)]
+        accuracies.append(mean([score.accuracy.value for score in last]))
+    speed = round(statistics.median(speeds)) if speeds else None
     return [space, f"{ratio:g}", share, r2, *accuracies, speed, seconds, missed]
-
-
-def _accuracy(run: Run, protocol: str, preset: str) -> float | None:
-    """Test accuracy of the mean of the patch tokens at the last epoch."""
-    scores = own_scores(run, protocol, preset, pooling="mean")
-    found = [score for score in scores if (score.pooling, score.epoch) == ("mean", run.config.train.epochs)]
-    return found[0].accuracy.value if found else None
 
 
 def decimals(value: float | None, digits: int) -> str | None:

@@ -27,9 +27,7 @@ from pmae.sweep.find import splits
 
 POLL_SECONDS = 30.0
 """Seconds to wait for runs that were told to stop, and between two looks at whether a cluster still has room."""
-LOCAL = "local"
-RETRIES = 3
-"""How often Ray begins a run again whose worker died."""
+RETRIES = 3  # how often Ray begins a run again whose worker died
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # One attempt to reach a cluster takes half a minute; twenty, Ray's own number, are a hang.
@@ -42,7 +40,8 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 def train(path: Path, config: Config, until: int | None = None) -> int | None:
     """Begin the run of a folder, or go on with the one that is there; returns the signal that stopped it, if any."""
-    if has_run(path):
+    begun = (path / "config.json").exists()
+    if begun:
         config = replace(Run(path).config, train__device=config.train.device, data__root=config.data.root)
     data = splits(config.data)
     # A run is stopped early to be compared with others, and without labels nothing compares.
@@ -52,7 +51,7 @@ def train(path: Path, config: Config, until: int | None = None) -> int | None:
             "small labelled set with --set probe.data=NAME"
         )
     try:
-        api.pretrain(config, data, path, resume=has_run(path), quiet=True, until=until, figures=False)
+        api.pretrain(config, data, path, resume=begun, quiet=True, until=until, figures=False)
     except Interrupted as stop:
         return stop.code - 128
     # A compiled step refers to itself: its model and graphs wait for the collector, and so does the memory they hold.
@@ -61,16 +60,10 @@ def train(path: Path, config: Config, until: int | None = None) -> int | None:
     return None
 
 
-def has_run(path: Path) -> bool:
-    """Whether a folder holds a run."""
-    return (path / "config.json").exists()
-
-
 class Workers:
     """Where runs are trained: in this process, one after another; those below train several at a time elsewhere."""
 
-    lost: tuple[type[Exception], ...] = ()
-    """What a future raises if its worker died."""
+    lost: tuple[type[Exception], ...] = ()  # what a future raises if its worker died
 
     def room(self) -> int:
         """How many runs may be trained at a time."""
@@ -99,11 +92,9 @@ class LocalWorkers(Workers):
         self._others = set(multiprocessing.active_children())
 
     def room(self) -> int:
-        """As many as there are processes."""
         return len(self._pools)
 
     def submit(self, path: Path, config: Config, until: int | None) -> "Future[int | None]":
-        """Have a process that is idle train a run."""
         pool = next(pool for pool in self._pools if pool not in self._given or self._given[pool].done())
         self._given[pool] = pool.submit(train, path, config, until)
         return self._given[pool]
@@ -121,18 +112,18 @@ class LocalWorkers(Workers):
 
 
 def _prepare(threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one says what follows
+    """In a new process: leave Ctrl-C to the command, and when that was killed save and end, which a pool would not."""
+
+    def end_with_parent() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(POLL_SECONDS)
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Save and end when the command was killed: a pool alone would wait for it for ever."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(POLL_SECONDS)
-        os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 class RayWorkers(Workers):
@@ -162,7 +153,6 @@ class RayWorkers(Workers):
         )
 
     def submit(self, path: Path, config: Config, until: int | None) -> "Future[int | None]":
-        """Have a run trained by whichever node has room."""
         if not self._gpus and config.train.device == "auto":
             # A GPU that Ray did not hand out belongs to somebody else.
             config = replace(config, train__device="cpu")
@@ -181,30 +171,13 @@ class RayWorkers(Workers):
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
 
-@contextlib.contextmanager
-def ray_workers(address: str, gpus: float | None = None, cpus: float = 1) -> Iterator[RayWorkers]:
-    """Workers on this machine (`local`) or on the cluster at an address; each run gets a share of a GPU and CPUs."""
-    require(gpus is None or 0 <= gpus <= 1, "--gpus-each", "between 0 and 1: a run trains on one GPU", gpus)
-    require(cpus > 0, "--cpus-each", "above 0", cpus)
-    with contextlib.ExitStack() as held:
-        temporary = held.enter_context(
-            tempfile.TemporaryDirectory(prefix="pmae-", dir=os.environ.get("RAY_TMPDIR"), ignore_cleanup_errors=True)
-        )
-        ray = _connected(address, temporary)
-        held.callback(ray.shutdown)
-        workers = RayWorkers(ray, gpus, cpus)
-        held.callback(workers.close)
-        yield workers
-
-
 def slots(nodes: Sequence[Mapping[str, float]], gpus: float, cpus: float) -> int:
     """How many runs fit at a time; each stays on one node and on one of its GPUs."""
-
-    def on(node: Mapping[str, float]) -> int:
+    total = 0
+    for node in nodes:
         by_cpu = int(node.get("CPU", 0) / cpus + 1e-6)  # a little more: in binary 1 holds 0.1 only nine times
-        return min(by_cpu, int(node.get("GPU", 0)) * int(1 / gpus + 1e-6)) if gpus else by_cpu
-
-    return sum(map(on, nodes))
+        total += min(by_cpu, int(node.get("GPU", 0)) * int(1 / gpus + 1e-6)) if gpus else by_cpu
+    return total
 
 
 def _train_in(home: str, threads: int, path: Path, config: Config, until: int | None) -> None:
@@ -217,28 +190,31 @@ def _train_in(home: str, threads: int, path: Path, config: Config, until: int | 
         raise Interrupted(path, stopped)  # A node that is taken away tells its runs to stop: Ray begins them elsewhere.
 
 
-def _connected(address: str, temporary: str) -> Any:
-    """Ray, started here or met at an address."""
-    for name, value in {**QUIET, **(LOOPBACK if address == LOCAL else {})}.items():
-        os.environ.setdefault(name, value)
+@contextlib.contextmanager
+def ray_workers(address: str, gpus: float | None = None, cpus: float = 1) -> Iterator[RayWorkers]:
+    """Workers on this machine (`local`) or on the cluster at an address; each run gets a share of a GPU and CPUs."""
+    require(gpus is None or 0 <= gpus <= 1, "--gpus-each", "between 0 and 1: a run trains on one GPU", gpus)
+    require(cpus > 0, "--cpus-each", "above 0", cpus)
+    folder, is_local = os.environ.get("RAY_TMPDIR"), address == "local"
+    os.environ.update({k: v for k, v in (QUIET | (LOOPBACK if is_local else {})).items() if k not in os.environ})
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
         raise missing_extra("--ray", "sweep", error) from error
-    local: dict[str, Any] = {"include_dashboard": False, "_temp_dir": temporary} if address == LOCAL else {}
-    try:
-        if address != LOCAL:
-            _knock(ray, address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-    except (OSError, RuntimeError, ValueError) as error:
-        rule = "local, on a machine where Ray starts," if address == LOCAL else "local or the host:port of a cluster"
-        raise UserError(f"--ray must be {rule}, got {address!r}: {' '.join(str(error).split())}") from error
-    return ray
-
-
-def _knock(ray: Any, address: str) -> None:
-    """Fail in seconds where nobody listens."""
-    host, _, port = address.partition(":")
-    # Ray replaces the loopback address by this machine's own, unless it was told not to.
-    host = ray.util.get_node_ip_address() if host in ("localhost", "127.0.0.1") else host
-    socket.create_connection((host, int(port)), timeout=5).close()
+    with contextlib.ExitStack() as held:
+        temporary = tempfile.TemporaryDirectory(prefix="pmae-", dir=folder, ignore_cleanup_errors=True)
+        local = {"include_dashboard": False, "_temp_dir": held.enter_context(temporary)} if is_local else {}
+        try:
+            if not is_local:
+                # Fail in seconds where nobody listens; of the loopback address Ray makes this machine's own.
+                host, _, port = address.partition(":")
+                host = ray.util.get_node_ip_address() if host in ("localhost", "127.0.0.1") else host
+                socket.create_connection((host, int(port)), timeout=5).close()
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        except (OSError, RuntimeError, ValueError) as error:
+            rule = "local, on a machine where Ray starts," if is_local else "local or the host:port of a cluster"
+            raise UserError(f"--ray must be {rule}, got {address!r}: {' '.join(str(error).split())}") from error
+        held.callback(ray.shutdown)
+        workers = RayWorkers(ray, gpus, cpus)
+        held.callback(workers.close)
+        yield workers

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import re
 import signal
 import subprocess
 import threading
@@ -27,11 +28,9 @@ def pick_device(name: str) -> torch.device:
     """The named device, or the first CUDA device, or the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"train.device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
-    require(device.type in ("cpu", "cuda"), "train.device", "auto, cpu, cuda or cuda:N", name)
+    known = re.fullmatch(r"(cpu|cuda)(:(0|[1-9]\d?))?", name)
+    require(known is not None, "train.device", "auto, cpu, cuda or cuda:N", name)
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"train.device must be a device of this machine, got {name!r}; choices: auto, cpu")
     return device

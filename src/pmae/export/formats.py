@@ -1,12 +1,15 @@
-"""timm and Hugging Face: a folder with the weights and the settings of a network that the library builds itself.
+"""The formats: how each is written, and how its library turns images into features from what was written.
 
-For transformers a plain ViT becomes its own ViTModel; any other timm network stays one, inside its timm wrapper.
+timm and Hugging Face: a folder with the weights and the settings of a network that the library builds itself; for
+transformers a plain ViT becomes its own ViTModel, any other timm network stays one, inside its timm wrapper. ONNX and
+torch: the encoder as one graph of raw images, standardization included, without pmae or timm.
 """
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import timm
@@ -16,9 +19,11 @@ from timm.data.config import resolve_model_data_config
 from timm.data.transforms_factory import create_transform
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from pmae.data.images import as_tensor
-from pmae.export.source import Source, needed
+from pmae.errors import optional
+from pmae.export.source import Source
 from pmae.files import write_json
 from pmae.models.encoder import pool, split_tokens, timm_recipe
 from pmae.models.weights import to_huggingface
@@ -37,7 +42,23 @@ model = AutoModel.from_pretrained("FOLDER").eval()
 processor = AutoImageProcessor.from_pretrained("FOLDER")
 output = model(**processor(image, return_tensors="pt"))   # last_hidden_state; pooler_output is the summary
 """
+ONNX_USAGE = """
+import onnxruntime
+
+session = onnxruntime.InferenceSession("FOLDER/encoder.onnx")
+outputs = session.run(None, {"images": images})   # float32 (B, C, H, W) in the data's own units -> [cls, mean]
+"""
+TORCH_USAGE = """
+import torch
+
+encoder = torch.export.load("FOLDER/encoder.pt2").module()
+features = encoder(images)   # float32 (B, C, H, W) in the data's own units -> {"cls": (B, width), "mean": (B, width)}
+"""
 BICUBIC = 3
+ONNX, TORCH = "encoder.onnx", "encoder.pt2"
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+LARGEST_FILE = 2**30
+"""Bytes of weights above which ONNX has them in a file of their own: a protobuf holds 2 GiB."""
 
 
 def write_timm(source: Source, folder: Path) -> None:
@@ -86,7 +107,7 @@ def timm_features(source: Source, folder: Path, images: np.ndarray) -> dict[str,
 
 def write_huggingface(source: Source, folder: Path) -> None:
     """Weights, configuration and preprocessing in the layout of transformers."""
-    transformers = needed("huggingface", "transformers")
+    transformers = optional("format huggingface", "export", "transformers")
     net: Any = source.encoder.net
     tensors = _vit_tensors(net)
     if tensors is None:
@@ -132,7 +153,7 @@ def _vit_tensors(net: Any) -> dict[str, Tensor] | None:
 
 def huggingface_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
     """What transformers makes of the images, from the folder alone."""
-    transformers = needed("huggingface", "transformers")
+    transformers = optional("format huggingface", "export", "transformers")
     with _quietly(transformers.utils.logging), torch.inference_mode():
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
         processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
@@ -156,3 +177,97 @@ def _quietly(logging: Any) -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+class Deployed(nn.Module):
+    """Images in the data's own units, as float32 (B, C, H, W), to "cls" (where there is one) and "mean", (B, width)."""
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.encoder = source.encoder
+        self.register_buffer("pixel_mean", source.standardize.mean)
+        self.register_buffer("pixel_std", source.standardize.std)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        # No cast here, though `Standardize` has one: a traced cast pins the program to the device it was traced on.
+        features: dict[str, Tensor] = self.encoder.features((images - self.pixel_mean) / self.pixel_std)
+        return features
+
+
+def trace(source: Source) -> ExportedProgram:
+    """The graph for any number of images, without the paths of this machine's files."""
+    example = torch.zeros(2, *source.shape)
+    with torch.no_grad():
+        program = torch.export.export(Deployed(source).eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    return program
+
+
+def write_onnx(source: Source, folder: Path) -> None:
+    """encoder.onnx, with encoder.onnx.data beside it where the weights are large."""
+    optional("format onnx", "export", *ONNX_PACKAGES)
+    names = list(source.features(source.images()[:1]))
+    graph = trace(source)
+    made: Any = torch.onnx.export(graph, input_names=["images"], output_names=names, dynamo=True, verbose=False)
+    _forget_names(made.model.graph)
+    weights = sum(tensor.nbytes for tensor in source.encoder.net.state_dict().values())
+    made.save(folder / ONNX, external_data=weights > LARGEST_FILE)
+
+
+def _forget_names(graph: Any) -> None:
+    """Number the values inside, some of which may be called like an output, and drop the code they came from."""
+    outside = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    for place, node in enumerate(graph.all_nodes()):
+        node.metadata_props.clear()
+        for number, value in enumerate(node.outputs):
+            if id(value) not in outside:
+                value.name = f"value_{place}_{number}"
+
+
+def onnx_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
+    """What onnxruntime makes of the images."""
+    session = optional("format onnx", "export", *ONNX_PACKAGES).InferenceSession(
+        folder / ONNX, providers=["CPUExecutionProvider"]
+    )
+    outputs = session.run(None, {"images": images.astype(np.float32)})
+    return {node.name: torch.from_numpy(value) for node, value in zip(session.get_outputs(), outputs, strict=True)}
+
+
+def write_torch(source: Source, folder: Path) -> None:
+    """encoder.pt2: a JSON graph and raw weights in a zip file."""
+    program = trace(source)
+    # Example inputs are the one part of the file that would be pickled.
+    program.example_inputs = None
+    # In memory first: torch's own writer ends the whole process when the disk is full.
+    made = io.BytesIO()
+    torch.export.save(program, made)
+    (folder / TORCH).write_bytes(made.getbuffer())
+
+
+def torch_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
+    """What the program makes of the images."""
+    encoder = torch.export.load(folder / TORCH).module()
+    with torch.inference_mode():
+        made: dict[str, Tensor] = encoder(as_tensor(images).float())
+    return made
+
+
+class Format(NamedTuple):
+    """How to write an encoder, and how its library turns images into features from what was written."""
+
+    write: Callable[[Source, Path], None]
+    features: Callable[[Source, Path, np.ndarray], dict[str, Tensor]]
+    usage: str
+    library: str
+
+
+FORMATS = {
+    "timm": Format(write_timm, timm_features, TIMM_USAGE, "timm"),
+    "huggingface": Format(write_huggingface, huggingface_features, HUGGINGFACE_USAGE, "transformers"),
+    "onnx": Format(write_onnx, onnx_features, ONNX_USAGE, "onnxruntime"),
+    "torch": Format(write_torch, torch_features, TORCH_USAGE, "torch"),
+}
