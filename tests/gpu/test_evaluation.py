@@ -9,6 +9,7 @@ import torch
 from tests.evaluate.test_finetune_step import CONFIGS, trained
 from tests.gpu.conftest import Note
 from tests.gpu.test_training import images_for
+from torch import nn
 
 from pmae.config import EncoderConfig
 from pmae.data.augment import Standardize
@@ -91,14 +92,18 @@ def test_fine_tuning_learns_as_the_plain_one_does(name: str, note: Note) -> None
     note(f"fine-tuning {name}, first epoch's loss against plain", abs(fast[0] / plain[0] - 1), 0.05)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
-def test_where_the_compiler_gives_up_everything_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
+class Refused(nn.Module):
+    """What the compiler made, if it had made anything."""
+
+    def forward(self, *arguments: object, **options: object) -> None:
         raise RuntimeError("the compiler gave up\nwith many lines")
 
+
+@pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
+def test_where_the_compiler_gives_up_everything_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, (batches, _, standardize) = encoder(name), labelled()
     expected = Extractor(net, standardize, CUDA, compile=False)(batches)
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: Refused())
     extractor = Extractor(net, standardize, CUDA)
     with pytest.warns(UserWarning, match="the compiler gave up"):
         found = extractor(batches)

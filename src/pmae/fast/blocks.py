@@ -214,8 +214,12 @@ def _fill_sums(grads: list[Any], norms: Tensor, of_qkv: Tensor, of_hidden: Tenso
     grads[-2], grads[-1] = norms[-1, 0], norms[-1, 1]
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
 def _fusable(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> bool:
-    """Whether these are plain pre-norm blocks of one shape, their weights in bfloat16, on a GPU with the kernels."""
+    """Whether these are plain pre-norm blocks of one shape, their weights in bfloat16, on a GPU with the kernels.
+
+    The compiler would take longer to trace these questions than all the rest of a step.
+    """
     if kernels is None or not len(blocks) or not all(map(_is_plain, blocks)):
         return False
     same_eps = len({layer.eps for layer in blocks.modules() if isinstance(layer, nn.LayerNorm)} | {norm.eps}) == 1
