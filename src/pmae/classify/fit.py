@@ -15,7 +15,7 @@ from pmae.classify.adapters import merged, with_adapters
 from pmae.classify.calibrate import fit_reference, fit_temperature, nll
 from pmae.classify.config import FinetuneConfig
 from pmae.classify.labels import Labelled, LabelledData
-from pmae.classify.model import Card, ImageClassifier, data_settings
+from pmae.classify.model import Card, ImageClassifier
 from pmae.classify.start import Start
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
@@ -70,7 +70,7 @@ def fit(
     """Train on data with a validation part, which stops training, sets the temperature and the drift threshold."""
     val, where = data.val, pick_device(device)
     assert val is not None
-    standardize, multi = start.standardize.to(where), data.multi_label
+    standardize = start.standardize.to(where)
     train = _linear if config.method == "linear" else _network
     made = train(start._replace(standardize=standardize), data, config, where, folder, say)
     embedder = Embedder(made.encoder.eval(), standardize, config.pooling, where)
@@ -78,14 +78,17 @@ def fit(
     weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
     temperature = fit_temperature(unseen.astype(np.float64) @ weight.numpy().T + bias.numpy(), val.targets)
     reference = fit_reference(seen, unseen)
+    images, read = data.train.images, reading or DataConfig()
     card = Card(
         data.classes,
-        multi,
+        data.multi_label,
         config.pooling,
-        list(data.train.images.shape),
-        data.train.images.images.dtype.name,
+        images.shape,
+        images.images.dtype.name,
         asdict(replace(start.config, weights=None)),
-        data_settings(reading or DataConfig()),
+        read.layout,
+        read.resize,
+        read.channels,
         reference.threshold,
         temperature,
         asdict(config),

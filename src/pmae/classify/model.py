@@ -5,10 +5,9 @@ classifier.json          classes, how images are read, settings      classifier.
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from pmae.classify.calibrate import Reference, probabilities
 from pmae.classify.labels import SEPARATOR
-from pmae.config import DataConfig, EncoderConfig
-from pmae.data.arrays import channels_first
+from pmae.config import EncoderConfig
+from pmae.data.arrays import Layout, channels_first
 from pmae.data.augment import Standardize
 from pmae.embed import Embedder
 from pmae.errors import UserError, require
@@ -41,12 +40,14 @@ class Card:
     classes: Classes
     multi_label: bool
     pooling: str
-    shape: Annotated[list[Count], SHAPE]
+    shape: Annotated[tuple[Count, Count, Count], SHAPE]
     dtype: str
     encoder: dict[str, Any]
     """As `EncoderConfig`."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """How new images are to be read, as `DataConfig`."""
+    layout: str = "auto"
+    resize: Count | None = None
+    channels: Literal[1, 3] | None = None
+    """How new images are to be read, as in `DataConfig`."""
     threshold: NonNegative = math.inf
     """Distance from the training features beyond which an image is flagged."""
     temperature: Positive = 1.0
@@ -140,15 +141,10 @@ class ImageClassifier:
 
     def _as_images(self, images: Any) -> np.ndarray:
         array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
-        shape = tuple(self.card.shape)
-        array = array if array.ndim == 4 and array.shape[1:] == shape else channels_first(array, self.layout)
+        shape, layout = self.card.shape, cast(Layout, self.card.layout)
+        array = array if array.ndim == 4 and array.shape[1:] == shape else channels_first(array, layout)
         require(array.shape[1:] == shape, "images", f"of shape {shape} (channels, height, width)", array.shape[1:])
         return array
-
-    @property
-    def layout(self) -> Any:
-        """Of arrays, as those that were trained on."""
-        return self.card.data.get("layout", "auto")
 
 
 REFERENCE = ("mean", "whitening")
@@ -165,7 +161,7 @@ def load_classifier(path: Path | str, device: str = "auto", batch_size: int | No
     if not is_classifier(folder):
         raise UserError(f"classifier must be a folder that `pmae finetune` wrote (with a {FILE}), got {str(folder)!r}")
     card: Card = coerced(read_object(folder / FILE), Card, str(folder / FILE))
-    encoder = build_encoder(EncoderConfig(**card.encoder), _triple(card.shape))
+    encoder = build_encoder(EncoderConfig(**card.encoder), card.shape)
     load_into(encoder.net, folder / TENSORS, "encoder.")
     tensors = read_tensors(folder / TENSORS)
     expected = {"head.weight": (len(card.classes), encoder.width), "head.bias": (len(card.classes),)}
@@ -177,13 +173,3 @@ def load_classifier(path: Path | str, device: str = "auto", batch_size: int | No
     mean, whitening = (tensors[f"reference.{name}"].numpy() for name in REFERENCE)
     head, reference = (tensors["head.weight"], tensors["head.bias"]), Reference(mean, whitening, card.threshold)
     return ImageClassifier(card, encoder.eval(), standardize, head, reference, pick_device(device), batch_size)
-
-
-def _triple(shape: Sequence[int]) -> tuple[int, int, int]:
-    channels, height, width = shape
-    return channels, height, width
-
-
-def data_settings(config: DataConfig) -> dict[str, Any]:
-    """What of a reader's settings new images need too."""
-    return {name: getattr(config, name) for name in ("layout", "resize", "channels")}

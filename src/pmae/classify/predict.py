@@ -76,11 +76,9 @@ def predict(
 
 def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
     """A source read as the classifier's training images were; what converts image files is for no other kind."""
-    known = classifier.card.data
-    plain = DataConfig(source, layout=known.get("layout", "auto"), max_unreadable=ANY)
-    if not converts(plain):
-        return plain
-    return replace(plain, resize=known.get("resize"), channels=known.get("channels"))
+    card = classifier.card
+    plain = DataConfig(source, layout=card.layout, max_unreadable=ANY)  # type: ignore[arg-type]
+    return replace(plain, resize=card.resize, channels=card.channels) if converts(plain) else plain
 
 
 def table(classifier: ImageClassifier, part: ImageSet, top_k: int) -> Rows:
