@@ -21,20 +21,20 @@ CLASSES = ("across", "down", "slanted")
 SIDE = 8
 
 
-def stripes(labels: np.ndarray, seed: int = 0) -> np.ndarray:
+def stripes(labels: np.ndarray, seed: int = 0, tint: float = 25) -> np.ndarray:
     """uint8 images (N, 8, 8, 3) whose stripes run as the class says, tinted."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:SIDE, :SIDE]
     waves = np.stack([y, x, (x + y) * 0.7])[labels] + rng.uniform(0, 7, (len(labels), 1, 1))
     pixels = 128 + 60 * np.sin(waves)[..., None] + rng.normal(0, 12, (len(labels), SIDE, SIDE, 3))
-    pixels += 25 * np.eye(3)[labels][:, None, None]
+    pixels += tint * np.eye(3)[labels][:, None, None]
     return pixels.clip(0, 255).astype(np.uint8)
 
 
-def write_folder(folder: Path, per_class: int, seed: int = 0) -> Path:
+def write_folder(folder: Path, per_class: int, seed: int = 0, tint: float = 25) -> Path:
     """PNG files in a folder for each class."""
     labels = np.repeat(np.arange(3), per_class)
-    for number, (label, image) in enumerate(zip(labels, stripes(labels, seed), strict=True)):
+    for number, (label, image) in enumerate(zip(labels, stripes(labels, seed, tint), strict=True)):
         path = folder / CLASSES[label] / f"{number:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path)

@@ -27,7 +27,7 @@ class FinetuneConfig(Settings):
     validation: Share = 0.15
     """Share of the training images to stop and to calibrate on, where the data has no val part."""
     patience: Count | None = None
-    """Epochs without a lower validation loss after which training stops; a fifth of all if not given."""
+    """Epochs without a lower validation loss after which training stops; a fifth of all, at least 5, if not given."""
     rank: Count = 8
     """Of the adapters, for lora."""
     seed: WholeNumber = 0

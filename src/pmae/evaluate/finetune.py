@@ -67,7 +67,11 @@ class Finetuned:
 
 
 class EarlyStopping:
-    """Keeps the weights of the lowest validation loss; due when `patience` epochs in a row were no better."""
+    """Keeps the weights of the lowest validation loss, that of the start among them.
+
+    Due when `patience` epochs in a row were no better than one before them: what a good start loses while augmentation
+    is new to it may come back.
+    """
 
     def __init__(self, validate: Callable[[Classifier], float], patience: int) -> None:
         self.validate, self.patience = validate, patience
@@ -84,7 +88,8 @@ class EarlyStopping:
     @property
     def due(self) -> bool:
         """Whether to stop."""
-        return bool(self.losses) and len(self.losses) - 1 - self.losses.index(min(self.losses)) >= self.patience
+        trained = self.losses[1:]
+        return bool(trained) and len(trained) - 1 - trained.index(min(trained)) >= self.patience
 
 
 @falls_back
@@ -101,16 +106,20 @@ def finetune(
     plain: bool = False,
     loss: Loss = cross_entropy,
     stopping: EarlyStopping | None = None,
+    head: tuple[Tensor, Tensor] | None = None,
 ) -> Finetuned:
     """Train a copy of the encoder and a new head on images and labels; with a folder, resume what is saved there.
 
     `on_epoch` is called with each epoch and its mean loss; `plain` compiles and captures nothing. With `stopping` the
-    weights are those of the best epoch, and epochs that no longer help are left out.
+    weights are those of the best epoch, 0 being the start, and epochs that no longer help are left out. `head` is what
+    the new one starts from, weights and biases.
     """
     device = batches.device
     own = copy.deepcopy(encoder).to(device)
     set_drop_path(own, config.drop_path)
     classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
+    if head is not None:
+        classifier.head.load_state_dict({"weight": head[0], "bias": head[1]})
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
     ema = EMA(classifier, config.average) if config.average else None
     # What training starts from, and how: going on from anything else would be silently wrong.
@@ -125,6 +134,8 @@ def finetune(
     model = ema.model if ema else classifier
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         take_step = _build_step(classifier, optimizer, standardize, config, loss, plain)
+        if stopping and not losses:
+            stopping.look(model)
         for epoch in range(len(losses), config.epochs):
             if stopping and stopping.due:
                 break
