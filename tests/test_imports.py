@@ -35,7 +35,7 @@ ALLOWED = {
     | FILES
     | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "results", "train.environment"}
     | {"api", "paper.recipes"},
-    "paper": LEAVES | FILES | {"derive", "evaluate.protocols", "report", "results", "api", "sweep"},
+    "paper": LEAVES | FILES | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"},
     "report": LEAVES | FILES | {"results"},
     "export": LEAVES | FILES | {"models", "data", "results", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
