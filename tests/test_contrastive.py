@@ -9,12 +9,12 @@ import torch
 
 from pmae import objectives
 from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, OptimConfig, TrainConfig, replace
+from pmae.contrastive import nt_xent
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.files import read_tensors
 from pmae.method import build_method
-from pmae.objectives import nt_xent
 from pmae.runs import Run
 from pmae.train.checkpoint import load_trained
 from pmae.train.loop import Pretraining, pretrain

@@ -25,7 +25,7 @@ from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
 from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
-from pmae.train.loop import rate
+from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch
