@@ -54,7 +54,6 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
 
 
 def _block(tokens: int, width: int) -> int:
-    """One transformer block, forward."""
     return 24 * tokens * width**2 + 4 * tokens**2 * width
 
 
