@@ -116,7 +116,8 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
         with locked_file(path, lambda handle: _lock(handle, path)) as handle:
             clear_stale(folder)
             clear_stale(folder / "checkpoints")
-            rule = "left where it is while a run trains into it; it was renamed, deleted or replaced: training stops"
+            rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, and training "
+            rule += "stops"
             yield lambda: require(is_at(handle, path), "out", rule, str(folder))
     finally:
         if made and folder.is_dir() and not any(folder.iterdir()):
