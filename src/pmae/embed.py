@@ -34,8 +34,7 @@ POOLINGS = ("mean", "cls", "both", "patches")
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
 """Images in a batch, and in one that a CPU computes at once; fewer where it would have more numbers than this."""
 QUIET_SECONDS = 10.0
-GROUP = 8192
-"""Rows in a row group of a Parquet file: large enough to compress, small enough to hold."""
+GROUP = 8192  # rows in a row group of a Parquet file: large enough to compress, small enough to hold
 PARQUET = ("a .parquet file", "embed", "pyarrow.parquet", "pyarrow")
 
 

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from pmae import masking, objectives
 from pmae.config import Config
+from pmae.contrastive import Contrastive
 from pmae.masking import Draw, PatchMask
 from pmae.models import Decoder, Encoder, build_encoder, patchify, require_vit, unpatchify
 from pmae.spaces import Space, build_space
@@ -38,9 +39,9 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = Decoder(config.decoder, encoder, config.encoder.patch_size)
         self.patch, self.patches = self.decoder.patch, math.prod(self.decoder.grid)
         self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
-        self.contrastive: objectives.Contrastive | None = None
+        self.contrastive: Contrastive | None = None
         if config.objective.contrastive_weight:
-            self.contrastive = objectives.Contrastive(config.objective, encoder.width)
+            self.contrastive = Contrastive(config.objective, encoder.width)
             self.decoder.projector = self.contrastive.head  # saved with the decoder, and thrown away with it
 
     @property

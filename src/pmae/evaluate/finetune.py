@@ -26,7 +26,7 @@ from pmae.fast import accelerate, can_capture
 from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
 from pmae.models.encoder import UNDECAYED, layer_depths
-from pmae.train.loop import rate
+from pmae.train.schedule import rate
 
 DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch
 PAUSE = 20.0  # seconds between two savings at least: an epoch on a GPU may take no longer than writing its state
@@ -172,7 +172,6 @@ def _epoch(
 
 
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:
-    """The wanted pooling, or the mean where the encoder has no [CLS]."""
     first = batches.take(torch.zeros(1, dtype=torch.long, device=batches.device))
     with evaluating(encoder):
         offered = encoder.features(standardize(first))
@@ -206,7 +205,6 @@ class FinetuneStep:
         self._update(value, self.optimizer.step)
 
     def _measure(self, images: Tensor, labels: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """The loss on one batch of augmented images, with and without its graph."""
         x = augmented(images, noise, self.standardize, self.config)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             logits = self.model(x).float()

@@ -20,7 +20,7 @@ from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.decode import available_bytes
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
-from pmae.files import clear_stale, disk_errors, write_json
+from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
 from pmae.models.weights import Pretrained
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
@@ -112,53 +112,26 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
     path, made = folder / ".lock", not folder.exists()
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        handle = _open_locked(path)
-
-    def require_held() -> None:
-        rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, and training stops"
-        require(_is_at(handle, path), "out", rule, str(folder))
-
     try:
-        clear_stale(folder)
-        clear_stale(folder / "checkpoints")
-        yield require_held
+        with locked_file(path, lambda handle: _lock(handle, path)) as handle:
+            clear_stale(folder)
+            clear_stale(folder / "checkpoints")
+            rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, and training "
+            rule += "stops"
+            yield lambda: require(is_at(handle, path), "out", rule, str(folder))
     finally:
-        # While it is still held, so that it is nobody else's; Windows removes no open file, and it may stay.
-        with contextlib.suppress(PermissionError):
-            if _is_at(handle, path):
-                path.unlink()
-        os.close(handle)
         if made and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
-def _is_at(handle: int, path: Path) -> bool:
-    return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
-
-
-def _open_locked(path: Path) -> int:
-    """An open file that this process alone has locked, with the process written in it."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        try:
-            _lock(handle, path)
-            # Between opening and locking, its last holder may have taken the file away: then it holds nothing.
-            if _is_at(handle, path):
-                os.truncate(handle, 0)
-                os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
-                return handle
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-
-
 def _lock(handle: int, path: Path) -> None:
-    """By the system's lock, which it lets go of when the process dies."""
+    """By the system's lock, which it lets go of when the process dies, with the process written in the file."""
     try:
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(handle, 0)
+        os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
     except BlockingIOError as error:
         holder = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
         rule = f"a run that no other process is training, got {str(path.parent)!r}, held by process {holder}"
