@@ -43,10 +43,15 @@ class OncePMAE(PMAE):
 
 
 ENCODER = OncePMAE(config=TINY, epochs=1, random_state=0, device="cpu")
-CHECKS = list(estimator_checks_generator(PMAEClassifier(ENCODER, device="cpu")))
+KNOWN = {check.func.__name__ for _, check in estimator_checks_generator(PMAE())}
+"""What PMAE's own tests run through the same reader of X: here it is for the long version of the tests."""
+CHECKS = [
+    pytest.param(estimator, check, marks=[pytest.mark.slow] * (check.func.__name__ in KNOWN), id=check.func.__name__)
+    for estimator, check in estimator_checks_generator(PMAEClassifier(ENCODER, device="cpu"))
+]
 
 
-@pytest.mark.parametrize(("estimator", "check"), CHECKS, ids=[check.func.__name__ for _, check in CHECKS])
+@pytest.mark.parametrize(("estimator", "check"), CHECKS)
 def test_scikit_learn_checks(estimator: PMAEClassifier, check: Callable[[PMAEClassifier], None]) -> None:
     check(estimator)
 
