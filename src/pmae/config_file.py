@@ -88,11 +88,11 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def describe(config: Config, reasons: dict[str, str]) -> str:
-    """The resolved settings as aligned lines, derived ones with their reason."""
-    lines = []
+    """What was given or derived as aligned lines, the derived with their reason; the rest is as always."""
+    lines, usual = [], flat(Config())
     for name, value in flat(config).items():
         shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
         reason = f"   <- {reasons[name]}" if name in reasons else ""
-        if value is not None:
+        if value is not None and (reason or value != usual[name]):
             lines.append(f"  {name:<29} {shown}{reason}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "  all others have their defaults; config.json has them all"])

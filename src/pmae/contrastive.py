@@ -55,3 +55,8 @@ class Contrastive:
     def loss(self, z: Tensor) -> Tensor:
         """Weighted NT-Xent of the points."""
         return self.weight * nt_xent(z, self.temperature)
+
+
+def build_contrastive(config: ObjectiveConfig, width: int) -> Contrastive | None:
+    """The loss for features so wide, where the settings give it a weight."""
+    return Contrastive(config, width) if config.contrastive_weight else None

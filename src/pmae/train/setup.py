@@ -1,7 +1,6 @@
 """Setting up a run: its folder, what is fitted to the images before training, and the initial weights."""
 
 import contextlib
-import dataclasses
 import errno
 import os
 import socket
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from pmae.config import Config
-from pmae.config_file import to_dict
+from pmae.config_file import flat, to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.decode import available_bytes
@@ -88,14 +87,10 @@ def run_folder(
 
 def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     """Refuse other settings than those a run began with, where they matter, and other data."""
-    run = Run(out)
-    saved = run.config
-    for section in dataclasses.fields(config):
-        before, now = getattr(saved, section.name), getattr(config, section.name)
-        for key in dataclasses.fields(before):
-            old, new = getattr(before, key.name), getattr(now, key.name)
-            if old != new and f"{section.name}.{key.name}" not in FREE:
-                raise UserError(f"{section.name}.{key.name} must stay {old!r} when a run is resumed, got {new!r}")
+    run, now = Run(out), flat(config)
+    for name, value in flat(run.config).items():
+        if value != now[name] and name not in FREE:
+            raise UserError(f"{name} must stay {value!r} when a run is resumed, got {now[name]!r}")
     known = run.environment["data"]
     # Earlier versions said less of their data, such as no fingerprint.
     given = {name: environment["data"].get(name) for name in known}
@@ -116,8 +111,7 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
         with locked_file(path, lambda handle: _lock(handle, path)) as handle:
             clear_stale(folder)
             clear_stale(folder / "checkpoints")
-            rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, and training "
-            rule += "stops"
+            rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, so it stops"
             yield lambda: require(is_at(handle, path), "out", rule, str(folder))
     finally:
         if made and folder.is_dir() and not any(folder.iterdir()):
