@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,20 @@ def tiny() -> Config:
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without their figures, which are seconds of drawing each, for tests that do not look at them."""
     monkeypatch.setattr("pmae.api.save_figures", lambda run: [])
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[list[str]]:
+    """What stands in for `sys.executable` where a test starts a process that trains: it need not import everything."""
+    script = str(Path(__file__).with_name("forking.py"))
+    with tempfile.TemporaryDirectory() as folder:
+        address, pipe = f"{folder}/socket", subprocess.PIPE
+        server = subprocess.Popen([sys.executable, script, "serve", address], stdin=pipe, stdout=pipe)
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield [sys.executable, "-I", "-S", script, "run", address]
+        server.communicate()
+    assert server.returncode == 0
 
 
 @pytest.fixture

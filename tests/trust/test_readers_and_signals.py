@@ -1,6 +1,7 @@
 """What happens around a run: readers that go away, terminals that close, folders that are moved, other images."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -35,9 +36,9 @@ def array(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def shell(command: str, array: Path, out: Path) -> subprocess.CompletedProcess[str]:
+def shell(command: str, python: list[str], array: Path, out: Path) -> subprocess.CompletedProcess[str]:
     """`pmae pretrain` on small images with something around it; the exit code is that of the training."""
-    training = f"{sys.executable} -m pmae pretrain --data {array} --out {out} {SMALL}"
+    training = f"{shlex.join(python)} -m pmae pretrain --data {array} --out {out} {SMALL}"
     script = f"set -o pipefail; {command.format(training)}"
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
 
@@ -46,8 +47,10 @@ def shell(command: str, array: Path, out: Path) -> subprocess.CompletedProcess[s
     "command",
     ["{} | head -1", "{} | true", "{} >&-", "{} 2>&-", "{} >&- 2>&-", "{} > /dev/full", "{} > /dev/full 2>&1"],
 )
-def test_a_reader_that_goes_away_does_not_end_training(command: str, array: Path, tmp_path: Path) -> None:
-    done = shell(command, array, tmp_path / "run")
+def test_a_reader_that_goes_away_does_not_end_training(
+    command: str, python: list[str], array: Path, tmp_path: Path
+) -> None:
+    done = shell(command, python, array, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -57,7 +60,7 @@ def test_a_reader_that_goes_away_does_not_end_training(command: str, array: Path
 
 
 def test_an_error_is_told_by_its_exit_code_though_nobody_can_read_it(array: Path, tmp_path: Path) -> None:
-    assert shell("{} --epochs 0 >&- 2>&-", array, tmp_path / "run").returncode == 2
+    assert shell("{} --epochs 0 >&- 2>&-", [sys.executable], array, tmp_path / "run").returncode == 2
     assert not (tmp_path / "run").exists()
 
 
