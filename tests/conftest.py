@@ -21,11 +21,22 @@ from pmae.data.images import ImageSet, Splits
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 torch.set_num_threads(THREADS)
+LONG = (
+    *("docs/test_pages.py", "train/test_distributed.py", "sweep/test_ray.py", "contracts/test_spaces.py"),
+    *("fast/test_blocks.py", "fast/test_attention.py", "report/test_page.py", "sweep/test_workers.py"),
+)
+"""Files of a minute or two, which begin first: at the end one of them would leave the other cores idle."""
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 BROWSER_FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first."""
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(LONG)))
 
 
 def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:

@@ -7,6 +7,7 @@ folder and environment, gets its signals, and it ends as the fork does. It impor
 
 import array
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -15,6 +16,14 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+LOADED = (
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
+    "tyro",
+    "pmae.demo",
+    "pmae.report.page",
+    "pmae.train.loop",
+)
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STANDARD = (0, 1, 2)
 STREAMS = ((0, "stdin", "r", -1, "strict"), (1, "stdout", "w", -1, "strict"), (2, "stderr", "w", 1, "backslashreplace"))
@@ -155,10 +164,8 @@ def execute(arguments: list[str]) -> None:
 
 def load() -> None:
     """Import what commands need; no tensor is touched before the fork."""
-    import pmae.demo
-    import pmae.report.page
-    import pmae.sweep
-    import pmae.train.loop  # noqa: F401
+    for name in LOADED:
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":
