@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from pmae import objectives
+from pmae import contrastive
 from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, OptimConfig, TrainConfig, replace
+from pmae.contrastive import nt_xent
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.files import read_tensors
 from pmae.method import build_method
-from pmae.objectives import nt_xent
 from pmae.runs import Run
 from pmae.train.checkpoint import load_trained
 from pmae.train.loop import Pretraining, pretrain
@@ -112,8 +112,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_run_of_an_older_version_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by the version before with a head of 8 and 4 numbers, and stopped after the first of two epochs."""
-    monkeypatch.setattr(objectives, "HIDDEN", 8)
-    monkeypatch.setattr(objectives, "OUT", 4)
+    monkeypatch.setattr(contrastive, "HIDDEN", 8)
+    monkeypatch.setattr(contrastive, "OUT", 4)
     shutil.copytree(FIXTURES / "contrastive_run", tmp_path / "run")
     run = Run(tmp_path / "run")
     model = load_trained(run).model

@@ -9,11 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import peers
 from pmae import fast
 from pmae.config import Config, DecoderConfig, EncoderConfig, MaskingConfig, ObjectiveConfig, SpaceConfig
+from pmae.contrastive import OUT
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.flops import flops_per_image
 from pmae.method import build_method
-from pmae.objectives import OUT
 
 BATCH = 2
 SMALL = {

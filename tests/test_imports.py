@@ -19,23 +19,27 @@ ALLOWED = {
     "derive": LEAVES,
     "masking": LEAVES,
     "objectives": LEAVES,
+    "contrastive": LEAVES,
     "spaces": LEAVES,
     "models": LEAVES | FILES,
     "fast": LEAVES | {"masking", "models"},
     "data": LEAVES,
-    "method": LEAVES | {"masking", "objectives", "spaces", "models"},
-    "flops": LEAVES | {"masking", "models", "objectives"},
+    "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
+    "flops": LEAVES | {"masking", "models", "contrastive"},
     "results": {"errors", "validation"},
     "files": {"errors"},
     "runs": LEAVES | {"files", "results"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
-    "evaluate": LEAVES | FILES | {"models", "fast", "data", "spaces", "results", "train.loop"} | {"train.distributed"},
+    "evaluate": LEAVES
+    | FILES
+    | {"models", "fast", "data", "spaces", "results", "train.schedule"}
+    | {"train.distributed"},
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
     | FILES
     | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "results", "train.environment"}
     | {"api", "paper.recipes"},
-    "paper": LEAVES | FILES | {"derive", "evaluate.protocols", "report", "results", "api", "sweep"},
+    "paper": LEAVES | FILES | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"},
     "report": LEAVES | FILES | {"results"},
     "export": LEAVES | FILES | {"models", "data", "results", "train", "report"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},

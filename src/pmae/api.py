@@ -36,8 +36,7 @@ from pmae.train.distributed import is_main, local_device, process_group
 from pmae.train.environment import pick_device
 
 __all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin"]
-MAPPED = 2000
-"""Test images whose features are kept for the map in the report."""
+MAPPED = 2000  # test images whose features are kept for the map in the report
 
 
 def pretrain(
@@ -114,7 +113,6 @@ def evaluate(
 
 
 def _save_features(run: Run, encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
-    """Features and labels of some test images, for the map in the report."""
     test = splits.test or splits.train
     part = test.take(np.linspace(0, len(test) - 1, min(MAPPED, len(test))).astype(np.int64))
     batches = Batches(part.images, standardize.mean.device)

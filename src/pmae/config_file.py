@@ -62,7 +62,7 @@ def with_settings(config: Config, given: Mapping[str, str]) -> Config:
         section, _, key = name.partition(".")
         if key not in values.get(section, {}):
             check_not_renamed(name)
-            raise unknown_name("setting", name, [f"{room}.{known}" for room, part in values.items() for known in part])
+            raise unknown_name("setting", name, flat(config))
         values[section][key] = _from_text(text, typing.get_type_hints(kinds[section])[key])
     return from_dict(values)
 
@@ -78,14 +78,17 @@ def _from_text(text: str, kind: Any) -> Any:
         return text
 
 
+def flat(config: Config) -> dict[str, Any]:
+    """Settings by dotted name."""
+    return {f"{room}.{key}": value for room, part in to_dict(config).items() for key, value in part.items()}
+
+
 def describe(config: Config, reasons: dict[str, str]) -> str:
-    """The resolved settings as aligned lines, derived ones with their reason."""
-    lines = []
-    for section, part in to_dict(config).items():
-        for key, value in part.items():
-            name = f"{section}.{key}"
-            shown = " to ".join(map(str, value)) if isinstance(value, tuple) else value
-            reason = f"   <- {reasons[name]}" if name in reasons else ""
-            if value is not None:
-                lines.append(f"  {name:<29} {shown}{reason}")
-    return "\n".join(lines)
+    """What was given or derived as aligned lines, the derived with their reason; the rest is as always."""
+    lines, usual = [], flat(Config())
+    for name, value in flat(config).items():
+        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        reason = f"   <- {reasons[name]}" if name in reasons else ""
+        if value is not None and (reason or value != usual[name]):
+            lines.append(f"  {name:<29} {shown}{reason}")
+    return "\n".join([*lines, "  all others have their defaults; config.json has them all"])

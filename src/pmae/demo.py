@@ -34,15 +34,8 @@ def demo_config(epochs: int | None = None) -> Config:
 
 def demo_protocols() -> protocols.Protocols:
     """The strong preset's linear probe at one rate, and k-NN: seconds instead of minutes on two cores."""
-    probe = protocols.ProbeProtocol(
-        kinds=("linear",),
-        epochs=20,
-        warmup_epochs=2,
-        weight_decays=(1e-4,),
-        clip_norm=1.0,
-        augment=None,
-        standardize=True,
-    )
+    once = {"kinds": ("linear",), "weight_decays": (1e-4,), "clip_norm": 1.0, "augment": None, "standardize": True}
+    probe = protocols.ProbeProtocol(epochs=20, warmup_epochs=2, **once)  # type: ignore[arg-type]
     return protocols.Protocols("demo", probe, protocols.KnnProtocol(), None, resamples=500)
 
 

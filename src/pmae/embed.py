@@ -34,8 +34,7 @@ POOLINGS = ("mean", "cls", "both", "patches")
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
 """Images in a batch, and in one that a CPU computes at once; fewer where it would have more numbers than this."""
 QUIET_SECONDS = 10.0
-GROUP = 8192
-"""Rows in a row group of a Parquet file: large enough to compress, small enough to hold."""
+GROUP = 8192  # rows in a row group of a Parquet file: large enough to compress, small enough to hold
 PARQUET = ("a .parquet file", "embed", "pyarrow.parquet", "pyarrow")
 
 
@@ -176,7 +175,6 @@ def _of_all_processes(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
 
 
 def _fitting(chunks: Iterator[tuple[str, ImageSet]], run: Run, data: DataConfig) -> Iterator[tuple[str, ImageSet]]:
-    """The chunks, if their images are like those the run was trained on."""
     trained = run.environment["data"]
     for number, (split, part) in enumerate(chunks):
         if list(part.shape) != trained["shape"]:

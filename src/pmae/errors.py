@@ -29,17 +29,13 @@ def require(holds: bool, parameter: str, rule: str, value: object) -> None:
         raise UserError(f"{parameter} must be {rule}, got {value!r}")
 
 
-def missing_extra(what: str, extra: str, error: ImportError) -> UserError:
-    """The error for a feature whose optional package is not installed."""
-    return UserError(f"{what} needs {error.name}, which is not installed: pip install 'pmae[{extra}]'")
-
-
 def optional(what: str, extra: str, *names: str) -> Any:
     """The last of the modules that a feature needs, once all are known to be there."""
     try:
         return [import_module(name) for name in names][-1]
     except ImportError as error:
-        raise missing_extra(what, extra, error) from error
+        words = f"{what} needs {error.name}, which is not installed: pip install 'pmae[{extra}]'"
+        raise UserError(words) from error
 
 
 class Interrupted(Exception):

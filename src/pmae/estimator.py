@@ -178,7 +178,6 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         return made
 
     def _read(self, X: Any, fitting: bool) -> np.ndarray:
-        """X as images (N, C, H, W), checked as scikit-learn does."""
         if self.pooling not in POOLINGS:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         X = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X
@@ -196,7 +195,6 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         return images
 
     def _settings(self, table: bool) -> Config:
-        """The configuration that the parameters describe, its types checked."""
         changes: dict[str, Any] = {"encoder__patch_size": 1, "data__standardize": "pixel"} if table else {}
         if table or self.augment is not None:
             changes |= {"augment__crop": bool(self.augment), "augment__flip": bool(self.augment)}

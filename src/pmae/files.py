@@ -29,8 +29,7 @@ REASONS = {
     errno.ENAMETOOLONG: "its name is too long",
 }
 """Why a file cannot be written, in words."""
-LONGEST, LONGEST_PATH = 255, 3900
-"""Bytes of a file's name, and of a folder's path so that its files' paths still fit."""
+LONGEST, LONGEST_PATH = 255, 3900  # bytes of a file's name, and of a folder's path so that its files' paths still fit
 HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 """Stands for this machine in the names of temporary files: on a shared disk, only their own can tell who lives."""
 
@@ -205,24 +204,41 @@ def ending_in_order() -> Iterator[None]:
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
     """Inside, no other process is in here for the same path; waits its turn, and a process that dies lets go."""
-    held = path.with_name(f".{path.name}.lock")
-    while True:
-        with disk_errors(held):
-            handle = os.open(held, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    def wait(handle: int) -> None:
         with contextlib.suppress(ImportError, OSError):  # a system or a file system without locks
             import fcntl
 
             fcntl.flock(handle, fcntl.LOCK_EX)
-        # Its last holder may have removed the file between opening and locking: then it holds nothing.
-        if held.exists() and os.path.samestat(os.fstat(handle), held.stat()):
-            break
-        os.close(handle)
-    try:
+
+    with locked_file(path.with_name(f".{path.name}.lock"), wait):
         yield
-    finally:
-        with contextlib.suppress(PermissionError):  # Windows removes no open file; it may stay
-            held.unlink(missing_ok=True)
-        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_file(path: Path, take: Callable[[int], None]) -> Iterator[int]:
+    """Hold an open file that `take` locks; it is removed afterwards."""
+    while True:
+        with disk_errors(path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            take(handle)
+            # Its last holder may have removed the file between opening and locking: then it holds nothing.
+            if is_at(handle, path):
+                try:
+                    yield handle
+                finally:  # while it is still held, so that it is nobody else's
+                    with contextlib.suppress(PermissionError):  # Windows removes no open file; it may stay
+                        if is_at(handle, path):
+                            path.unlink()
+                return
+        finally:
+            os.close(handle)
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Whether an open file is still the one at this path."""
+    return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
 
 
 @contextlib.contextmanager

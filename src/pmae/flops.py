@@ -3,11 +3,11 @@
 import math
 
 from pmae.config import Config
+from pmae.contrastive import HIDDEN, OUT
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
 from pmae.models.encoder import VIT_TINY, patch_sides
-from pmae.objectives import HIDDEN, OUT
 
 
 def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = False) -> int:
@@ -54,7 +54,6 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
 
 
 def _block(tokens: int, width: int) -> int:
-    """One transformer block, forward."""
     return 24 * tokens * width**2 + 4 * tokens**2 * width
 
 

@@ -1,7 +1,6 @@
 """The paper on one screen: project, hide, reconstruct, encode, decode, compare.
 
-PMAE and MAE share encoder, decoder and the meaning of a ratio; they differ in what is hidden and what is compared.
-Shapes: B images (C, H, W), K components, N patches of P numbers.
+PMAE and MAE differ in what is hidden and compared. Shapes: B images (C, H, W), K components, N patches of P numbers.
 """
 
 import math
@@ -12,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from pmae import masking, objectives
 from pmae.config import Config
-from pmae.masking import Draw, PatchMask
+from pmae.contrastive import build_contrastive
 from pmae.models import Decoder, Encoder, build_encoder, patchify, require_vit, unpatchify
 from pmae.spaces import Space, build_space
 
@@ -38,9 +37,8 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = Decoder(config.decoder, encoder, config.encoder.patch_size)
         self.patch, self.patches = self.decoder.patch, math.prod(self.decoder.grid)
         self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
-        self.contrastive: objectives.Contrastive | None = None
-        if config.objective.contrastive_weight:
-            self.contrastive = objectives.Contrastive(config.objective, encoder.width)
+        self.contrastive = build_contrastive(config.objective, encoder.width)
+        if self.contrastive:
             self.decoder.projector = self.contrastive.head  # saved with the decoder, and thrown away with it
 
     @property
@@ -48,13 +46,13 @@ class MaskedAutoencoder(nn.Module):
         """How many things a mask can hide: components, or groups of them, or patches."""
         return self.space.mask_group_count
 
-    def draw(self, batch: int, ratio: float, generator: Generator) -> Draw:
+    def draw(self, batch: int, ratio: float, generator: Generator) -> masking.Draw:
         """The randomness of one batch's masks, on the generator's device: one row an image or one for all."""
         rows, device = batch if self.config.masking.per == "image" else 1, generator.device
         noise = torch.rand(rows, self.mask_group_count, generator=generator, device=device)
-        return Draw(noise, torch.full((), ratio, device=device), masking.visible_patches(self.patches, ratio))
+        return masking.Draw(noise, torch.full((), ratio, device=device), masking.visible_patches(self.patches, ratio))
 
-    def predict(self, x: Tensor, mask: PatchMask | None = None) -> tuple[Tensor, Tensor]:
+    def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> tuple[Tensor, Tensor]:
         """Patches (B, N, P), or the hidden ones in a mask's order, and the mean patch token (B, width)."""
         with self._autocast(x):
             prefix, tokens = self.encoder(x) if mask is None else self.encoder(x, mask.keep)
@@ -84,17 +82,17 @@ class PrincipalMAE(MaskedAutoencoder):
         if self.on_pixels and not space.keeps_rest:
             objectives.require_inverse(config.space.name, space.measured().get("preimage_error"))
 
-    def hidden_groups(self, draw: Draw) -> Tensor:
+    def hidden_groups(self, draw: masking.Draw) -> Tensor:
         """Booleans (B, G): which components, or groups of them, a draw hides."""
         return self.hide_components(draw.noise, self.space.mask_group_share, draw.ratio, self.config.masking.prefix)
 
-    def hide(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+    def hide(self, x: Tensor, draw: masking.Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients (B, K), which of them are hidden (B, K), and the image of the visible ones."""
         z, hidden = self.space.project(x), self.space.expand_mask(self.hidden_groups(draw))
         visible = self.space.reconstruct_bf16(z.masked_fill(hidden, 0.0))
         return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
-    def forward(self, x: Tensor, draw: Draw) -> Outcome:
+    def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
         z, hidden, visible = self.hide(x, draw)
         patches, features = self.predict(visible)
         y = unpatchify(patches, self.patch, self.encoder.shape)
@@ -118,7 +116,7 @@ class MAE(MaskedAutoencoder):
     def mask_group_count(self) -> int:
         return self.patches
 
-    def forward(self, x: Tensor, draw: Draw) -> Outcome:
+    def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
         mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
         target = torch.take_along_dim(patchify(x, self.patch), mask.drop[..., None], 1)
         predicted, features = self.predict(x, mask)

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Self
 from pmae.errors import UserError, UserTypeError, require, unknown_name
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
-LARGEST = 2**63
-"""Whole numbers stay below: beyond it they are no float, no tensor's and no file's."""
+LARGEST = 2**63  # whole numbers stay below: beyond it they are no float, no tensor's and no file's
 
 
 class Rule(NamedTuple):
@@ -122,7 +121,6 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
 
 
 def _sequence(value: Any, hint: Any, name: str) -> Any:
-    """A tuple of so many or of any number, or a list."""
     kind, inner = _parts(hint)
     items = value.tolist() if hasattr(value, "tolist") else value
     size = len(inner) if kind is tuple and ... not in inner else None
@@ -134,7 +132,6 @@ def _sequence(value: Any, hint: Any, name: str) -> Any:
 
 
 def _object(value: Any, hint: Any, name: str) -> dict[str, Any]:
-    """A dictionary of one type, or with at least the keys that a TypedDict requires."""
     if not isinstance(value, dict):
         raise UserTypeError(f"{name} must be an object, got {_shown(value)}")
     if not typing.is_typeddict(hint):
@@ -174,12 +171,10 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """As Python writes it, but no page of digits or of a dictionary."""
     return "a number too large" if type(value) is int and abs(value) >= LARGEST else repr(value)[:200]
 
 
 def _plain(value: Any) -> Any:
-    """Scalars of NumPy and torch as Python's; paths and devices as text."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     if isinstance(value, os.PathLike):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pmae.cli import main, parsed
-from pmae.cli.pretrain import SHORT
+from pmae.cli.pretrain import SHORT, _judgement
 from pmae.config import Config
 from pmae.config_file import to_dict
 from pmae.data.images import Splits
@@ -46,9 +46,17 @@ def test_pretrain_prints_its_settings_and_says_what_it_derived(
     assert "6 of the 60 images are held out as val" in printed
     assert "train.batch_size              16   <- about 64 steps an epoch of 54 images" in printed
     assert "held_out_r2" in printed
+    # What is as always is not listed, and noise cannot be learned.
+    assert "optim.betas" not in printed
+    assert "it has not learned yet; give it more --epochs" in printed
     run = Run(tmp_path / "run")
     assert run.config.train.epochs == 2
     assert {p.name for p in (run.path / "figures").glob("*.png")} >= {"reconstructions.png", "spectrum.png"}
+
+
+def test_what_was_learned_is_said_with_the_next_command() -> None:
+    assert _judgement({"held_out_r2": 0.63}, "a") == "it predicts 63% of the hidden variance; next: pmae report a"
+    assert _judgement({"held_out_r2": 0.4, "linear": 0.9}, "a").endswith("of training images; next: pmae evaluate a")
 
 
 @pytest.mark.usefixtures("no_figures")

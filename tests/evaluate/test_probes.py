@@ -22,7 +22,7 @@ from pmae.evaluate.probes import (
     train_probes,
 )
 from pmae.evaluate.protocols import PRESETS, ProbeProtocol, only, preset
-from pmae.train.loop import rate
+from pmae.train.schedule import rate
 
 CPU = torch.device("cpu")
 

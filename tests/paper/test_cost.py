@@ -3,6 +3,9 @@
 import pytest
 
 from pmae.cli import main
+from pmae.config import replace
+from pmae.flops import flops_per_image
+from pmae.paper.recipes import recipe
 from pmae.paper.tables import DATASETS, ITEMS, RunChoices, cost_of
 from pmae.sweep.find import Scoring
 
@@ -43,6 +46,19 @@ def test_small_networks_are_counted_where_they_are_derived(capsys: pytest.Captur
     # A size that is given keeps the paper's other sizes, and their speed.
     sized = hours_on_cores(capsys, "--recipe", "masking", "--set", "decoder.name=released")
     assert sized == pytest.approx(images * 65 / 17 / 56 / 3600, rel=0.02)
+
+
+@pytest.mark.parametrize("setting", ["encoder.width=24", "decoder.depth=1"])
+def test_smaller_networks_cost_less_in_proportion_to_their_operations(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["--methods", "pmae_oracle_components"]
+    whole, small = hours_on_cores(capsys, *rows), hours_on_cores(capsys, *rows, "--set", setting)
+    name, _, value = setting.partition("=")
+    config = replace(recipe("paper"), **{name.replace(".", "__"): int(value)})
+    shares = [flops_per_image(one, (3, 32, 32)) for one in (config, recipe("paper"))]
+    assert small / whole == pytest.approx(shares[0] / shares[1], rel=0.02)
+    assert small < 0.8 * whole
 
 
 def test_a_second_view_is_counted_where_it_is_derived() -> None:

@@ -17,7 +17,8 @@ from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.runs import Run
 from pmae.train import checkpoint, environment
-from pmae.train.loop import Pretraining, pretrain, step_seed
+from pmae.train.loop import Pretraining, pretrain
+from pmae.train.schedule import step_seed
 
 
 def settled(config: Config, splits: Splits, **changes: object) -> Config:

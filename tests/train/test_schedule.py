@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pmae.train.loop import rate
+from pmae.train.schedule import rate
 
 
 def test_cosine_rises_linearly_then_falls_to_zero() -> None:

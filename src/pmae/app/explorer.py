@@ -104,7 +104,6 @@ def build(material: Material) -> Any:
 
 
 def _choice(material: Material) -> tuple[Any, Any]:
-    """Choose the space, and upload or pick an image; what is wrong with a file stands under the button."""
     gr, images = gradio(), material.picked.images
     pictures = (255 * material.view.pictures(np.asarray(images, np.float64))).round().astype(np.uint8)
     chosen = gr.State(images[0])
@@ -137,7 +136,6 @@ def take(material: Material, path: str, before: np.ndarray) -> tuple[np.ndarray,
 
 
 def _mask_controls(material: Material) -> tuple[Any, Any]:
-    """The share to hide, and a seed."""
     gr, begin = gradio(), material.masked_share
     with gr.Row():
         # From 0, though nothing is hidden there: whoever types 0.35 begins with a 0.
@@ -149,7 +147,6 @@ def _mask_controls(material: Material) -> tuple[Any, Any]:
 
 
 def _band_controls() -> tuple[Any, Any]:
-    """The two ends of a band of the spectrum."""
     gr = gradio()
     with gr.Row():
         low = gr.Slider(0, 1, 0.0, step=0.01, label="From this share of the variance", elem_id="low", min_width=220)

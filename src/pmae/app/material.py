@@ -36,12 +36,9 @@ LABELS = {
     "diffusion": "diffusion maps",
 }
 """The spaces that are fitted while one waits; the others need a run that has theirs."""
-PICKED = 36
-"""Images to pick from."""
-FITTED, NUMBERS = 2048, 2**26
-"""A space is fitted on at most so many images, or numbers in them."""
-BANK = 4096
-"""Neighbours are looked for among at most so many training images."""
+PICKED = 36  # images to pick from
+FITTED, NUMBERS = 2048, 2**26  # a space is fitted on at most so many images, or numbers in them
+BANK = 4096  # neighbours are looked for among at most so many training images
 EXACT, LEADING, LANDMARKS = 4096, 64, 256
 """All principal components up to so many pixels, else a few leading ones; and a kernel that is quick to fit."""
 LARGEST_FILE, LARGEST_PICTURE = 20 * 2**20, 50_000_000
@@ -106,7 +103,6 @@ class Material:
         return places[other], torch.cosine_similarity(self._bank[other], query).numpy()
 
     def _built(self, name: str) -> Space:
-        """An unfitted space of settings that keep the fit short."""
         config = SpaceConfig(name)
         if name == "pca" and self.train.images[0].size > EXACT:
             config = replace(config, components=LEADING)
@@ -160,7 +156,6 @@ def read_upload(path: Path, shape: tuple[int, int, int], dtype: np.dtype, low: f
 
 
 def _decoded(path: Path, config: DataConfig) -> np.ndarray:
-    """The pixels of a file, if its header says that it has not too many."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > LARGEST_PICTURE:

@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BASIS, NEIGHBOURS = 16, 12
-LEAST = 0.01
-"""Of the image is hidden, and stays visible, whatever share is asked for."""
+LEAST = 0.01  # of the image is hidden, and stays visible, whatever share is asked for
 BAR = "In the bar each is as wide as its share of the variance, the largest first."
 DIFFERENCE = (
     "The hidden part is a difference: mid-grey is 0, black and white are ∓{:.2g} standard deviations of a pixel."
 )
 BORROWED = " To be seen, predicted patches borrow the mean and contrast of the true ones; R² is without that loan."
-DRAWING = threading.Lock()
-"""Panels are made in threads, and matplotlib's settings belong to all of them."""
+DRAWING = threading.Lock()  # panels are made in threads, and matplotlib's settings belong to all of them
 
 
 class Parts(NamedTuple):
@@ -119,7 +117,6 @@ def masks(material: Material, image: np.ndarray, name: str, share: float | None,
 def _mask_pictures(
     material: Material, space: Space, x: Tensor, found: Parts, prediction: Tensor | None, scale: float
 ) -> dict[str, np.ndarray]:
-    """The pictures of a mask by their captions."""
     shown = {"image": _picture(material, x), "visible": _picture(material, found.outside)}
     shown["hidden"] = _difference(material, found.inside, scale)
     if prediction is not None:

@@ -149,6 +149,17 @@ class Pretrain(Common):
         scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
         print("\n".join(f"  {name:<18} {value:.4f}" for name, value in scores.items()))
         print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
+        print(_judgement(scores, str(run.path)))
+
+
+def _judgement(scores: dict[str, float], path: str) -> str:
+    """Whether anything was learned, and the next command."""
+    r2 = scores.get("held_out_r2", scores.get("train_r2", 0.0))
+    if r2 < 0.05:
+        return f"R2 {r2:.2f} is no better than predicting the mean: it has not learned yet; give it more --epochs"
+    probed = "; linear and knn above are quick probes of training images" if "linear" in scores else ""
+    command = "pmae evaluate" if probed else "pmae report"
+    return f"it predicts {r2:.0%} of the hidden variance{probed}; next: {command} {path}"
 
 
 @dataclass(frozen=True)

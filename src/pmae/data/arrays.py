@@ -64,7 +64,6 @@ def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
 
 
 def _as_numpy(values: Any) -> np.ndarray:
-    """Any array or tensor as NumPy's, without a copy where there need be none."""
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asanyarray(values)
     except (TypeError, ValueError) as error:
@@ -130,7 +129,6 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
 
 
 def _has_labels(headers: dict[str, "Header"], prefix: str, path: Path) -> bool:
-    """Whether there are labels, which must be one for each image."""
     key, images = f"{prefix}labels", headers[f"{prefix}images"].shape[:1]
     if key not in headers:
         return False

@@ -14,14 +14,10 @@ from pmae.data.augment import Standardize
 from pmae.data.images import OnDemand, as_tensor, require_uncut
 from pmae.errors import UserError
 
-NUMBERS = 2**24
-"""How many numbers a batch of a pass may have: 64 MiB in float32."""
-AHEAD = 2
-"""How many batches are read before they are asked for."""
-CHUNK = 256
-"""How many images pass through the host at a time on their way to the device."""
-SMALLEST_STD = 1e-30
-"""Below it, float32 has too few digits left for a variation."""
+NUMBERS = 2**24  # how many numbers a batch of a pass may have: 64 MiB in float32
+AHEAD = 2  # how many batches are read before they are asked for
+CHUNK = 256  # how many images pass through the host at a time on their way to the device
+SMALLEST_STD = 1e-30  # below it, float32 has too few digits left for a variation
 Part = tuple[int, int]
 """Which part of the images, and of how many: each process has its own, one run of neighbours."""
 T = TypeVar("T")
@@ -164,7 +160,6 @@ def fit_standardize(
 
 
 def _require_variation(mean: Tensor, variance: Tensor) -> None:
-    """Refuse images that are all alike, or differ by less than float32 can tell from rounding."""
     if not bool(torch.isfinite(mean).all() and torch.isfinite(variance).all()):
         raise UserError("data must be finite numbers, got NaN or infinity in the training images")
     std = variance.clamp(min=0).sqrt()

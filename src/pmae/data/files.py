@@ -100,7 +100,6 @@ def printable(path: str | Path) -> str:
 
 
 def _class_of(path: str, depth: int) -> str:
-    """The folder that an image lies in, at so many levels below the data's."""
     folders = path.split(os.sep)[:-1]
     if len(folders) <= depth:
         raise UserError(f"data.labels 'folders' needs every image in a class folder; {printable(path)!r} is in none")

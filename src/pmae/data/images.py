@@ -17,8 +17,7 @@ from torch import Tensor
 from pmae.errors import UserError, require
 
 DTYPES = ("uint8", "uint16", "int16", "float16", "float32", "float64")
-TOGETHER = 8
-"""Images that a thread decodes before it looks for the next piece of work."""
+TOGETHER = 8  # images that a thread decodes before it looks for the next piece of work
 Blocks = tuple[np.ndarray, int]
 """Where runs of images begin that the disk gives only as a whole, and how many runs fit in memory together."""
 
@@ -132,8 +131,6 @@ class OnDemand:
         return np.union1d([0], starts[starts < len(chosen)]), known[1]
 
     def _each(self, fill: Callable[[int], None], rows: int) -> None:
-        """Call `fill` for every row, in threads."""
-
         def fill_some(start: int) -> None:
             for row in range(start, min(start + TOGETHER, rows)):
                 fill(row)
@@ -251,10 +248,8 @@ def as_tensor(images: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(images, narrower, requirements=["C", "W"]))
 
 
-FINGERPRINT_BYTES = 2**26
-"""How much of an array in memory a fingerprint covers: a tenth of a second."""
-FINGERPRINT_IMAGES = 64
-"""How many images a fingerprint covers where they are on the disk."""
+FINGERPRINT_BYTES = 2**26  # how much of an array in memory a fingerprint covers: a tenth of a second
+FINGERPRINT_IMAGES = 64  # how many images a fingerprint covers where they are on the disk
 
 
 def fingerprint(data: ImageSet | Splits) -> str:

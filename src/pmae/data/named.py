@@ -62,7 +62,6 @@ def _join(batches: list[Batch]) -> ImageSet:
 
 
 def _batch(path: Path, images: np.ndarray, labels: object) -> Batch:
-    """The batch, if its labels are a list of class numbers, one for each image."""
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < len(CLASSES) for label in labels):
         raise UserError(f"data.source: {path} must have labels that are whole numbers from 0 to {len(CLASSES) - 1}")
     if len(images) != len(labels) or not labels:
@@ -227,7 +226,6 @@ def photo_paths() -> list[Path]:
 
 
 def _halves(path: Path) -> list[np.ndarray]:
-    """Left part for training and right part for test, each (H, W, 3), scaled so that a crop shows something."""
     with Image.open(path) as image:
         picture = image.convert("RGB")
     (width, height), cut = picture.size, round(picture.width * (1 - TEST_PART))
@@ -240,7 +238,6 @@ def _halves(path: Path) -> list[np.ndarray]:
 
 
 def _crops(picture: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Crops on a regular grid that reaches all four borders, (N, 3, 32, 32)."""
     height, width = picture.shape[:2]
     rows = np.linspace(0, height - SIDE, grid[0]).round().astype(int)
     columns = np.linspace(0, width - SIDE, grid[1]).round().astype(int)

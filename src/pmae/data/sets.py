@@ -20,8 +20,7 @@ from pmae.errors import UserError, unknown_name
 
 HELD_OUT_DIGITS = 0.25
 FILE_SETTINGS = ("resize", "channels", "labels")
-NO_LABEL = -1
-"""The label of an image that has none, in a set where others have one."""
+NO_LABEL = -1  # the label of an image that has none, in a set where others have one
 
 
 def load(config: DataConfig) -> Splits:
@@ -122,7 +121,6 @@ def _find(config: DataConfig) -> SampleSet | Splits:
 
 
 def _refuse_file_settings(config: DataConfig, settings: Sequence[str] = FILE_SETTINGS) -> None:
-    """Settings that only a folder of image files can honour are not silently dropped."""
     for setting in settings:
         value = getattr(config, setting)
         if value not in (None, "none"):

@@ -15,8 +15,7 @@ from pmae.data.images import DTYPES, Blocks, Samples
 from pmae.errors import UserError, optional, require
 
 TABLE = " as a table"
-KEPT_BYTES = 2**27
-"""How much of a parquet file is shuffled as one; twice as much is kept in memory."""
+KEPT_BYTES = 2**27  # how much of a parquet file is shuffled as one; twice as much is kept in memory
 
 
 class Columns(NamedTuple):
@@ -163,7 +162,6 @@ def _are(kind: type, values: object) -> bool:
 
 
 def _numbers(cell: Any, columns: Columns) -> np.ndarray:
-    """The numbers of one array, out of lists in lists."""
     values = getattr(cell, "storage", cell)
     while hasattr(values, "flatten") and values.type.num_fields:
         values = values.flatten()

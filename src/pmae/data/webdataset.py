@@ -180,7 +180,6 @@ def _samples(file: int, path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
 
 
 def _label(sample: dict[str, Member], file: int, what: str) -> int:
-    """The whole number in .cls, or under "label" in .json."""
 
     def read(member: Member) -> bytes:
         return os.pread(file, member.size, member.offset)

@@ -33,7 +33,6 @@ def duplicates(train: ImageSet, held_out: Mapping[str, ImageSet], device: torch.
 
 
 def _look(images: ImageSet, device: torch.device) -> tuple[list[bytes], Tensor | None]:
-    """Digests of the bytes of all images, and their thumbnails if they have some, in one pass."""
     digests: list[bytes] = []
     thumbnails: list[Tensor] = []
     fits = min(images.shape[1:]) >= SMALLEST and not images.vectors
@@ -75,7 +74,6 @@ def _found(
 
 
 def _named(train: ImageSet, held_out: ImageSet, pairs: Mapping[int, int]) -> tuple[DuplicatePair, ...]:
-    """The first pairs by name; `pairs` has the position in train of each in the held-out part."""
     return tuple(DuplicatePair(_name(train, a), _name(held_out, b)) for b, a in list(pairs.items())[:LISTED])
 
 

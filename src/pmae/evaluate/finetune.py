@@ -25,7 +25,7 @@ from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
 from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
-from pmae.train.loop import rate
+from pmae.train.schedule import rate
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch
@@ -127,7 +127,6 @@ def _epoch(
 
 
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:
-    """The wanted pooling, or the mean where the encoder has no [CLS]."""
     first = batches.take(torch.zeros(1, dtype=torch.long, device=batches.device))
     with evaluating(encoder):
         offered = encoder.features(standardize(first))
@@ -160,7 +159,6 @@ class FinetuneStep:
         self._update(value, self.optimizer.step)
 
     def _measure(self, images: Tensor, labels: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """The loss on one batch of augmented images, with and without its graph."""
         x = augmented(images, noise, self.standardize, self.config)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             logits = self.model(x).float()
@@ -267,7 +265,6 @@ def set_drop_path(encoder: nn.Module, rate: float) -> None:
 
 
 def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None, **more: Tensor) -> None:
-    """Write weights, their average and moments, with what else there is, in one file."""
     tensors = more | {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"average.{name}": value for name, value in ema.model.state_dict().items()} if ema else {}
     for name, parameter in model.named_parameters():

@@ -43,7 +43,6 @@ def score_of(
 
 
 def _notes(count: int, finite: Sequence[SeedPredictions], labels: np.ndarray) -> Iterator[str]:
-    """What would otherwise pass for a bad representation: heads that diverged, or died to a constant."""
     if len(finite) < count:
         yield f"training diverged for {count - len(finite)} of {count} seeds, which have no metrics"
     dead = sum(np.ptp(one.scores, axis=0).max() == 0 for one in finite)
@@ -154,14 +153,12 @@ def per_class(table: np.ndarray, names: Sequence[str]) -> tuple[ClassScore, ...]
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """The quotient, NaN where there is nothing to divide by."""
     quotient = np.full(np.shape(above), np.nan)
     np.divide(above, below, out=quotient, where=below > 0)
     return quotient
 
 
 def _mean_defined(values: np.ndarray) -> np.ndarray:
-    """Mean over the classes for which the value is defined; NaN if there is none."""
     defined = ~np.isnan(values)
     return _ratio(np.where(defined, values, 0.0).sum(0), defined.sum(0))
 

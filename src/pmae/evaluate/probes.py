@@ -24,7 +24,7 @@ from pmae.evaluate.protocols import ProbeProtocol
 from pmae.fast import can_capture
 from pmae.fast.graph import Replay, falls_back
 from pmae.results import PRIMARY
-from pmae.train.loop import rate
+from pmae.train.schedule import rate
 
 Head = tuple[str, int, str]  # kind (linear or mlp), seed and pooling
 Grid = Mapping[Head, Sequence[tuple[float, float]]]  # (base_lr, weight_decay) to train each head with

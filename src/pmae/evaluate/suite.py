@@ -217,7 +217,6 @@ def _probes(data: EvaluationData, config: ProbeProtocol, seeds: tuple[int, ...])
 
 
 def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
-    """Majority vote with the k that was best on the validation part, and the accuracy of every k."""
     labels, (fit, held, chosen_on) = data.target(), data.validation()
     ks = tuple(k for k in config.ks if k <= len(fit))
     require(bool(ks), "knn.ks", f"at most the images left to search ({len(fit)})", config.ks)
@@ -241,7 +240,6 @@ def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
 
 
 def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[int], folder: Path | None) -> list[Score]:
-    """The encoder trained on with a linear head, for every seed."""
     represent = data.represent
     if not isinstance(represent, nn.Module) or not any(p.requires_grad for p in represent.parameters()):
         data.notes.append("fine-tuning is left out: the representation has nothing to train")

@@ -50,7 +50,6 @@ def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None 
 
 
 def _compare(source: Source, kind: str, folder: Path) -> float:
-    """The largest difference between the encoder's features and those that the format's library computes."""
     images = source.images()
     ours, theirs = source.features(images), FORMATS[kind].features(source, folder, images)
     if ours.keys() != theirs.keys():

@@ -85,7 +85,6 @@ def _evaluation(source: Source) -> str:
 
 
 def _r2(source: Source) -> str:
-    """How well the hidden part is predicted, where that was measured at this epoch."""
     signals = source.run.results.get("pretrain", {})
     named = {"held_out_r2": "held-out images", "train_r2": "training images, as none were held out"}
     told = [f"{images}: {signals[name]:.3f}" for name, images in named.items() if name in signals]
@@ -107,5 +106,4 @@ def _text(value: object) -> str:
 
 
 def _marked(text: str) -> str:
-    """Text whose marks of Markdown are shown and mean nothing."""
     return re.sub(r"([\\`*_\[\]#~])", r"\\\1", text)

@@ -57,8 +57,7 @@ features = encoder(images)   # float32 (B, C, H, W) in the data's own units -> {
 BICUBIC = 3
 ONNX, TORCH = "encoder.onnx", "encoder.pt2"
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-LARGEST_FILE = 2**30
-"""Bytes of weights above which ONNX has them in a file of their own: a protobuf holds 2 GiB."""
+LARGEST_FILE = 2**30  # bytes of weights above which ONNX has them in a file of their own: a protobuf holds 2 GiB
 
 
 def write_timm(source: Source, folder: Path) -> None:
@@ -91,7 +90,6 @@ def write_timm(source: Source, folder: Path) -> None:
 
 
 def _write_weights(tensors: dict[str, Tensor], folder: Path) -> None:
-    """model.safetensors as both libraries read it."""
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     (folder / "model.safetensors").write_bytes(save(whole, metadata={"format": "pt"}))
 
@@ -142,7 +140,6 @@ def write_huggingface(source: Source, folder: Path) -> None:
 
 
 def _vit_tensors(net: Any) -> dict[str, Tensor] | None:
-    """The weights in Hugging Face's names, if the network computes what transformers' ViT computes."""
     if type(net) is not VisionTransformer or net.num_prefix_tokens != 1 or net.pos_embed is None:
         return None
     first: Any = net.blocks[0]
@@ -167,7 +164,6 @@ def huggingface_features(source: Source, folder: Path, images: np.ndarray) -> di
 
 @contextmanager
 def _quietly(logging: Any) -> Iterator[None]:
-    """Without transformers' bars and advice, which are about downloads and training."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -23,8 +23,7 @@ try:
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     kernels = None  # type: ignore[assignment]
 
-VARIABLE = "PMAE_KERNELS"
-"""Environment variable that overrides the setting `train.kernels`."""
+VARIABLE = "PMAE_KERNELS"  # environment variable that overrides the setting `train.kernels`
 
 Hooks = dict[str, Callable[..., Any]]
 PLAIN: Hooks = {

@@ -17,8 +17,7 @@ except ImportError:  # no Triton: a machine without a GPU, or not Linux
 LIMIT = 128
 """The most tokens the kernels take. Beyond, torch's fused attention is as fast; microseconds on an H200 for both
 directions of a batch of 512 in bfloat16, ours and torch's: 113 and 418 for 65 tokens and 12 heads of 16."""
-WIDEST = 64
-"""The widest head they take: a program holds a head in its registers."""
+WIDEST = 64  # the widest head they take: a program holds a head in its registers
 
 
 def available(device: torch.device, tokens: int, head_dim: int) -> bool:

@@ -16,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-SHORT = 32
-"""The most tokens for which a warp holds a head; beyond, the score matrix lies in tiles."""
+SHORT = 32  # the most tokens for which a warp holds a head; beyond, the score matrix lies in tiles
 LOG2_E = tl.constexpr(1.4426950408889634)  # the hardware's exponential is a power of two
 Launch = tuple[Any, tuple[int, ...], int, int]
 """A kernel, its sizes beyond those of the tensors, how many programs an image takes and how many warps a program."""
@@ -37,7 +36,6 @@ def _offsets(first, ROW: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, WIDT
 
 @triton.jit
 def _real(N: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr):
-    """Which elements of a tile are no padding."""
     return (tl.arange(0, KEYS)[None, :, None] < N) & (tl.arange(0, WIDTH)[None, None, :] < D)
 
 

@@ -27,10 +27,8 @@ try:
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     kernels = None  # type: ignore[assignment]
 
-PARTS = 12
-"""Tensors of a block: weight and bias of norm1, qkv, proj, norm2, fc1, fc2."""
-GEMMS = (2, 4, 8, 10)
-"""Which of them are the weights of qkv, proj, fc1 and fc2."""
+PARTS = 12  # tensors of a block: weight and bias of norm1, qkv, proj, norm2, fc1, fc2
+GEMMS = (2, 4, 8, 10)  # which of them are the weights of qkv, proj, fc1 and fc2
 How = tuple[int, float, float]
 """The number of heads, the scale of their scores and the norms' epsilon."""
 KEPT = 8

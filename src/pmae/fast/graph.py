@@ -25,8 +25,7 @@ except ImportError:  # no Triton: a machine without a GPU, or not Linux, where n
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WARM_STEPS = 3
-"""How often a step runs outside the graph first: capture needs kernels that are compiled and loaded."""
+WARM_STEPS = 3  # how often a step runs outside the graph first: capture needs kernels that are compiled and loaded
 VERSIONS = 256
 """How many versions of a step the compiler may keep: one for each space, shape and number of visible patches that one
 process trains with. After eight, torch's own limit, it runs further ones uncompiled and says so in a log alone."""

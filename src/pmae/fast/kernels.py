@@ -18,12 +18,9 @@ from torch.library import triton_op, wrap_triton
 
 from pmae import masking
 
-ROWS = 4
-"""Rows that a norm's program holds at a time."""
-COLUMNS = 128
-"""Columns that a program of GELU's backward holds."""
-WIDEST = 32768
-"""The most components whose row fits the registers of one program."""
+ROWS = 4  # rows that a norm's program holds at a time
+COLUMNS = 128  # columns that a program of GELU's backward holds
+WIDEST = 32768  # the most components whose row fits the registers of one program
 
 Maybe = Tensor | None
 Normed = tuple[Tensor, Tensor, Tensor]

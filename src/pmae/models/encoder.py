@@ -128,7 +128,6 @@ def timm_recipe(config: EncoderConfig, shape: tuple[int, int, int]) -> tuple[str
 
 
 def _patch(config: EncoderConfig, shape: tuple[int, int, int]) -> int | tuple[int, int]:
-    """The patch's side, or rows and columns where it is no square, checked against the image."""
     _, height, width = shape
     patch = config.patch_size
     if patch is None:
@@ -143,7 +142,6 @@ def _patch(config: EncoderConfig, shape: tuple[int, int, int]) -> int | tuple[in
 
 
 def _initialize(module: nn.Module, draw: Callable[[Tensor], object]) -> None:
-    """Drawn matrices and zero biases; a patch embedding counts as a matrix."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         draw(module.weight.view(len(module.weight), -1))
         if module.bias is not None:

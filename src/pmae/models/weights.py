@@ -92,7 +92,6 @@ def _locate(path: Path) -> tuple[Path, Origin]:
 
 
 def _origin_in(config: dict[str, Any], where: str) -> Origin:
-    """What a config.json of Hugging Face or of timm tells."""
     if {"num_attention_heads", "image_size", "patch_size"} <= config.keys():
         return _recorded(config["image_size"], config["patch_size"], config["num_attention_heads"], where)
     if not timm.is_model(str(config.get("architecture"))):
@@ -130,7 +129,6 @@ def _recorded(image: Any, patch: Any, heads: Any, where: str) -> Origin:
 
 
 def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
-    """timm's names, without the parts of a saved network that are not the encoder."""
     tensors = {name.removeprefix("vit."): tensor for name, tensor in tensors.items()}
     extra = {n for n in tensors if re.fullmatch(NOT_ENCODER, n) and n not in encoder.net.state_dict()}
     if extra:

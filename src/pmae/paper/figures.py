@@ -80,7 +80,6 @@ def ratio_curves(cells: Sequence[Measured]) -> list[Drawing]:
 
 
 def _ratio_line(axes: "Axes", family: str, line: Sequence[Measured]) -> None:
-    """A line through the fixed ratios, a point beside it for the random one, a ring around what validation chooses."""
     look = LOOKS[family]
     points = {cell.ratio: (cell.value or 0.0, cell.std or 0.0) for cell in line}
     fixed = [(100 * ratio, *point) for ratio, point in points.items() if ratio is not None]
@@ -93,7 +92,6 @@ def _ratio_line(axes: "Axes", family: str, line: Sequence[Measured]) -> None:
 
 
 def _plot(axes: "Axes", points: Sequence[tuple[float, float, float]], **look: Any) -> None:
-    """Points (x, y, standard deviation) in the order of x, with a bar for each deviation that there is."""
     x, y, deviations = zip(*sorted(points), strict=True) if points else ((), (), ())
     axes.errorbar(x, y, deviations if any(deviations) else None, markersize=4, elinewidth=1, **look)
 

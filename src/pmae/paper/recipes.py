@@ -95,11 +95,7 @@ def kmae() -> Config:
     Expect: published after 800 epochs are linear 64.1, MLP 68.6; never run by us (results/spaces.md: another kernel).
     """
     return replace(
-        paper(),
-        space__name="kernel_pca",
-        space__gamma=3e-4,
-        space__keep_rest=False,
-        masking__masked_variance=0.3,
+        paper(), space__name="kernel_pca", space__gamma=3e-4, space__keep_rest=False, masking__masked_variance=0.3
     )
 
 
@@ -148,7 +144,6 @@ def mae_ours() -> Config:
 
 
 def _as_released(config: Config) -> Config:
-    """The same settings with what the released code does differently whatever is hidden."""
     return replace(
         config,
         data__standardize="pixel",
@@ -163,13 +158,8 @@ def _as_released(config: Config) -> Config:
 
 
 def _with_patches(config: Config) -> Config:
-    """The same settings with patches hidden instead of components."""
     return replace(
-        config,
-        space__name="pixels",
-        masking__masked_patches=0.75,
-        objective__target="patches",
-        objective__scale="mean",
+        config, space__name="pixels", masking__masked_patches=0.75, objective__target="patches", objective__scale="mean"
     )
 
 

@@ -129,7 +129,6 @@ def page_of(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Pag
 
 
 def _pictures(kind: str, filled: Sequence[CellRuns]) -> Iterator[Drawing]:
-    """The drawings of an item that is made of images, each named after its data set."""
     found = [(one, [run.path for run in one.runs if has_pictures(run)]) for one in filled]
     pictured = [(one, load(paths[0])) for one, paths in found if paths]
     if kind == "examples" and pictured:
@@ -250,7 +249,6 @@ def settings_table(chosen: RunChoices, scoring: Scoring) -> Table:
 
 
 def _settings(config: Config, protocols: Protocols) -> dict[str, dict[str, Any]]:
-    """Our settings by the names that the paper's tables have for them."""
     encoder, optim, train, probe, tune = config.encoder, config.optim, config.train, protocols.probe, protocols.finetune
 
     def training(epochs: int | None, batch: int, base_lrs: Sequence[float], decays: Sequence[float]) -> dict[str, Any]:

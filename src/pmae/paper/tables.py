@@ -4,14 +4,16 @@ Numbers of tables and figures are counted from the LaTeX source, whose labels st
 """
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pmae.config import Config, replace
+from pmae.config import Config, SpaceConfig, replace
 from pmae.config_file import with_settings
-from pmae.derive import resolve
+from pmae.derive import patch_for, resolve
 from pmae.errors import UserError, require
+from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
 from pmae.sweep.find import RunSpec, Scoring, require_known
 
@@ -189,8 +191,20 @@ def cost_of(item: Item, chosen: RunChoices, scoring: Scoring | None = None, gpu:
         seen = images * ((len(made) + again) * views + scored * passes)
         tokens = (side // (config.encoder.patch_size or 1)) ** 2 + 1
         runs = total.runs + len(made) + again
-        total = Cost(runs, total.images + seen, total.work + seen * tokens / TOKENS)
+        size = statistics.fmean(_size(config, chosen, side) for config in made)
+        total = Cost(runs, total.images + seen, total.work + seen * tokens / TOKENS * size)
     return total
+
+
+def _size(config: Config, chosen: RunChoices, side: int) -> float:
+    """Operations of a run's networks relative to those of its recipe; other models of timm are taken as equal."""
+    if config.encoder.name != "vit_tiny":
+        return 1.0
+    usual, patch = recipe(PAIRS[chosen.recipe][0]), config.encoder.patch_size or patch_for(side, side)
+    space = SpaceConfig("pixels" if config.space.name == "pixels" else "pca")
+    own = replace(dataclasses.replace(config, space=space), encoder__patch_size=patch)
+    same = replace(dataclasses.replace(own, encoder=usual.encoder, decoder=usual.decoder), encoder__patch_size=patch)
+    return flops_per_image(own, (3, side, side)) / flops_per_image(same, (3, side, side))
 
 
 def resolved(config: Config, data: str, gpu: bool = True) -> tuple[Config, dict[str, Any]]:
@@ -221,8 +235,8 @@ def cost_lines(chosen: RunChoices, scoring: Scoring, speed: float | None, wanted
     stated = ", ".join(f"{value:,.0f} images/s ({machine})" for machine, value in speeds.items())
     lines.append(
         f"\nrecipe {chosen.recipe}, {len(chosen.seeds)} seed{'s' * (len(chosen.seeds) > 1)}; hours at {stated} for "
-        f"images of {TOKENS} tokens (32x32 in patches of 8), in proportion to the tokens of larger ones, evaluation "
-        "included; networks of other sizes than the recipe's are counted as the recipe's.\n"
+        f"images of {TOKENS} tokens (32x32 in patches of 8), in proportion to the tokens of larger ones and to the "
+        "operations of networks of another size than the recipe's, evaluation included.\n"
         "Each item is counted from nothing, but runs are shared: main, knn, ratio, spread and epochs use the same ones."
     )
     return lines

@@ -83,7 +83,6 @@ def _probed_on(run: Contents) -> str:
 
 
 def _known(run: Contents, key: str) -> tuple[list[float], list[float]]:
-    """The epochs at which something was measured, and its values; shares in percent."""
     times = 100 if key in PROBES or "r2" in key else 1
     lines = [line for line in run.signals if line.get(key) is not None]
     return [line["epoch"] for line in lines], [times * line[key] for line in lines]

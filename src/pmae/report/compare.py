@@ -67,7 +67,6 @@ def epochs_of(run: Contents, protocol: str, split: str) -> dict[str, list[Score]
 
 
 def _how(run: Contents, score: Score, presets: int) -> str:
-    """The preset, and the data where the run was scored on several sets: what else tells two scores apart."""
     several = len({other.data for other in run.scores}) > 1
     return (f", {score.preset}" if presets > 1 else "") + (f", {score.data}" if several else "")
 
@@ -180,7 +179,6 @@ def between(runs: Sequence[Contents]) -> list[str]:
 
 
 def _compare(score: Score, rival: Score, name: str) -> str:
-    """How many points lie between a score and that of a named rival, and whether their intervals overlap."""
     points = _points(score, rival)
     distance = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than" if points else "as much as"
     overlaps = score.accuracy.overlaps(rival.accuracy)
@@ -230,7 +228,6 @@ def _judge(score: Score, rivals: Sequence[Score], missing: Sequence[str]) -> tup
 
 
 def _finetuning(run: Contents) -> list[str]:
-    """Fine-tuning against training the same network from scratch."""
     own = [s for s in pretrained(run.scores) if s.method == run.method.lower() and s.accuracy.value is not None]
     tuned = sorted((s for s in own if s.protocol == "finetune"), key=lambda s: s.split != "test")
     if not tuned:

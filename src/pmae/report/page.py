@@ -103,7 +103,6 @@ def save_figures(run: Run, formats: Sequence[str] = ("png",)) -> list[Path]:
 
 
 def _figures_across(runs: Sequence[Contents]) -> list[Drawing]:
-    """Figures that show several runs together: accuracies, last and by epoch, and learning curves."""
     drawn = []
     for split in splits_of(runs):
         drawn += [charts.accuracy_bars(runs, split), *charts.epoch_curves(runs, split)]
@@ -136,7 +135,6 @@ def _figures_of(run: Contents) -> list[Drawing]:
 
 
 def _render(**content: object) -> str:
-    """The template filled in; every text is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     def as_svg(drawing: Drawing, place: str) -> Markup:
@@ -149,7 +147,6 @@ def _render(**content: object) -> str:
 
 
 def _notes(run: Contents) -> list[str]:
-    """What a reader of the results must know: about the data, the evaluation and duplicates, each said once."""
     said = [str(note) for note in run.data.get("notes", [])]
     for evaluation in run.evaluations:
         said += [*evaluation.data.notes, *evaluation.notes]
@@ -173,7 +170,6 @@ def _duplicates(split: str, found: Duplicates) -> Iterator[str]:
 
 
 def _write_beside(folder: Path, across: Sequence[Drawing], chapters: Sequence[Chapter], made: Sequence[Table]) -> None:
-    """CSV and Markdown of the tables, PNG and SVG of the figures; names begin with the run where there are several."""
     named = {table.name: table for table in made if table.rows}
     drawings = {drawing.name: drawing for drawing in across}
     for chapter in chapters:

@@ -165,7 +165,6 @@ def masks(run: Contents) -> Drawing:
 
 
 def _draw_strips(axes: "Axes", hidden: Array, variance: Array) -> None:
-    """One bar a mask, beside its image: the variance, and what of it is hidden."""
     share, centres = variance / variance.sum(), axes.get_yticks()
     half = 0.18 * abs(centres[1] - centres[0] if len(centres) > 1 else 2 * centres[0] + 1)
     lowest, highest = axes.get_ylim()
@@ -238,7 +237,6 @@ def spectrum(run: Contents) -> Drawing:
 
 
 def _lines(kinds: dict[str, Array], titles: Sequence[str] | None = None) -> "Figure":
-    """One panel a signal (C, 1, L): the first kind solid, the second dashed, a colour a channel."""
     figure, axes = panels([SIGNAL_HEIGHT] * len(next(iter(kinds.values()))))
     for i, panel in enumerate(axes):
         panel.tick_params(labelbottom=i == len(axes) - 1)
@@ -255,12 +253,10 @@ def _lines(kinds: dict[str, Array], titles: Sequence[str] | None = None) -> "Fig
 
 
 def _is_signal(run: Contents) -> bool:
-    """Whether the samples of a run are signals or vectors: images of one row."""
     return "original" in run.samples and run.samples["original"].shape[2] == 1
 
 
 def _note(run: Contents) -> str:
-    """What a caption must say about the channels or the range that are shown."""
     channels = run.samples["original"].shape[1]
     if not _is_signal(run):
         return view_for(run).note

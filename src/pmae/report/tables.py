@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pmae.config_file import to_dict
+from pmae.config_file import flat
 from pmae.report.compare import lineup, main_score, published, published_for
 from pmae.report.contents import Contents
 from pmae.report.style import minus
@@ -140,10 +140,9 @@ def settings_table(runs: Sequence[Contents]) -> Table:
 def settings(run: Contents) -> dict[str, str]:
     """Every setting of a run by its dotted name."""
     found = {}
-    for room, values in to_dict(run.config).items():
-        for key, value in values.items():
-            listed = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-            found[f"{room}.{key}"] = "not set" if value is None else listed
+    for name, value in flat(run.config).items():
+        listed = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+        found[name] = "not set" if value is None else listed
     return found
 
 

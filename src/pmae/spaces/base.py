@@ -11,8 +11,7 @@ from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces.moments import ONE_PROCESS, DistributedFit
 
-LIMIT = 64 * 2**30
-"""Bytes beyond which a fit is refused whatever the machine has."""
+LIMIT = 64 * 2**30  # bytes beyond which a fit is refused whatever the machine has
 
 
 class FitCost(NamedTuple):

@@ -130,7 +130,6 @@ class FixedBasis(Orthonormal):
 
 
 def _with_corner(z: Tensor, corner: Tensor) -> Tensor:
-    """The coefficients with another upper left corner."""
     if corner.shape == z.shape:
         return corner
     down, across = corner.shape[-2:]

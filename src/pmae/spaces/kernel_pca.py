@@ -21,10 +21,8 @@ EDGE = 1e-3
 """How near to 0 or to 1 the mean kernel value of two landmarks may come: beyond, float32 keeps under three digits."""
 FLOOR = 1e-6
 """Share of the kernel's largest eigenvalue, or eigenvalue of the random walk, below which float32 loses a direction."""
-NOTHING = 1e-10
-"""Share of the largest variance below which an axis is no axis but what float64 rounds off."""
-NEGLIGIBLE = 1e-12
-"""Share of the largest variance below which a direction of the coefficients counts as constant."""
+NOTHING = 1e-10  # share of the largest variance below which an axis is no axis but what float64 rounds off
+NEGLIGIBLE = 1e-12  # share of the largest variance below which a direction of the coefficients counts as constant
 SLACK = 1.01
 """The largest ridge is taken whose score is so near to the best: the best is flat, and rounding would choose there."""
 
@@ -112,7 +110,6 @@ class LandmarkSpace(Space):
         return {"gamma": float(self.gamma), "preimage_error": seen, "preimage_error_unseen": unseen}
 
     def _store(self, axes: Tensor, moments: "Moments") -> None:
-        """Keep the axes, the variances along them, and the regression back to pixels with what it misses."""
         covariance = axes @ moments.covariance @ axes.T
         images, seen, unseen = fit_preimage(covariance, axes @ moments.cross, moments)
         kept, count = axes.shape

@@ -17,10 +17,8 @@ from pmae.spaces.moments import ONE_PROCESS, DistributedFit
 
 EXACT = 4096
 """Up to so many pixels leading components come from the covariance; above, iterating costs less than solving."""
-OVERSAMPLE = 32
-"""Directions beyond those wanted: the last wanted ones would otherwise converge slowly."""
-PASSES = 4
-"""Multiplications by the covariance before the last one; each is a pass over the images."""
+OVERSAMPLE = 32  # directions beyond those wanted: the last wanted ones would otherwise converge slowly
+PASSES = 4  # multiplications by the covariance before the last one; each is a pass over the images
 EIGH, QR = 25, 35
 """Operations of torch.linalg.eigh per side cubed, and of torch.linalg.qr per row and side squared, both in float64, as
 many as a float32 GEMM does in the time; measured on a CPU for sides of 512 to 2,048: 24 to 33, and 34."""
@@ -66,7 +64,6 @@ def leading_components(batches: Iterable[Tensor], count: int, distributed: Distr
 
 
 def _covariance_times(basis: Tensor, batches: Iterable[Tensor], mean: Tensor, distributed: DistributedFit) -> Tensor:
-    """The covariance of the images times a basis (D, M), in one pass."""
     count, total = 0, torch.zeros_like(basis)
     for batch in distributed.part(batches):
         x = moments.centred(batch.flatten(1), mean)

@@ -13,12 +13,10 @@ from pmae.spaces import moments
 from pmae.spaces.base import Space
 from pmae.spaces.pca import PCA
 
-MOST = 128
-"""How many leading components are recombined where the settings do not say."""
+MOST = 128  # how many leading components are recombined where the settings do not say
 WHOLE = 16_384
 """Up to so many pixels the components that are not recombined stay apart; above, they are one mask group, the rest."""
-SHARE = 0.9
-"""Of the variance: what the components that are unmixed hold, where the settings do not say how many."""
+SHARE = 0.9  # of the variance: what the components that are unmixed hold, where the settings do not say how many
 RANK = 1e-6
 IMAGES = 2**15
 """Bound of the sample that the rotation is found on; variances follow from it, and are exact over all images."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from pmae import api
 from pmae.config import Config, DataConfig, replace
-from pmae.config_file import to_dict
+from pmae.config_file import flat
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
@@ -113,11 +113,6 @@ def _resolved(wanted: Config, images: int, shape: tuple[int, int, int], gpu: boo
         return flat(resolve(wanted, images, shape, gpu=gpu)[0])
     except UserError:
         return None
-
-
-def flat(config: Config) -> dict[str, Any]:
-    """Settings by dotted name."""
-    return {f"{room}.{key}": value for room, part in to_dict(config).items() for key, value in part.items()}
 
 
 def finished(run: Run) -> bool:

@@ -141,7 +141,6 @@ def _run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset
 
 
 def _row(space: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cell]:
-    """Space, ratio, share really hidden, R2, accuracies, speed and fit time of the runs that repeat a cell."""
     ends = [run.results.get("pretrain", {}) for run in runs]
     speeds = [speed for run in runs for speed in logged_speeds(run)]
     share = decimals(mean([line.get("masked_share") for run in runs for line in run.metrics()]), 3)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 
 from pmae import api
 from pmae.config import Config, replace
-from pmae.errors import Interrupted, UserError, missing_extra, require
+from pmae.errors import Interrupted, UserError, optional, require
 from pmae.runs import Run
 from pmae.sweep.find import splits
 
@@ -197,10 +196,7 @@ def ray_workers(address: str, gpus: float | None = None, cpus: float = 1) -> Ite
     require(cpus > 0, "--cpus-each", "above 0", cpus)
     folder, is_local = os.environ.get("RAY_TMPDIR"), address == "local"
     os.environ.update({k: v for k, v in (QUIET | (LOOPBACK if is_local else {})).items() if k not in os.environ})
-    try:
-        ray: Any = import_module("ray")
-    except ImportError as error:
-        raise missing_extra("--ray", "sweep", error) from error
+    ray = optional("--ray", "sweep", "ray")
     with contextlib.ExitStack() as held:
         temporary = tempfile.TemporaryDirectory(prefix="pmae-", dir=folder, ignore_cleanup_errors=True)
         local = {"include_dashboard": False, "_temp_dir": held.enter_context(temporary)} if is_local else {}

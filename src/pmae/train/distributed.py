@@ -88,7 +88,6 @@ ONE_PROCESS = World()
 
 
 def _launched() -> bool:
-    """Whether `torchrun`, or what sets the same variables, started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 

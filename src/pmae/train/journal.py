@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pmae.config import Config
 from pmae.config_file import to_dict
-from pmae.errors import missing_extra
+from pmae.errors import optional
 from pmae.files import disk_errors, read_object, write_json, write_text
 from pmae.runs import whole_lines
 
@@ -93,10 +93,7 @@ def require_tracker(name: str) -> None:
         return
     # Wandb reports its own errors over the network unless told not to before it is imported.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    try:
-        import_module(name)
-    except ImportError as error:
-        raise missing_extra(f"train.track {name!r}", "tracking", error) from error
+    optional(f"train.track {name!r}", "tracking", name)
 
 
 def open_tracker(config: Config, folder: Path, done: int) -> Tracker | None:

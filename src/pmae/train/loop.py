@@ -1,11 +1,9 @@
 """Pretraining from top to bottom: fit, step, log, save."""
 
-import math
 import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -27,6 +25,7 @@ from pmae.train.distributed import ONE_PROCESS, World
 from pmae.train.environment import StopSignal, pick_engine, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker, say
 from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
+from pmae.train.schedule import rate, step_seed
 from pmae.train.step import FastEngine, Inputs, Plain, build_optimizer
 
 OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
@@ -263,28 +262,3 @@ class Pretraining:
             f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
             f"{str(path)!r}; the last checkpoint is intact; a lower optim.base_lr or an optim.clip_norm may help"
         )
-
-
-def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
-    """Fraction of the peak learning rate at `position` epochs (a real number: schedules move every step).
-
-    cosine: linear from 0 over the warm-up, then half a cosine to 0. constant: the same warm-up, then 1.
-    released: 10^-(warmup - epoch) while warming up, stepping once an epoch, then half a cosine of `epochs` epochs: it
-    begins after the warm-up, so training ends before it reaches 0.
-    """
-    if schedule == "released":
-        position = math.floor(position)
-        if position < warmup:
-            return float(10.0 ** -(warmup - position))
-    elif position < warmup:
-        return position / warmup
-    if schedule == "constant":
-        return 1.0
-    length = epochs if schedule == "released" else max(epochs - warmup, 1e-9)
-    return 0.5 * (1 + math.cos(math.pi * min((position - warmup) / length, 1.0)))
-
-
-def step_seed(seed: int, epoch: int, step: int) -> int:
-    """A 63-bit seed for one step of one epoch; neighbouring steps share nothing."""
-    digest = blake2b(f"{seed}/{epoch}/{step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

@@ -1,7 +1,6 @@
 """Setting up a run: its folder, what is fitted to the images before training, and the initial weights."""
 
 import contextlib
-import dataclasses
 import errno
 import os
 import socket
@@ -14,13 +13,13 @@ from typing import Any
 import torch
 
 from pmae.config import Config
-from pmae.config_file import to_dict
+from pmae.config_file import flat, to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.decode import available_bytes
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
-from pmae.files import clear_stale, disk_errors, write_json
+from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
 from pmae.models.weights import Pretrained
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
@@ -88,14 +87,10 @@ def run_folder(
 
 def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     """Refuse other settings than those a run began with, where they matter, and other data."""
-    run = Run(out)
-    saved = run.config
-    for section in dataclasses.fields(config):
-        before, now = getattr(saved, section.name), getattr(config, section.name)
-        for key in dataclasses.fields(before):
-            old, new = getattr(before, key.name), getattr(now, key.name)
-            if old != new and f"{section.name}.{key.name}" not in FREE:
-                raise UserError(f"{section.name}.{key.name} must stay {old!r} when a run is resumed, got {new!r}")
+    run, now = Run(out), flat(config)
+    for name, value in flat(run.config).items():
+        if value != now[name] and name not in FREE:
+            raise UserError(f"{name} must stay {value!r} when a run is resumed, got {now[name]!r}")
     known = run.environment["data"]
     # Earlier versions said less of their data, such as no fingerprint.
     given = {name: environment["data"].get(name) for name in known}
@@ -112,53 +107,25 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
     path, made = folder / ".lock", not folder.exists()
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        handle = _open_locked(path)
-
-    def require_held() -> None:
-        rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, and training stops"
-        require(_is_at(handle, path), "out", rule, str(folder))
-
     try:
-        clear_stale(folder)
-        clear_stale(folder / "checkpoints")
-        yield require_held
+        with locked_file(path, lambda handle: _lock(handle, path)) as handle:
+            clear_stale(folder)
+            clear_stale(folder / "checkpoints")
+            rule = "left where it is while a run trains into it; it was renamed, deleted or replaced, so it stops"
+            yield lambda: require(is_at(handle, path), "out", rule, str(folder))
     finally:
-        # While it is still held, so that it is nobody else's; Windows removes no open file, and it may stay.
-        with contextlib.suppress(PermissionError):
-            if _is_at(handle, path):
-                path.unlink()
-        os.close(handle)
         if made and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
-def _is_at(handle: int, path: Path) -> bool:
-    return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
-
-
-def _open_locked(path: Path) -> int:
-    """An open file that this process alone has locked, with the process written in it."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        try:
-            _lock(handle, path)
-            # Between opening and locking, its last holder may have taken the file away: then it holds nothing.
-            if _is_at(handle, path):
-                os.truncate(handle, 0)
-                os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
-                return handle
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-
-
 def _lock(handle: int, path: Path) -> None:
-    """By the system's lock, which it lets go of when the process dies."""
+    """By the system's lock, which it lets go of when the process dies, with the process written in the file."""
     try:
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(handle, 0)
+        os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
     except BlockingIOError as error:
         holder = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
         rule = f"a run that no other process is training, got {str(path.parent)!r}, held by process {holder}"

@@ -24,8 +24,7 @@ from pmae.train.distributed import ONE_PROCESS, World, lost_process_errors
 
 TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-3}
 """How far the first loss may be from the plain one's, relative to it; rounding alone makes some 5e-4 and 1e-6 of it."""
-SETTLED = WARM_STEPS + 2
-"""After so many steps everything is compiled and captured: what fails then is the step itself."""
+SETTLED = WARM_STEPS + 2  # after so many steps everything is compiled and captured: what fails then is the step itself
 
 
 class Inputs(NamedTuple):
@@ -51,10 +50,6 @@ class Tally:
         self.bad_step.copy_(torch.where(bad, self.steps, self.bad_step))
         self.sums.add_(values)
         self.steps.add_(1)
-
-    def take_over(self, other: "Tally") -> None:
-        """Go on from what another has counted."""
-        self._all.copy_(other._all)
 
     def read(self, world: World = ONE_PROCESS) -> tuple[dict[str, float], int]:
         """Means since the last reading, and the first bad step of any process since then, from 0; -1 if none. Waits."""
@@ -172,9 +167,9 @@ class FastEngine:
             "times as long",
             stacklevel=2,
         )
-        before = self.tally
+        counted = self.tally._all
         self.current = self._build(Plain)
-        self.tally.take_over(before)
+        self.tally._all.copy_(counted)
 
     @torch.no_grad()
     def _plain_loss(self, inputs: Inputs) -> Tensor:
