@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,22 +18,11 @@ from pmae.data.images import ImageSet, Splits
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 torch.set_num_threads(THREADS)
-LONG = (
-    *("docs/test_pages.py", "train/test_distributed.py", "sweep/test_ray.py", "contracts/test_spaces.py"),
-    *("fast/test_blocks.py", "fast/test_attention.py", "report/test_page.py", "sweep/test_workers.py"),
-)
-"""Files of a minute or two, which begin first: at the end one of them would leave the other cores idle."""
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 BROWSER_FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first."""
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(LONG)))
 
 
 def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
@@ -74,20 +60,6 @@ def tiny() -> Config:
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without their figures, which are seconds of drawing each, for tests that do not look at them."""
     monkeypatch.setattr("pmae.api.save_figures", lambda run: [])
-
-
-@pytest.fixture(scope="session")
-def python() -> Iterator[list[str]]:
-    """What stands in for `sys.executable` where a test starts a process that trains: it need not import everything."""
-    script = str(Path(__file__).with_name("forking.py"))
-    with tempfile.TemporaryDirectory() as folder:
-        address, pipe = f"{folder}/socket", subprocess.PIPE
-        server = subprocess.Popen([sys.executable, script, "serve", address], stdin=pipe, stdout=pipe)
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"ready\n"
-        yield [sys.executable, "-I", "-S", script, "run", address]
-        server.communicate()
-    assert server.returncode == 0
 
 
 @pytest.fixture

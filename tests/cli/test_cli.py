@@ -73,11 +73,9 @@ def test_a_saved_config_repeats_the_run(array: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_resume_after_a_real_interrupt_ends_where_an_uninterrupted_run_does(
-    array: Path, tmp_path: Path, python: list[str]
-) -> None:
+def test_resume_after_a_real_interrupt_ends_where_an_uninterrupted_run_does(array: Path, tmp_path: Path) -> None:
     common = ["--data", str(array), "--epochs", "40", "--train.checkpoint-every", "40", "--probe.every", "40", *SMALL]
-    command = [*python, "-m", "pmae", "pretrain"]
+    command = [sys.executable, "-m", "pmae", "pretrain"]
     process = subprocess.Popen([*command, *common, "--out", str(tmp_path / "a")], stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "a/metrics.jsonl").exists() and process.poll() is None:
         time.sleep(0.02)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def left_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read where Linux tells it")
-def test_ten_times_the_images_take_no_more_memory(tmp_path: Path, python: list[str]) -> None:
+def test_ten_times_the_images_take_no_more_memory(tmp_path: Path) -> None:
     """9,000 further images of 7 kB are 62 MB; the peak may grow by what directory entries and rounding take."""
     # In pixel space, because the principal components of 6,912 pixels are a matter of minutes.
     config = replace(TINY, space__name="pixels", encoder__patch_size=16)
@@ -68,7 +69,7 @@ def test_ten_times_the_images_take_no_more_memory(tmp_path: Path, python: list[s
         "    print(next(line for line in open('/proc/self/status') if 'VmHWM' in line))"
     )
     folders = [str(tmp_path / str(count)) for count in (1_000, 10_000)]
-    done = subprocess.run([*python, "-c", code, str(run.path), *folders], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, str(run.path), *folders], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     few, many = (int(line.split()[1]) for line in done.stdout.splitlines() if "VmHWM" in line)
     assert many - few < 30_000, f"{few:,} kB for 1,000 images and {many:,} kB for 10,000"

@@ -3,10 +3,8 @@
 import contextlib
 import glob
 import itertools
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.run import parse_args
 
 from pmae.app import explorer
 from pmae.cli import COMMANDS, main
@@ -73,7 +70,7 @@ def pmae(command: list[str]) -> None:
         assert flag not in ("-o", "--out") or Path(value).exists(), f"{value} was to be written"
 
 
-def run_code(command: list[str]) -> None:
+def python(command: list[str]) -> None:
     """`python -c CODE ARGUMENTS` in this process."""
     flag, code, *arguments = command
     assert flag == "-c"
@@ -86,24 +83,13 @@ def run_code(command: list[str]) -> None:
     assert stop.value.code == 0
 
 
-def torchrun(command: list[str], start: list[str]) -> None:
-    """Processes of their own, over Gloo on this machine; the tests of training start some by torchrun itself."""
-    asked = parse_args(command)
-    assert asked.module
-    count = int(asked.nproc_per_node)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        world = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
-    each = [*start, "-m", asked.training_script, *asked.training_script_args]
-    ranks = [{**world, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
-    environments = [os.environ | {name: str(value) for name, value in rank.items()} for rank in ranks]
-    pipe = subprocess.PIPE
-    processes = [subprocess.Popen(each, env=one, stdout=pipe, stderr=pipe, text=True) for one in environments]
-    said = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * count, said
+def torchrun(command: list[str]) -> None:
+    """Processes of their own, over Gloo on this machine."""
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-RUN: dict[str, Callable[[list[str]], None]] = {"pmae": pmae, "python": run_code}
+RUN: dict[str, Callable[[list[str]], None]] = {"pmae": pmae, "python": python, "torchrun": torchrun}
 
 
 @pytest.fixture
@@ -157,7 +143,7 @@ def prepare(page: Path, folder: Path, run: Path) -> None:
     (folder / "results").symlink_to(ROOT / "results")
 
 
-def perform(step: Step, names: dict[str, Any], run: str, start: list[str]) -> None:
+def perform(step: Step, names: dict[str, Any], run: str) -> None:
     """Run one step; a run folder that it makes anew makes room for it."""
     for out in re.findall(r"(?:--out |out=\")(runs/\w+)", step.text):
         if "--resume" not in step.text:
@@ -166,11 +152,7 @@ def perform(step: Step, names: dict[str, Any], run: str, start: list[str]) -> No
         execute(step.text, names)
         return
     program, *rest = words(step.text.replace(" RUN ", f" {run} "))
-    command = expanded(smaller(rest), step.text)
-    if program == "torchrun":
-        torchrun(command, start)
-    else:
-        RUN[program](command)
+    RUN[program](expanded(smaller(rest), step.text))
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if steps(page)])
@@ -182,7 +164,6 @@ def test_a_page_runs_from_top_to_bottom(
     served: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    python: list[str],
 ) -> None:
     page = PAGES[name]
     monkeypatch.setitem(SPACES, "hadamard", SPACES["pca"])
@@ -190,7 +171,7 @@ def test_a_page_runs_from_top_to_bottom(
     shown = [step for step in steps(page) if " ".join(words(step.text)) not in EXEMPT or step.kind == "python"]
     mine = [out for step in shown for out in re.findall(r"--out (runs/\w+)", step.text)]
     for step in shown:
-        perform(step, namespace, mine[0] if mine else "", python)
+        perform(step, namespace, mine[0] if mine else "")
     asked = [step for step in shown if step.text.startswith("pmae explore")]
     assert len(served) == len(asked)
     assert all("gradio" in html for html in served)

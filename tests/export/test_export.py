@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -246,7 +247,7 @@ def test_no_number_counts_as_a_difference(make_run: Any, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("kind", ["timm", "torch"])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(
-    make_run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, python: list[str]
+    make_run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     run = make_run(encoder=EncoderConfig(patch_size=4, width=64, depth=2, heads=2))
     code = (
@@ -255,7 +256,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
         f"sys.exit(main(['export', {str(run.path)!r}, '--format', {kind!r}, '-o', {str(tmp_path / 'out')!r}]))"
     )
-    assert subprocess.run([*python, "-c", code], check=False).returncode == 2
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
     said = capfd.readouterr().err
     assert "a file may not grow this large" in said
     assert "terminate called" not in said

@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -191,11 +192,11 @@ def test_a_worker_that_is_killed_is_named_and_its_run_goes_on(root: Path, tmp_pa
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_runs_save_themselves_when_their_command_is_stopped_or_killed(
-    number: signal.Signals, code: int, root: Path, tmp_path: Path, python: list[str]
+    number: signal.Signals, code: int, root: Path, tmp_path: Path
 ) -> None:
     grid = ["ratio", "--data", "dermamnist", "--root", root, "--ratios", 0.1, 0.4, "--epochs", 9000, "--out", tmp_path]
     process = subprocess.Popen(
-        [*python, "-m", "pmae", *command(*grid, "--at-once", 2), "train.checkpoint_every=9000"],
+        [sys.executable, "-m", "pmae", *command(*grid, "--at-once", 2), "train.checkpoint_every=9000"],
         stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         # Where tests run in the background of a shell, their children would ignore Ctrl-C.
         preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),

@@ -193,11 +193,10 @@ def test_what_one_process_cannot_embed_leaves_nothing_behind(tried: Tried) -> No
     assert not [path for path in tried.folder.iterdir() if "refused" in path.name or "of-process" in path.name]
 
 
-def test_torchrun_restarts_a_run_whose_process_was_killed(tmp_path: Path, python: list[str]) -> None:
+def test_torchrun_restarts_a_run_whose_process_was_killed(tmp_path: Path) -> None:
     out = tmp_path / "elastic"
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    # What torchrun starts is the script of the fixture, which need not import everything four times.
-    command = [sys.executable, "-m", *launcher, *python[-3:], str(SCRIPT), str(out)]
+    command = [sys.executable, "-m", *launcher, str(SCRIPT), str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
     assert "exitcode: -9" in done.stderr

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == ""
 
 
-def test_a_terminal_gets_a_live_line(tmp_path: Path, python: list[str]) -> None:
+def test_a_terminal_gets_a_live_line(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from pmae.train.journal import Journal\n"
         f"with Journal(Path({str(tmp_path / 'm.jsonl')!r}), 3, 10, 0) as journal:\n"
@@ -53,7 +54,7 @@ def test_a_terminal_gets_a_live_line(tmp_path: Path, python: list[str]) -> None:
     )
     master, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    subprocess.run([*python, "-c", code], stdout=terminal, stderr=terminal, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code], stdout=terminal, stderr=terminal, env=environment, check=True)
     os.close(terminal)
     shown = os.read(master, 10_000).decode()
     os.close(master)

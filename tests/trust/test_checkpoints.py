@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,23 +120,21 @@ def test_only_the_last_checkpoints_can_be_resumed_from(config: Config, toy: Spli
     assert kept == ["epoch_0002", "epoch_0003", "epoch_0004"]
 
 
-HOLD = "import os, sys, time; from pathlib import Path; from pmae.train.setup import locked\n"
-HOLD += "with locked(Path(sys.argv[1])): print(os.getpid(), flush=True); time.sleep(600)"
+HOLD = "import sys, time; from pathlib import Path; from pmae.train.setup import locked\n"
+HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
 
 
-def test_the_second_process_is_refused_until_the_first_dies(
-    run: Run, config: Config, toy: Splits, python: list[str]
-) -> None:
+def test_the_second_process_is_refused_until_the_first_dies(run: Run, config: Config, toy: Splits) -> None:
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    holder = subprocess.Popen([*python, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
-        number = int(holder.stdout.readline())
-        with pytest.raises(UserError, match=f"no other process is training, .* held by process {number} on"):
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"no other process is training, .* held by process {holder.pid} on"):
             pretrain(config, toy, run.path, resume=True, quiet=True)
         assert before.items() <= {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}.items()
     finally:
-        os.kill(number, signal.SIGKILL)
+        holder.send_signal(signal.SIGKILL)
         holder.communicate()
     assert pretrain(config, toy, run.path, resume=True, quiet=True).results["pretrain"]["epoch"] == 2
     assert not list(run.path.rglob(".*"))
