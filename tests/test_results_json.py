@@ -21,7 +21,10 @@ from pmae.runs import Run
 ROOT = Path(__file__).parent.parent
 OLD = Path(__file__).parent / "fixtures" / "evaluated_run"
 """A tiny run that the version before pretrained and scored: probes, k-NN, fine-tuning and baselines, two seeds."""
-PUBLISHED = sorted((ROOT / "results").glob("*/*/results.json"))
+PUBLISHED = [
+    path for path in sorted((ROOT / "results").glob("*/*/results.json")) if '"evaluation":' in path.read_text()
+]
+"""Runs that it published."""
 
 
 @pytest.fixture

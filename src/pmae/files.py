@@ -222,7 +222,8 @@ def locked_file(path: Path, take: Callable[[int], None]) -> Iterator[int]:
         with disk_errors(path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
-            take(handle)
+            with disk_errors(path):
+                take(handle)
             # Its last holder may have removed the file between opening and locking: then it holds nothing.
             if is_at(handle, path):
                 try:

@@ -56,7 +56,7 @@ def test_pretrain_prints_its_settings_and_says_what_it_derived(
 
 def test_what_was_learned_is_said_with_the_next_command() -> None:
     assert _judgement({"held_out_r2": 0.63}, "a") == "it predicts 63% of the hidden variance; next: pmae report a"
-    assert _judgement({"held_out_r2": 0.4, "linear": 0.9}, "a").endswith("of training images; next: pmae evaluate a")
+    assert _judgement({"held_out_r2": 0.4, "linear": 0.9}, "a").endswith("not of test images; next: pmae evaluate a")
 
 
 @pytest.mark.usefixtures("no_figures")

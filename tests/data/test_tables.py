@@ -42,7 +42,7 @@ def source(path: Path | str, **settings: Any) -> ImageSet:
     return load(DataConfig(source=str(path), **settings)).train
 
 
-def same(found: ImageSet, pixels: np.ndarray) -> None:
+def assert_same(found: ImageSet, pixels: np.ndarray) -> None:
     assert isinstance(found.images, OnDemand)
     np.testing.assert_array_equal(found.images[:], pixels)
     backwards = np.arange(len(pixels))[::-1].copy()
@@ -56,11 +56,11 @@ def test_a_saved_data_set_and_its_splits(tmp_path: Path) -> None:
     assert splits.val is not None
     assert splits.test is not None
     for part, numbers in ((splits.train, range(50)), (splits.val, range(50, 56)), (splits.test, range(56, 60))):
-        same(part, FIRST[numbers])
+        assert_same(part, FIRST[numbers])
         assert part.labels is not None
         assert (part.labels.tolist(), part.classes) == ([i % 2 for i in numbers], ("cat", "dog"))
     whole["train"].save_to_disk(tmp_path / "one")
-    same(source(tmp_path / "one"), FIRST[:50])
+    assert_same(source(tmp_path / "one"), FIRST[:50])
     chunks = [part for _, part in read_chunks(DataConfig(source=str(tmp_path / "one")), 20).chunks]
     assert ([len(part) for part in chunks], chunks[0].names[:2]) == ([20, 20, 10], ("row 0", "row 1"))
 
@@ -72,10 +72,10 @@ def test_parquet_files(tmp_path: Path) -> None:
     pictures(range(50, 60)).to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
     splits = load(DataConfig(source=str(tmp_path)))
     assert splits.test is not None
-    same(splits.train, FIRST[:50])
-    same(splits.test, FIRST[50:])
+    assert_same(splits.train, FIRST[:50])
+    assert_same(splits.test, FIRST[50:])
     assert splits.train.classes == ("cat", "dog")
-    same(source(tmp_path / "data" / "train-*.parquet"), FIRST[:50])
+    assert_same(source(tmp_path / "data" / "train-*.parquet"), FIRST[:50])
 
 
 def test_parquet_is_shuffled_in_windows_and_keeps_few_row_groups(
@@ -116,13 +116,13 @@ def test_arrays(tmp_path: Path, dtype: str) -> None:
     table.save_to_disk(tmp_path / "saved")
     table.to_parquet(tmp_path / "a.parquet")
     for path in (tmp_path / "saved", tmp_path / "a.parquet"):
-        same(source(path), values.transpose(0, 3, 1, 2))
+        assert_same(source(path), values.transpose(0, 3, 1, 2))
         assert source(path).images.dtype == dtype
     grey = datasets.Dataset.from_dict(
         {"x": list(values[..., 0])}, features=datasets.Features({"x": datasets.Array2D((4, 5), dtype)})
     )
     grey.save_to_disk(tmp_path / "grey")
-    same(source(tmp_path / "grey"), values[:, None, :, :, 0])
+    assert_same(source(tmp_path / "grey"), values[:, None, :, :, 0])
 
 
 def test_paths_broken_rows_and_hidden_labels(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_plain_bytes_are_images_and_other_tables_are_refused(tmp_path: Path) -> 
         Image.fromarray(pixels).save(file, "PNG")
     plain = pyarrow.table({"id": [1, 2, 3], "picture": [file.getvalue() for file in files]})
     pyarrow.parquet.write_table(plain, tmp_path / "plain.parquet")
-    same(source(tmp_path / "plain.parquet"), FIRST[:3])
+    assert_same(source(tmp_path / "plain.parquet"), FIRST[:3])
     pyarrow.parquet.write_table(pyarrow.table({"a": [1.0]}), tmp_path / "none.parquet")
     with pytest.raises(UserError, match=r"must have a column of images, got a"):
         source(tmp_path / "none.parquet")
@@ -239,7 +239,7 @@ def test_odd_metadata_of_a_column_that_says_nothing_is_passed_over(tmp_path: Pat
     table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
     for noted in (b"{}", b'{"info": null}', b'{"info": {"features": {"image": 3, "label": null}}}'):
         pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": noted}), tmp_path / "a.parquet")
-        same(source(tmp_path / "a.parquet"), FIRST[:3])
+        assert_same(source(tmp_path / "a.parquet"), FIRST[:3])
 
 
 def test_columns_of_one_name_and_files_that_differ_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Kernels on the CPU: Triton's interpreter in a process of its own, and how far results are from an exact one."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -43,3 +44,22 @@ def repair_interpreter() -> None:
 
     interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: product(self, widened(a), widened(b), *rest)
     interpreter._convert_float = rounded
+    _look_once(interpreter)
+
+
+def _look_once(interpreter: Any) -> None:
+    """Every call of a function within a kernel looks through all of the language for what to replace: a third of all
+    time. What there is to replace does not change.
+    """
+    from triton.language import core
+
+    names: dict[Any, list[str]] = {}
+
+    def patch(package: Any, builder: Any, scope: Any) -> None:
+        if package not in names:
+            names[package] = [name for name, member in inspect.getmembers(package) if core.is_builtin(member)]
+        for name in names[package]:
+            if core.is_builtin(member := getattr(package, name)):
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 BEGAN = time.monotonic()
-Note = Callable[[str, float, float], None]
+Within = Callable[[str, float, float], None]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def note(record_property: Callable[[str, Any], None]) -> Note:
+def assert_within(record_property: Callable[[str, Any], None]) -> Within:
     """Assert that a difference is within its bound, and keep both for the page."""
 
     def kept(what: str, difference: float, bound: float) -> None:

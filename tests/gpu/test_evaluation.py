@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.evaluate.test_finetune_step import CONFIGS, trained
-from tests.gpu.conftest import Note
+from tests.gpu.conftest import Within
 from tests.gpu.test_training import images_for
 from torch import nn
 
@@ -39,11 +39,11 @@ def labelled(count: int = 640) -> tuple[Batches, torch.Tensor, Standardize]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_captured_fine_tuning_has_the_losses_of_the_eager_step(name: str, note: Note) -> None:
+def test_captured_fine_tuning_has_the_losses_of_the_eager_step(name: str, assert_within: Within) -> None:
     config = dataclasses.replace(CONFIGS[name], base_lr=0.01)
     (_, plain), (_, captured) = (trained(kind, config, CUDA) for kind in (FinetuneStep, CapturedFinetuneStep))
     apart = max(abs(a / b - 1) for a, b in zip(captured, plain, strict=True))
-    note(f"fine-tuning captured against eager, {name}", apart, 0.02)
+    assert_within(f"fine-tuning captured against eager, {name}", apart, 0.02)
 
 
 def test_branches_are_dropped_anew_at_every_replay() -> None:
@@ -52,7 +52,7 @@ def test_branches_are_dropped_anew_at_every_replay() -> None:
     assert len({round(loss, 6) for loss in losses[4:]}) > 1
 
 
-def test_captured_probes_are_the_eager_ones(note: Note) -> None:
+def test_captured_probes_are_the_eager_ones(assert_within: Within) -> None:
     torch.manual_seed(0)
     features = torch.randn(2, 1024, 96, device=CUDA)
     labels = (features[0, :, :4].argmax(1)).long()
@@ -64,19 +64,19 @@ def test_captured_probes_are_the_eager_ones(note: Note) -> None:
     )
     assert found.keys() == plain.keys()
     assert len(found) == 8
-    note("probes' probabilities captured against eager",
+    assert_within("probes' probabilities captured against eager",
          max(float((found[head] - plain[head]).abs().max()) for head in found), 1e-3)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
-def test_compiled_features_are_the_eager_ones(name: str, note: Note) -> None:
+def test_compiled_features_are_the_eager_ones(name: str, assert_within: Within) -> None:
     net, (batches, _, standardize) = encoder(name), labelled(300)
     fast, plain = (Extractor(net, standardize, CUDA)(batches, plain=plain) for plain in (False, True))
     with torch.no_grad():
         exact = net.double().eval().features(standardize(batches.take(torch.arange(300, device=CUDA))).double())
     for pooling, expected in exact.items():
         errors = [float((found[pooling].double() - expected).norm() / expected.norm()) for found in (fast, plain)]
-        note(f"features of {name} compiled, against float64", errors[0], 2 * errors[1] + 2**-8)
+        assert_within(f"features of {name} compiled, against float64", errors[0], 2 * errors[1] + 2**-8)
 
 
 def tuned(net: Any, **options: Any) -> Finetuned:
@@ -86,10 +86,10 @@ def tuned(net: Any, **options: Any) -> Finetuned:
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
-def test_fine_tuning_learns_as_the_plain_one_does(name: str, note: Note) -> None:
+def test_fine_tuning_learns_as_the_plain_one_does(name: str, assert_within: Within) -> None:
     fast, plain = (tuned(encoder(name), plain=plain).losses for plain in (False, True))
     assert fast[-1] < 0.95 * fast[0]
-    note(f"fine-tuning {name}, first epoch's loss against plain", abs(fast[0] / plain[0] - 1), 0.05)
+    assert_within(f"fine-tuning {name}, first epoch's loss against plain", abs(fast[0] / plain[0] - 1), 0.05)
 
 
 class Refused(nn.Module):

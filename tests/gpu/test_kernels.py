@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.gpu.conftest import Note
+from tests.gpu.conftest import Within
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,7 +33,9 @@ def exact_attention(qkv: Tensor, heads: int, scale: float) -> Tensor:
     ("heads", "width", "dtype"), [(*head, dtype) for dtype in BOUND for head in HEADS] + [(3, 64, torch.bfloat16)]
 )
 @pytest.mark.parametrize("tokens", [n for n in TOKENS if n <= 128])
-def test_attention_forward_and_backward(tokens: int, heads: int, width: int, dtype: torch.dtype, note: Note) -> None:
+def test_attention_forward_and_backward(
+    tokens: int, heads: int, width: int, dtype: torch.dtype, assert_within: Within
+) -> None:
     from pmae.fast.attention_kernels import short_attention
 
     torch.manual_seed(tokens)
@@ -45,8 +47,8 @@ def test_attention_forward_and_backward(tokens: int, heads: int, width: int, dty
     expected.backward(grad.double())
     assert qkv.grad is not None
     assert exact.grad is not None
-    note(f"attention forward, {dtype}", relative(out, expected), BOUND[dtype])
-    note(f"attention backward, {dtype}", relative(qkv.grad, exact.grad), BOUND[dtype])
+    assert_within(f"attention forward, {dtype}", relative(out, expected), BOUND[dtype])
+    assert_within(f"attention backward, {dtype}", relative(qkv.grad, exact.grad), BOUND[dtype])
 
 
 def network(tokens: int, heads: int, drop: float = 0.0) -> VisionTransformer:
@@ -62,7 +64,7 @@ def network(tokens: int, heads: int, drop: float = 0.0) -> VisionTransformer:
 @pytest.mark.parametrize("last", [None, 3])
 @pytest.mark.parametrize("heads", [3, 12])
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_fused_blocks_are_timms_in_float64(tokens: int, heads: int, last: int | None, note: Note) -> None:
+def test_fused_blocks_are_timms_in_float64(tokens: int, heads: int, last: int | None, assert_within: Within) -> None:
     """Norms, GEMMs, GELU, bias sums and attention together, as training runs them: bf16 weights, fp32 residuals.
 
     The error may be twice that of timm's own blocks under autocast, whose last norm does not round its output.
@@ -89,12 +91,12 @@ def test_fused_blocks_are_timms_in_float64(tokens: int, heads: int, last: int | 
     for what, reference, plain, found in zip(
         ("output", "input's gradient", "weights' gradient"), *results, strict=True
     ):
-        note(f"fused blocks, {what}", relative(found, reference), 2 * relative(plain, reference) + 2**-8)
+        assert_within(f"fused blocks, {what}", relative(found, reference), 2 * relative(plain, reference) + 2**-8)
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.2, 0.5, 0.9])
 @pytest.mark.parametrize(("components", "decay"), [(3072, 0.01), (300, 0.0), (17, 1.0), (2, 0.0), (12288, 0.002)])
-def test_masks_hide_what_the_sort_hides(components: int, decay: float, ratio: float, note: Note) -> None:
+def test_masks_hide_what_the_sort_hides(components: int, decay: float, ratio: float, assert_within: Within) -> None:
     from pmae.fast import kernels
 
     torch.manual_seed(components)
@@ -106,19 +108,21 @@ def test_masks_hide_what_the_sort_hides(components: int, decay: float, ratio: fl
     assert not found.all(1).any()
     # Sums in another order may cross the ratio at a neighbouring component.
     hidden, sorted_hidden = ((mask * share.double()).sum(1) for mask in (found, expected))
-    note("masked share, kernel against sort", float((hidden - sorted_hidden).abs().max()), float(share.max()) + 1e-6)
+    assert_within(
+        "masked share, kernel against sort", float((hidden - sorted_hidden).abs().max()), float(share.max()) + 1e-6
+    )
     # Components of no share come and go without changing the sum.
     differ = (found != expected)[:, share > 1e-6].any(1)
-    note("rows whose mask differs from the sort's", float(differ.float().mean()), 0.02)
+    assert_within("rows whose mask differs from the sort's", float(differ.float().mean()), 0.02)
     if components > 1000:
         chance = found.float().mean(0)
         # Every component is as likely as any other to come first: far more alike than any one share could explain.
-        note("spread of the chance to be hidden", float(chance.std()), 4 * (0.25 / 512) ** 0.5)
+        assert_within("spread of the chance to be hidden", float(chance.std()), 4 * (0.25 / 512) ** 0.5)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_a_hundred_updates_are_torchs_adamw(bf16: bool, clip: float | None, note: Note) -> None:
+def test_a_hundred_updates_are_torchs_adamw(bf16: bool, clip: float | None, assert_within: Within) -> None:
     from pmae.fast.adamw import FusedAdamW
 
     torch.manual_seed(0)
@@ -152,24 +156,26 @@ def test_a_hundred_updates_are_torchs_adamw(bf16: bool, clip: float | None, note
     # A clipped bf16 gradient is rounded once more.
     bound = 2e-3 if bf16 and clip else 1e-5
     for p, q in zip(ours, theirs, strict=True):
-        note(f"AdamW, 100 steps, bf16 gradients {bf16}, clipped {clip is not None}", relative(p, q.detach()), bound)
+        assert_within(
+            f"AdamW, 100 steps, bf16 gradients {bf16}, clipped {clip is not None}", relative(p, q.detach()), bound
+        )
         if bf16:
-            note("bf16 copies of the weights", relative(copies[p], p.detach().double()), 2**-8)
+            assert_within("bf16 copies of the weights", relative(copies[p], p.detach().double()), 2**-8)
 
 
-def test_gelu_and_the_patch_embedding(note: Note) -> None:
+def test_gelu_and_the_patch_embedding(assert_within: Within) -> None:
     torch.manual_seed(0)
     net = VisionTransformer(img_size=64, patch_size=8, embed_dim=192, depth=1, num_heads=3, num_classes=0).cuda()
     x = torch.randn(16, 3, 64, 64, device="cuda")
     exact = copy.deepcopy(net).double().patch_embed(x.double())
-    note("patch embedding, float32", relative(blocks.embed_patches(net.patch_embed, x), exact), 2e-3)
+    assert_within("patch embedding, float32", relative(blocks.embed_patches(net.patch_embed, x), exact), 2e-3)
     layer = nn.Linear(192, 768).cuda().bfloat16()
     rows = torch.randn(4096, 192, device="cuda").bfloat16()
     active = torch.empty(4096, 768, device="cuda", dtype=torch.bfloat16)
     hidden = blocks.kernels.linear_gelu(rows, layer.weight, layer.bias, active)
     expected = functional.linear(rows.double(), layer.weight.double(), layer.bias.double())
-    note("linear before GELU, bf16", relative(hidden, expected), 5e-3)
-    note("GELU, bf16", relative(active, functional.gelu(expected)), 6e-3)
+    assert_within("linear before GELU, bf16", relative(hidden, expected), 5e-3)
+    assert_within("GELU, bf16", relative(active, functional.gelu(expected)), 6e-3)
 
 
 def test_the_switch_turns_everything_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import smooth_images
-from tests.gpu.conftest import Note
+from tests.gpu.conftest import Within
 
 from pmae import fast
 from pmae.config import Config, replace
@@ -18,7 +18,7 @@ SHAPE = (3, 16, 16)
 
 @pytest.mark.parametrize("kernels", ["all", "none"])
 @torch.no_grad()
-def test_pmae_is_its_definition_in_numpy(tiny: Config, kernels: str, note: Note) -> None:
+def test_pmae_is_its_definition_in_numpy(tiny: Config, kernels: str, assert_within: Within) -> None:
     """PCA by an eigendecomposition, masks by a sort, images and loss by matrix products, all in float64."""
     rng = np.random.default_rng(0)
     data = smooth_images(1200, SHAPE).reshape(1200, -1).astype(np.float64)
@@ -47,14 +47,14 @@ def test_pmae_is_its_definition_in_numpy(tiny: Config, kernels: str, note: Note)
     error = ((((y - mean) @ axes - z) * hidden) ** 2).sum(1)
     energy = ((z * hidden) ** 2).sum(1)
     loss = error.mean() / (ratio * variance.sum())
-    note(f"PMAE's loss against NumPy, kernels {kernels}", abs(float(outcome.loss) / loss - 1), 2e-3)
-    note(f"PMAE's hidden energy against NumPy, kernels {kernels}",
+    assert_within(f"PMAE's loss against NumPy, kernels {kernels}", abs(float(outcome.loss) / loss - 1), 2e-3)
+    assert_within(f"PMAE's hidden energy against NumPy, kernels {kernels}",
          float(np.abs(outcome.energy.cpu().numpy() / energy - 1).max()), 5e-3)  # fmt: skip
 
 
 @pytest.mark.parametrize("kernels", ["all", "none"])
 @torch.no_grad()
-def test_mae_is_transformers(tiny: Config, kernels: str, note: Note) -> None:
+def test_mae_is_transformers(tiny: Config, kernels: str, assert_within: Within) -> None:
     pytest.importorskip("transformers")
     from tests.test_method import _copy_weights, _reference
 
@@ -69,4 +69,4 @@ def test_mae_is_transformers(tiny: Config, kernels: str, note: Note) -> None:
     x, noise = torch.randn(8, *SHAPE, device="cuda"), torch.rand(8, 16, device="cuda")
     found = model(x, Draw(noise, torch.tensor(0.75, device="cuda"), 4)).loss
     expected = reference(x, noise=noise).loss
-    note(f"MAE's loss against transformers, kernels {kernels}", abs(float(found / expected) - 1), 1e-4)
+    assert_within(f"MAE's loss against transformers, kernels {kernels}", abs(float(found / expected) - 1), 1e-4)

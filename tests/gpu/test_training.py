@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import smooth_images
-from tests.gpu.conftest import Note
+from tests.gpu.conftest import Within
 
 from pmae import api
 from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig, replace
@@ -69,7 +69,9 @@ def apart(found: list[float], expected: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("space", "side"), CASES)
-def test_the_fast_engine_gives_the_plain_ones_losses(space: str, side: int, tmp_path: Path, note: Note) -> None:
+def test_the_fast_engine_gives_the_plain_ones_losses(
+    space: str, side: int, tmp_path: Path, assert_within: Within
+) -> None:
     # More images than components: those without variance would be hidden or not by chance.
     images = images_for(side, 3584 if side == 32 else 356)
     batch = 640 if side == 32 else BATCH
@@ -81,19 +83,19 @@ def test_the_fast_engine_gives_the_plain_ones_losses(space: str, side: int, tmp_
             config = config_for(space, side, **common, **chosen)
             made[engine, precision] = losses(config, images, tmp_path / f"{engine}-{precision}")
     exact, bound = made["plain", "float32"], BOUND.get(space, 1e-5)
-    note(f"{space} {side}x{side}, float32, first step", apart(made["auto", "float32"][:1], exact[:1]), 1e-5)
-    note(f"{space} {side}x{side}, float32", apart(made["auto", "float32"], exact), bound)
+    assert_within(f"{space} {side}x{side}, float32, first step", apart(made["auto", "float32"][:1], exact[:1]), 1e-5)
+    assert_within(f"{space} {side}x{side}, float32", apart(made["auto", "float32"], exact), bound)
     autocast = apart(made["plain", "bfloat16"], exact)
-    note(f"{space} {side}x{side}, bfloat16", apart(made["auto", "bfloat16"], exact), 2 * autocast + 2e-3)
+    assert_within(f"{space} {side}x{side}, bfloat16", apart(made["auto", "bfloat16"], exact), 2 * autocast + 2e-3)
 
 
-def test_attention_kernels_alone_train_too(tmp_path: Path, note: Note) -> None:
+def test_attention_kernels_alone_train_too(tmp_path: Path, assert_within: Within) -> None:
     images = images_for(32)
     made = [
         losses(config_for("pca", 32, train__kernels=kernels, train__precision="float32"), images, tmp_path / kernels)
         for kernels in ("attention", "none")
     ]
-    note("attention kernels alone, float32", apart(*made), 1e-4)
+    assert_within("attention kernels alone, float32", apart(*made), 1e-4)
 
 
 @pytest.mark.parametrize("space", ["pca", "mae", "contrastive"])
@@ -165,7 +167,7 @@ def test_a_fast_path_that_is_wrong_is_stopped_at_the_first_step(
         api.pretrain(config_for("pca", 32), images_for(32), tmp_path / "run", quiet=True, figures=False)
 
 
-def test_evaluation_fine_tuning_and_export_after_training(tmp_path: Path, note: Note) -> None:
+def test_evaluation_fine_tuning_and_export_after_training(tmp_path: Path, assert_within: Within) -> None:
     from pmae.data.images import ImageSet, Splits
     from pmae.evaluate.protocols import only, preset
     from pmae.export import export
@@ -178,4 +180,4 @@ def test_evaluation_fine_tuning_and_export_after_training(tmp_path: Path, note: 
     api.evaluate(run.path, only(preset("plain"), ["linear", "knn"]), splits, baselines=False, figures=False)
     results = json.loads((run.path / "results.json").read_text())
     assert results["pretrain"]["epoch"] == 3
-    note("export to timm after training on the card", export(run.path, "timm", tmp_path / "timm"), 1e-4)
+    assert_within("export to timm after training on the card", export(run.path, "timm", tmp_path / "timm"), 1e-4)

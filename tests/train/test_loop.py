@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -53,6 +54,18 @@ def test_a_run_learns_and_leaves_a_whole_folder(tiny: Config, toy: Splits, tmp_p
     assert {p.name for p in run.checkpoint(3).iterdir()} == {"encoder.safetensors", "state.json"}
     samples = load_file(run.path / "samples.safetensors")
     assert samples["visible"].shape == (8, 3, 16, 16)
+
+
+def test_a_run_killed_before_it_thinned_out_does_so_when_it_is_resumed(
+    tiny: Config, toy: Splits, tmp_path: Path
+) -> None:
+    config = settled(tiny, toy, train__epochs=4, train__keep=1)
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    kept = sorted(run.path.rglob("*.safetensors"))
+    for name in ("decoder.safetensors", "optimizer.safetensors"):
+        shutil.copy(run.checkpoint() / name, run.checkpoint(3) / name)
+    pretrain(config, toy, run.path, resume=True, quiet=True)
+    assert sorted(run.path.rglob("*.safetensors")) == kept
 
 
 def test_a_copy_without_its_repository_is_told_the_commit(toy: Splits, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What happens around a run: readers that go away, terminals that close, folders that are moved, other images."""
 
+import errno
 import os
 import shutil
 import signal
@@ -99,6 +100,18 @@ def test_under_nohup_a_run_goes_on(
         assert pretrain(config, toy, tmp_path / "run", quiet=True).results["pretrain"]["epoch"] == 2
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_disk_too_full_to_hold_a_folder_is_one_sentence(
+    config: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "truncate", full)  # as the lock is about to name its holder
+    with pytest.raises(UserError, match="the disk is full"):
+        pretrain(config, toy, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.parametrize("what", ["renamed", "deleted", "replaced"])

@@ -161,7 +161,7 @@ def _judgement(scores: dict[str, float], path: str) -> str:
     r2 = scores.get("held_out_r2", scores.get("train_r2", 0.0))
     if r2 < 0.05:
         return f"R2 {r2:.2f} is no better than predicting the mean: it has not learned yet; give it more --epochs"
-    probed = "; linear and knn above are quick probes of training images" if "linear" in scores else ""
+    probed = "; linear and knn above are quick probes, not of test images" if "linear" in scores else ""
     command = "pmae evaluate" if probed else "pmae report"
     return f"it predicts {r2:.0%} of the hidden variance{probed}; next: {command} {path}"
 

@@ -59,10 +59,14 @@ def save(run: Run, files: Contents, name: str, state: dict[str, int], keep: int)
     (run.path / "checkpoints").mkdir(exist_ok=True)
     path = run.path / "checkpoints" / name
     write_whole(path, write)
+    _thin_out(run, keep)
+    return path
+
+
+def _thin_out(run: Run, keep: int) -> None:
     for old in run.checkpoints()[:-keep]:
         for name in FOR_RESUMING:
             (old / name).unlink(missing_ok=True)
-    return path
 
 
 def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> int:
@@ -78,6 +82,7 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
             if model.space.learns:
                 load_into(model.space, path / "space.safetensors", learned=True)
             _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
+            _thin_out(run, run.config.train.keep)  # a run killed before it did so may have nothing left to save
             return int(read_state(path)["step"])
         warnings.warn(f"checkpoint {path.name} is damaged and the one before it is used: {found}", stacklevel=2)
     return 0
