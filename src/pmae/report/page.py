@@ -74,7 +74,8 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         drawings = _figures_of(run)
         own = (tables.class_table(run), tables.settings(run))
         chapters.append(Chapter(run, file_name(run.name), _notes(run), drawings, *own))
-    page = _render(
+    page = render(
+        "page.html.j2",
         runs=read,
         refused=refused,
         verdicts=[verdict(run, read) for run in read],
@@ -134,7 +135,8 @@ def _figures_of(run: Contents) -> list[Drawing]:
     return drawn
 
 
-def _render(**content: object) -> str:
+def render(template: str, **content: object) -> str:
+    """A template of this folder as a page that holds all it shows."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     def as_svg(drawing: Drawing, place: str) -> Markup:
@@ -143,7 +145,7 @@ def _render(**content: object) -> str:
     loader = PackageLoader("pmae.report", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals |= {"as_svg": as_svg, "bounds": bounds, "shown": shown}
-    return environment.get_template("page.html.j2").render(**content)
+    return environment.get_template(template).render(**content)
 
 
 def _notes(run: Contents) -> list[str]:
