@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
-from pmae.data.arrays import from_arrays
+from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.files import shard_files
@@ -37,6 +38,7 @@ from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import is_main, local_device, process_group
 from pmae.train.environment import pick_device
+from pmae.train.journal import say
 
 __all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin"]
 MAPPED = 2000  # test images whose features are kept for the map in the report
@@ -52,6 +54,8 @@ def pretrain(
     figures: bool = True,
 ) -> Run:
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
+
+    Images are an array or a tensor, or a torch `Dataset` or `DataLoader`, which is read once into memory.
 
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
     seconds, which count where there are many runs.
@@ -69,13 +73,13 @@ def pretrain(
     _same_shape("probe.data", splits.train.shape, probe.train)
     quiet = quiet or not is_main()
     if not quiet:
-        print("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]), flush=True)
+        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]))
     run = loop.pretrain(config, splits, out, resume, quiet, online_probe(probe), until)
     if is_main():
         if splits.val is not None and splits is not whole:
             run.add_results(held_out=list(splits.val.names))
         if config.encoder.weights and (told := add_adaptation(run)) and not quiet:
-            print(told, flush=True)
+            say(told)
         if figures:
             save_figures(run)
     return run
@@ -159,9 +163,11 @@ def mae_twin(config: Config) -> Config:
 
 
 def in_memory(images: Any, config: DataConfig) -> Splits:
-    """Arrays, tensors, an `ImageSet` or whole `Splits` as a data set."""
+    """Arrays, tensors, a torch data set, an `ImageSet` or whole `Splits` as a data set."""
     if isinstance(images, Splits):
         return images
+    if isinstance(images, Dataset | DataLoader):
+        return Splits(type(images).__name__, from_torch(images))
     return Splits("array", images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout))
 
 

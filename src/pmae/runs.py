@@ -146,7 +146,9 @@ class Run:
 def require_vacant(path: Path) -> None:
     """Refuse a folder that holds a run, and a file in its place."""
     if (path / "config.json").exists():
-        raise UserError(f"out must be a folder without a run, got {str(path)!r}; continue it with --resume")
+        raise UserError(
+            f"out must be a folder without a run, got {str(path)!r}; resume the run, or name another folder"
+        )
     if path.exists() and not path.is_dir():
         raise UserError(f"out must be a folder, got the file {str(path)!r}")
 
