@@ -23,8 +23,8 @@ def token_figure(run: Contents) -> Drawing:
     if "attention" in run.samples:
         columns["[CLS] looks at"] = lit(pictures, run.samples["attention"][:ROWS])
         said += (
-            " On the right, the brighter a patch, the more [CLS] attends to it in the last block (mean of all heads, each "
-            "image on a scale of its own)."
+            " On the right, the brighter a patch, the more [CLS] attends to it in the last block (mean of all heads, "
+            "each image on a scale of its own)."
         )
     figure, _ = gallery(columns)
     return Drawing("tokens", "What patches look like to the encoder", said, figure)
