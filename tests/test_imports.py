@@ -49,7 +49,7 @@ ALLOWED = {
     # The page joins what the rooms below it compute, as the command line does.
     "app": LEAVES
     | FILES
-    | {"derive", "masking", "spaces", "data", "method", "evaluate", "report"}
+    | {"derive", "masking", "spaces", "models", "data", "method", "evaluate", "classify", "report"}
     | {"train.checkpoint", "train.monitor"},
     "component_mask": LEAVES | FILES | {"masking", "spaces", "data", "train"},
 }

@@ -23,12 +23,14 @@ from pmae.embed import embed
 from pmae.errors import UserError
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
+from pmae.evaluate.baselines import random_weights
 from pmae.evaluate.features import extract
 from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
+from pmae.evaluate.segment import pixels_like, read_masked, segmentation_probe, tokens_of
 from pmae.export import export
 from pmae.files import write_tensors
-from pmae.models import Encoder
+from pmae.models import Encoder, build_encoder
 from pmae.models.described import adopted
 from pmae.plugins import require_plugins
 from pmae.report.page import save_figures
@@ -40,7 +42,7 @@ from pmae.train.distributed import is_main, local_device, process_group
 from pmae.train.environment import pick_device
 from pmae.train.journal import say
 
-__all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin"]
+__all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin", "segment"]
 MAPPED = 2000  # test images whose features are kept for the map in the report
 
 
@@ -130,6 +132,36 @@ def evaluate(
         _save_features(run, load_encoder(run, epochs[-1])[1].to(where), splits, standardize)
         if figures:
             save_figures(run)
+    return run
+
+
+def segment(
+    path: Run | Path | str,
+    masks: Path | str,
+    splits: Splits | None = None,
+    baselines: bool = True,
+    device: str = "auto",
+    say: Callable[[str], None] = lambda message: None,
+) -> Run:
+    """Score a run's patch tokens, and what they must beat, by a linear segmentation probe; into results.json."""
+    run, where = Run(path), pick_device(device)
+    config, encoder, standardize = load_encoder(run)
+    splits, standardize = splits or load(config.data), standardize.to(where)
+    _same_shape("data", encoder.shape, splits.train)
+    data = read_masked(splits, masks, config.train.seed)
+    method = "mae" if config.space.name == "pixels" else "pmae"
+    tokens = {f"{method} epoch {int(run.checkpoint().name.split('_')[1])}": tokens_of(encoder.to(where))}
+    if baselines:
+        untrained = random_weights(lambda: build_encoder(config.encoder, encoder.shape), config.train.seed)
+        tokens |= {"random weights": tokens_of(untrained.to(where).eval()), "raw pixels": pixels_like(encoder)}
+    scores = {}
+    for name, own in tokens.items():
+        found = segmentation_probe(own, standardize, data)
+        say(f"  {name:<16} mIoU {found.in_words()}")
+        scores[name] = dataclasses.asdict(found)
+    counts = {"train": len(data.train.images), "test": len(data.test.images)}
+    about = {"data": splits.name, "counts": counts, "classes": list(data.values), "notes": list(data.notes)}
+    run.add_results(segmentation={**about, "scores": scores})
     return run
 
 

@@ -68,6 +68,8 @@ class Results(TypedDict):
     held_out: NotRequired[list[str]]
     adaptation: NotRequired[dict[str, dict[str, float]]]
     """Accuracy of the probes before and after given weights were trained on."""
+    segmentation: NotRequired[dict[str, Any]]
+    """Of the last folder of masks: its classes, and the scores of each representation."""
     evaluations: NotRequired[list[Any]]
     evaluation: NotRequired[dict[str, Any]]
     """As older versions wrote them."""
