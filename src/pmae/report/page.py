@@ -1,6 +1,6 @@
 """Pages: the report of runs as one HTML file that needs nothing else, and tables and figures as one Markdown file."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Page:
 
 def write_page(name: str, heading: str, page: Page, folder: Path) -> list[Path]:
     """One Markdown file with everything, a CSV file a table, and PNG and SVG of the figures; returns their paths."""
-    _make_folder(folder)
+    make_folder(folder)
     paths = [write_text(folder / f"{table.name}.csv", to_csv(table)) for table in page.tables]
     paths += [path for drawing in page.drawings for path in _save(drawing, folder, drawing.name, ("png", "svg"))]
     parts = [f"## {heading}\n", *map(to_markdown, page.tables)]
@@ -63,7 +63,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         raise UserError(refused[0] if refused else "runs must name at least one run folder, got none")
     beside = out.with_name(f"{out.stem}_files")
     for folder in (out.parent, beside):
-        _make_folder(folder)
+        make_folder(folder)
     across = _figures_across(read)
     standings = [tables.accuracy_table(read, split) for split in splits_of(read)]
     metrics = [tables.metrics_table(read, split) for split in splits_of(read)]
@@ -98,7 +98,7 @@ def save_figures(run: Run, formats: Sequence[str] = ("png",)) -> list[Path]:
         if kind not in FORMATS:
             raise unknown_name("formats", kind, FORMATS)
     contents, folder = load(run.path), run.path / "figures"
-    _make_folder(folder)
+    make_folder(folder)
     drawings = [*_figures_across([contents]), *_figures_of(contents)]
     return [path for drawing in drawings for path in _save(drawing, folder, drawing.name, formats)]
 
@@ -178,6 +178,12 @@ def _write_beside(folder: Path, across: Sequence[Drawing], chapters: Sequence[Ch
         start = f"{chapter.anchor}-" if len(chapters) > 1 else ""
         drawings |= {f"{start}{drawing.name}": drawing for drawing in chapter.drawings}
         named |= {f"{start}{chapter.classes.name}": chapter.classes} if chapter.classes else {}
+    save_all(folder, drawings, named)
+
+
+def save_all(folder: Path, drawings: Mapping[str, Drawing], named: Mapping[str, Table]) -> None:
+    """Figures (PNG, SVG) and tables (CSV, Markdown) by file name, beside a page."""
+    make_folder(folder)
     for name, table in named.items():
         write_text(folder / f"{name}.csv", to_csv(table))
         write_text(folder / f"{name}.md", to_markdown(table))
@@ -189,7 +195,8 @@ def _save(drawing: Drawing, folder: Path, name: str, formats: Sequence[str]) -> 
     return [save_drawing(drawing, folder / f"{name}.{kind}") for kind in formats]
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder for a page, or say what is in its way."""
     with disk_errors(path):
         try:
             path.mkdir(parents=True, exist_ok=True)
