@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pmae.classify.config import FinetuneConfig
 from pmae.classify.fit import protocol_of
@@ -79,7 +79,9 @@ def measure(splits: Splits, start: Start, steps: dict[str, int]) -> Iterator[dic
     """One row for every head, budget and draw."""
     device, classes = start.standardize.mean.device, len(splits.train.classes)
     test = splits.test
-    assert test is not None and test.labels is not None and splits.train.labels is not None
+    assert test is not None
+    assert test.labels is not None
+    assert splits.train.labels is not None
     labels, truth = (torch.from_numpy(part).to(device) for part in (splits.train.labels, test.labels))
     images, held = (Batches(part.images, device) for part in (splits.train, test))
     found = (extract(start.represent, part, start.standardize, compile=False)[start.pooling] for part in (images, held))
@@ -119,7 +121,7 @@ def tuned(
     seed: int,
     held: Batches,
 ) -> Tensor:
-    """Probabilities of the held-out images after that many steps, as `pmae finetune` takes them, from the linear head."""
+    """Probabilities of the held-out images after that many steps from the linear head, as `pmae finetune` takes them."""
     part = splits.train.take(places)
     assert part.labels is not None
     config = FinetuneConfig()
