@@ -121,7 +121,7 @@ def tuned(
     seed: int,
     held: Batches,
 ) -> Tensor:
-    """Probabilities of the held-out images after that many steps from the linear head, as `pmae finetune` takes them."""
+    """Probabilities of the held-out images after so many steps from the linear head, as `pmae finetune` takes them."""
     part = splits.train.take(places)
     assert part.labels is not None
     config = FinetuneConfig()
