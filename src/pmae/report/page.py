@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from pmae.errors import UserError, require, unknown_name
 from pmae.files import disk_errors, write_text
-from pmae.report import charts, samples, tables
+from pmae.report import charts, maps, samples, tables
 from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
 from pmae.report.style import Drawing, as_inline_svg, save_drawing
@@ -116,6 +116,8 @@ def _figures_of(run: Contents) -> list[Drawing]:
     plan: dict[str, Callable[[Contents], Drawing]] = {}
     if "original" in run.samples:
         plan |= {"reconstructions": samples.reconstructions, "masks": samples.masks}
+    if "token_colours" in run.samples and "original" in run.samples:
+        plan["the patch tokens"] = maps.token_figure
     if "variance" in run.samples:
         plan["the spectrum"] = samples.spectrum
         if "top" in run.samples:

@@ -155,7 +155,7 @@ def lost_process_errors(world: World) -> Iterator[None]:
         said = re.sub(r"\[/.*?\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
         raise UserError(
             f"process {world.rank} of {world.size} lost another one, which was killed, failed or was silent for "
-            f"{_timeout().seconds} s ({TIMEOUT}); the last checkpoint is intact, continue with --resume ({said})"
+            f"{_timeout().seconds} s ({TIMEOUT}); the last checkpoint is intact, resume the run ({said})"
         ) from error
 
 
@@ -234,7 +234,7 @@ def put_together(model: MaskedAutoencoder, world: World) -> MaskedAutoencoder:
         return model
     with torch.random.fork_rng(devices=[]):
         copy = build_method(model.config, model.encoder.shape, model.space).to(world.device)
-    copy.load_state_dict(tensors)
+    copy.load_state_dict({name: tensors[name] for name in copy.state_dict()})  # what callbacks added is not looked at
     copy.precision = model.precision
     fast.accelerate(copy, model.config.train.kernels)
     return copy

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pmae import fast, masking
 from pmae.config import Config
-from pmae.data.augment import Standardize, draw_crops
+from pmae.data.augment import Standardize, build_augmentations, draw_crops, draw_noise
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
@@ -20,10 +21,12 @@ from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.described import pixels_note
 from pmae.models.weights import Pretrained, load_weights
+from pmae.plugins import plugin_errors, require_plugins
 from pmae.runs import Run
 from pmae.train import checkpoint, distributed, environment, setup
+from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
-from pmae.train.environment import StopSignal, pick_engine, same_bits
+from pmae.train.environment import BY_CALLBACK, StopSignal, pick_engine, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker, say
 from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
 from pmae.train.schedule import rate, step_seed
@@ -43,12 +46,30 @@ def pretrain(
     until: int | None = None,
 ) -> Run:
     """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
+    # Read when a step is compiled; what runs after this run is not ours to change.
+    precision = torch.get_float32_matmul_precision()
+    try:
+        return _pretrain(config, splits, out, resume, quiet, online_probe, until)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _pretrain(
+    config: Config,
+    splits: Splits,
+    out: Path | str,
+    resume: bool,
+    quiet: bool,
+    online_probe: OnlineProbe | None,
+    until: int | None,
+) -> Run:
     device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
     pick_engine(config.train, device)
     require_tracker(config.train.track)
+    require_plugins(config)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
-    with torch.device("meta"):
+    with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
         # A dry build without memory: what does not fit the data is refused before anything is written.
         model = build_method(config, splits.train.shape)
     with distributed.process_group(device) as world:
@@ -67,9 +88,11 @@ def pretrain(
         for note in [] if quiet else notes:
             say(note)
         with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
-            with same_bits(config.train.deterministic):
+            with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"):
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder)
-            with environment.memory_errors(training.batch_size, device), environment.stop_signals() as stop:
+            blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
+            memory = environment.memory_errors(training.batch_size, device)
+            with memory, environment.stop_signals() as stop, blamed:
                 training.fit(stop, quiet, online_probe, until)
     return run
 
@@ -95,6 +118,8 @@ class Pretraining:
         self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
         self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
+        # Where the model is looked at: fits, R2 and probes need float64.
+        self.looks = torch.device("cpu") if environment.lacks_float64(device) else device
         self.steps = len(splits.train) // self.batch_size
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, splits.train.shape, world)
@@ -108,8 +133,14 @@ class Pretraining:
         self.model.to("cpu" if train.shard else device)
         self.model.precision = environment.pick_precision(train.precision, device)
         fast.accelerate(self.model, train.kernels)
-        if world.size > 1 and self.model.contrastive:
+        if world.size > 1 and self.model.contrastive and getattr(self.model.contrastive.module, "gathers", True):
             self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
+        self.metrics: dict[str, float] = {}
+        self.augmentations = build_augmentations(config.augment)
+        self.callbacks = Callbacks(train.callbacks)
+        if train.callbacks:
+            self.callbacks.start(self)
+            self.model.to("cpu" if train.shard else device)
         self.next_compiles = graph = pick_engine(train, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
@@ -123,7 +154,7 @@ class Pretraining:
 
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""
-        last = min(until or self.epochs, self.epochs)
+        last, self._stop = min(until or self.epochs, self.epochs), stop
         opened: AbstractContextManager[Journal | None] = nullcontext()
         if self.world.main:  # of several processes the first one writes
             tracker = open_tracker(self.config, self.run.path, self.step)
@@ -137,10 +168,30 @@ class Pretraining:
                 with same_bits(self.config.train.deterministic):
                     self._epoch(journal, stop, last)
                 self._monitor(journal, online_probe, last)
-        if self.step == self.epochs * self.steps:
+                if self.config.train.callbacks and self._halts_after_epoch(journal, online_probe, last):
+                    break
+        if self.step == self.epochs * self.steps or stop.number == BY_CALLBACK:
             model = self._whole_model()
             if self.world.main:
-                save_samples(self.run, model, self.standardize, self._held_out_batches(), self.config.train.seed)
+                save_samples(self.run, model, self._statistics(), self._held_out_batches(), self.config.train.seed)
+        self.callbacks("on_end", self)
+
+    def stop(self, reason: str) -> None:
+        """For callbacks: save a checkpoint after this step (in several processes, the next one logged) and end."""
+        if self._stop.number != BY_CALLBACK:
+            self._stop.number, self._stop.reason = BY_CALLBACK, reason
+
+    def _halts_after_epoch(self, journal: Journal | None, online_probe: OnlineProbe | None, last: int) -> bool:
+        """Call `on_epoch`; whether a callback of any process, now or during the epoch, told the run to end."""
+        if self._stop.number != BY_CALLBACK:
+            self.callbacks("on_epoch", self)
+            self._stop.number = max(self.world.all_gather(self._stop.number))
+            if self._stop.number == BY_CALLBACK and self.step < last * self.steps:
+                self._save()
+                self._monitor(journal, online_probe, last)
+        if self._stop.number == BY_CALLBACK and journal:
+            journal.note(f"stopped by a callback at step {self.step}: {self._stop.reason}")
+        return self._stop.number == BY_CALLBACK
 
     def _epoch(self, journal: Journal | None, stop: StopSignal, last: int) -> None:
         """The rest of the current epoch, from whatever step it is at."""
@@ -157,6 +208,8 @@ class Pretraining:
             lr = self.peak_lr * rate(optim.schedule, now, self.epochs, warmup or 0.0)
             self.stepper(self.inputs(epoch, position, images, lr))
             self.step += 1
+            if self.config.train.callbacks:
+                self.callbacks("on_step", self)
             # Several processes agree to stop when they log: asking at every step would make them wait for each other.
             stopped = stop.number if self.world.size == 1 else 0
             if self.step % self.log_every == 0 or position == self.steps - 1 or stopped:
@@ -168,6 +221,9 @@ class Pretraining:
                 self._start_clock()
             if stopped:
                 self._save()
+                if stopped == BY_CALLBACK:
+                    stop.number = stopped
+                    return
                 raise Interrupted(self.run.path, stopped)
         if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == last:
             self._save()
@@ -187,7 +243,8 @@ class Pretraining:
             return drawn.unflatten(0, (views, -1))[:, rows].flatten(0, 1)
 
         draw = draw if len(draw.noise) == 1 else draw._replace(noise=mine(draw.noise))
-        return Inputs(images, mine(crops), draw, lr)
+        noise = draw_noise(self.augmentations, count, generator, self.device)
+        return Inputs(images, mine(crops), draw, lr, tuple(mine(each) for each in noise))
 
     def order(self, epoch: int) -> Tensor:
         """Positions of the images (steps, batch) of an epoch: a function of the seed and the epoch."""
@@ -206,6 +263,7 @@ class Pretraining:
         self._require_folder()
         speed = (self.step - self._timed_from) * self.batch_size / max(time.monotonic() - self._began, 1e-9)
         line = {"epoch": self.step / self.steps, "step": self.step, **values, "lr": lr, "images_per_second": speed}
+        self.metrics |= line
         if journal:
             journal.write(**line)
             journal.show(line, self.step)
@@ -229,26 +287,30 @@ class Pretraining:
         epoch, position = divmod(self.step, self.steps)
         # What given weights were worth before training is told too.
         due = epoch == last or epoch % self.probe_every == 0 if epoch else self.config.encoder.weights is not None
-        if position or not due:
+        if (position or not due) and self._stop.number != BY_CALLBACK:
             return
         model, name = self._whole_model(), "train_r2" if self.held_out is None else "held_out_r2"
         if not journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
             return
-        values = hidden_r2(model, self.standardize, self._held_out_batches(), self.config.train.seed, name)
+        values = hidden_r2(model, self._statistics(), self._held_out_batches(), self.config.train.seed, name)
         if online_probe:
-            values |= online_probe(model.encoder, self.standardize, self.device)
+            values |= online_probe(model.encoder, self._statistics(), self.looks)
         self._require_folder()
         self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
         # Last, because it says that this epoch was measured: a run killed before it does so again.
-        journal.write(epoch=float(epoch), step=self.step, **values)
+        self.metrics |= values
+        journal.write(epoch=self.step / self.steps, step=self.step, **values)
 
     def _whole_model(self) -> MaskedAutoencoder:
         """The model for the first process to look at; all are needed to put a divided one together."""
         model = distributed.put_together(self.model, self.world) if self.config.train.shard else self.model
-        return model.eval()
+        return (model if self.looks == self.device else deepcopy(model).to(self.looks)).eval()
+
+    def _statistics(self) -> Standardize:
+        return self.standardize if self.looks == self.device else deepcopy(self.standardize).to(self.looks)
 
     def _held_out_batches(self) -> Batches:
-        return self.batches if self.held_out is None else Batches(self.held_out.images, self.device)
+        return self.batches.on(self.looks) if self.held_out is None else Batches(self.held_out.images, self.looks)
 
     def _stop_on_bad(self, step: int) -> None:
         """Repeat the draw of the first non-finite step, which its number determines, and save it for inspection."""

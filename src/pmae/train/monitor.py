@@ -1,5 +1,6 @@
 """Looks at a model while and after it trains, without labels: R2 of what is hidden, by bands, and pictures."""
 
+from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -9,10 +10,12 @@ from torch import Tensor
 from pmae import masking
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
+from pmae.errors import UserError
 from pmae.files import write_tensors
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder, PrincipalMAE
-from pmae.models import patchify, unpatchify
+from pmae.models import Encoder, patchify, unpatchify
+from pmae.models.maps import attention_maps, colours, token_maps
 from pmae.runs import Run
 
 BANDS = (0.0, 0.5, 0.8, 0.95, 1.0)
@@ -105,8 +108,9 @@ def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, b
     """Write samples.safetensors, so that figures need neither the data nor the model.
 
     It holds original, visible, prediction and target of a few images; the parts of the spectrum; the variances of the
-    mask groups, largest first, and which of them the masks hide. Images are in the data's units, except target,
-    prediction and all but the top of the spectrum, which are differences and centred at 0 in standardized units.
+    mask groups, largest first, and which of them the masks hide; maps of the patch tokens. Images are in the data's
+    units, except target, prediction and all but the top of the spectrum, which are differences and centred at 0 in
+    standardized units.
     """
     device = standardize.mean.device
     chosen = torch.linspace(0, len(batches) - 1, min(PICTURES, len(batches)), device=device).long()
@@ -118,7 +122,19 @@ def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, b
     tensors |= {"prediction": shown.prediction, "target": shown.target}
     if isinstance(model, PrincipalMAE):
         tensors |= _spectrum(model, x, draw)
+    tensors |= _tokens(model.encoder, x)
     write_tensors(run.path / "samples.safetensors", {name: value.cpu() for name, value in tensors.items()})
+
+
+def _tokens(encoder: Encoder, x: Tensor) -> dict[str, Tensor]:
+    """Patch tokens as colours (B, rows, columns, 3), and the attention of [CLS], of encoders that have them."""
+    if x.shape[2] == 1:  # signals are drawn as lines
+        return {}
+    with suppress(UserError):
+        attention = attention_maps(encoder, x)
+        looked = {} if attention is None else {"attention": attention.float().mean(1)}
+        return {"token_colours": colours(token_maps(encoder, x)), **looked}
+    return {}
 
 
 def _spectrum(model: PrincipalMAE, x: Tensor, draw: Draw) -> dict[str, Tensor]:

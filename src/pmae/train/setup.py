@@ -11,22 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pmae.config import Config
 from pmae.config_file import flat, to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
-from pmae.data.decode import available_bytes
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
 from pmae.models.weights import Pretrained
+from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
 from pmae.spaces.moments import DistributedFit
+from pmae.system import available_bytes, take_lock
 from pmae.train import checkpoint
 from pmae.train.distributed import World
-from pmae.train.environment import describe_environment
+from pmae.train.environment import describe_environment, lacks_float64
 
 FREE = (
     *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
@@ -47,7 +49,7 @@ def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
     what = f"the fit of space {space.config.name!r} to {images:,} images"
     if need > free:
         raise UserError(f"{what} needs {need:,} bytes, and {free:,} are free on {device}; {space.way_out}")
-    seconds = operations / FIT_RATE[device.type]
+    seconds = operations / FIT_RATE["cuda" if device.type == "cuda" else "cpu"]
     about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
     return [f"{what} takes about {about} and {need / 1e9:.1f} GB on {device}"] if seconds > LONG_FIT else []
 
@@ -88,6 +90,7 @@ def run_folder(
 def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     """Refuse other settings than those a run began with, where they matter, and other data."""
     run, now = Run(out), flat(config)
+    require_plugins(run.config, unchanged=True)
     for name, value in flat(run.config).items():
         if value != now[name] and name not in FREE:
             raise UserError(f"{name} must stay {value!r} when a run is resumed, got {now[name]!r}")
@@ -99,6 +102,15 @@ def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     if known != given:
         raise UserError(f"data must be what the run began with, {known}, got {given}")
     write_json(run.path / "config.json", to_dict(config))
+
+
+def require_shapes(space: Space, x: Tensor) -> None:
+    """Refuse a space of somebody's own that gives other shapes than its contract says."""
+    z = space.project(x)
+    name, expected = f"space {space.config.name!r}", (len(x), *space.variance.shape)
+    require(tuple(z.shape) == expected, name, f"one that projects to {expected}, as its variance says", tuple(z.shape))
+    y = space.reconstruct(z)
+    require(y.shape == x.shape, name, f"one that reconstructs {tuple(x.shape)}", tuple(y.shape))
 
 
 @contextlib.contextmanager
@@ -121,9 +133,7 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
 def _lock(handle: int, path: Path) -> None:
     """By the system's lock, which it lets go of when the process dies, with the process written in the file."""
     try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(handle, wait=False)
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
     except BlockingIOError as error:
@@ -141,6 +151,8 @@ def fit_or_load(
 ) -> tuple[Standardize, Space]:
     """Statistics and space, from the run folder if they are there, else fitted and saved."""
     path, device = run.path / "fitted.safetensors", batches.device
+    if lacks_float64(device) and not path.exists():
+        fit_or_load(config, run, batches.on(torch.device("cpu")), shape, world)
     space = build_space(config.space, shape).to(device)
     if path.exists():
         checkpoint.load_into(space, path, prefix="space.")
@@ -149,6 +161,8 @@ def fit_or_load(
     mine = Standardized(batches, standardize, world.part)
     began = time.monotonic()
     space.fit_distributed(Standardized(batches, standardize), DistributedFit(lambda whole: mine, world.all_reduce))
+    if not type(space).__module__.startswith("pmae."):
+        require_shapes(space, standardize(batches.take(torch.arange(2, device=device))))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.monotonic() - began
