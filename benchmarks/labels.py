@@ -11,7 +11,6 @@ class there is nothing to stop on. Nothing is chosen by a label outside the draw
 
 import argparse
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +44,7 @@ STEPS = {"few": 500, "all": 3000}
 """Of fine-tuning, with a part of the labels and with all of them."""
 NEIGHBOURS, PENALTY, SEED = 20, 1.0, 0
 PIXELS, COMPONENTS, SCRATCH = "raw pixels", "PCA features", "from scratch"
+Key = tuple[str, str, int]  # head, budget and draw
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def load_start(name: str, run: Path | None, splits: Splits, device: torch.device
     return Start(fit_pca(images, standardize, shape, encoder.width).to(device), standardize, "pca")
 
 
-def measure(splits: Splits, start: Start, steps: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """One row for every head, budget and draw."""
+def measure(splits: Splits, start: Start, steps: dict[str, int], done: set[Key]) -> Iterator[dict[str, Any]]:
+    """One row for every head, budget and draw that is not done yet."""
     device, classes = start.standardize.mean.device, len(splits.train.classes)
     test = splits.test
     assert test is not None
@@ -98,7 +98,7 @@ def measure(splits: Splits, start: Start, steps: dict[str, int]) -> Iterator[dic
             weights = logistic_regression(x[index], labels[index], classes, PENALTY)
             row = {"budget": budget, "draw": draw, "labels": len(places)}
             yield {"how": "linear", **row, **scores(y @ weights[:-1] + weights[-1], truth)}
-            if start.trainable:
+            if start.trainable and ("fine-tuned", budget, draw) not in done:
                 head = _on_raw(weights, mean, std)
                 count = steps["all" if budget == ALL else "few"]
                 logits = tuned(start, splits, places, head, classes, count, draw, held)
@@ -124,7 +124,7 @@ def tuned(
     """Probabilities of the held-out images after so many steps from the linear head, as `pmae finetune` takes them."""
     part = splits.train.take(places)
     assert part.labels is not None
-    config = FinetuneConfig()
+    config = FinetuneConfig(augment="crops")
     epochs = max(1, round(steps / (len(part) // batch_of(len(part), config.batch_size))))
     protocol = protocol_of(replace(config, epochs=epochs), part)
     # With one label an image and so few steps, an average over a thousand of them would still be the start.
@@ -132,7 +132,7 @@ def tuned(
     device = held.device
     labels = torch.from_numpy(part.labels).to(device)
     images = Batches(part.images, device)
-    made = finetune(start.represent, images, labels, classes, start.standardize, protocol, seed, plain=True, head=head)
+    made = finetune(start.represent, images, labels, classes, start.standardize, protocol, seed, head=head)
     return made.scores(held, start.standardize)
 
 
@@ -144,21 +144,23 @@ def scores(found: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure one start on one set and append its rows; one that is there already is left."""
+    """Measure one start on one set and append each row as it comes; those that are there already are left."""
     out, device = Path(options.out), pick_device(options.device)
-    name, began = options.name or Path(options.set).stem, time.perf_counter()
-    done = [row for row in read(out) if (row["set"], row["start"]) == (name, options.start)]
-    if done:
-        return
+    name = options.name or Path(options.set).stem
     splits = load(DataConfig(options.set))
     splits = replace(splits, train=with_classes(splits)) if not splits.train.classes else splits
     start = load_start(options.start, Path(options.run) if options.run else None, splits, device)
-    rows = list(measure(splits, start, {"few": options.steps, "all": options.steps_all}))
-    commit = describe_environment(splits, device)["commit"]
-    seconds = round(time.perf_counter() - began, 1)
-    common = {"set": name, "start": options.start, "commit": commit, "seconds": seconds}
+    common = {"set": name, "start": options.start, "commit": describe_environment(splits, device)["commit"]}
+    done = {_key(row) for row in read(out) if (row["set"], row["start"]) == (name, options.start)}
     with out.open("a") as file:
-        file.write("".join(json.dumps({**common, **row}) + "\n" for row in rows))
+        for row in measure(splits, start, {"few": options.steps, "all": options.steps_all}, done):
+            if _key(row) not in done:
+                file.write(json.dumps({**common, **row}) + "\n")
+                file.flush()
+
+
+def _key(row: dict[str, Any]) -> Key:
+    return row["how"], row["budget"], row["draw"]
 
 
 def with_classes(splits: Splits) -> Any:
