@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +92,7 @@ def load(path: Path | str, name: str | None = None) -> Contents:
         file = run.path / f"{kind}.safetensors"
         return attempt(file.name, lambda: dict(load_file(file)) if file.is_file() else {}, {})
 
+    answers = tensors("answers")
     evaluations: list[Evaluation] = attempt("results.json", lambda: standing(run.evaluations), [])
     read = Contents(
         name or run.path.resolve().name,
@@ -99,7 +100,7 @@ def load(path: Path | str, name: str | None = None) -> Contents:
         environment=attempt("environment.json", lambda: run.environment, {}),
         metrics=attempt("metrics.jsonl", lambda: _metrics(run), []),
         evaluations=evaluations,
-        scores=scores_of(evaluations),
+        scores=[replace(score, answers=answers.get(score.key)) for score in scores_of(evaluations)],
         samples=tensors("samples"),
         fitted=tensors("fitted"),
         features=tensors("features"),

@@ -137,10 +137,6 @@ class Pretraining:
                 with same_bits(self.config.train.deterministic):
                     self._epoch(journal, stop, last)
                 self._monitor(journal, online_probe, last)
-        if self.step == self.epochs * self.steps:
-            model = self._whole_model()
-            if self.world.main:
-                save_samples(self.run, model, self.standardize, self._held_out_batches(), self.config.train.seed)
 
     def _epoch(self, journal: Journal | None, stop: StopSignal, last: int) -> None:
         """The rest of the current epoch, from whatever step it is at."""
@@ -234,10 +230,12 @@ class Pretraining:
         model, name = self._whole_model(), "train_r2" if self.held_out is None else "held_out_r2"
         if not journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
             return
-        values = hidden_r2(model, self.standardize, self._held_out_batches(), self.config.train.seed, name)
+        looked_at = (self._held_out_batches(), self.config.train.seed)
+        values = hidden_r2(model, self.standardize, *looked_at, name)
         if online_probe:
             values |= online_probe(model.encoder, self.standardize, self.device)
         self._require_folder()
+        save_samples(self.run, model, self.standardize, *looked_at, epoch)
         self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         journal.write(epoch=float(epoch), step=self.step, **values)
