@@ -36,11 +36,14 @@ class Entrant:
 
 
 def lineup(runs: Sequence[Contents], split: str) -> list[Entrant]:
-    """The last epoch of every pretrained encoder, then the baselines; one that runs measured alike comes once."""
-    found = [(run, score) for run in runs for score in pretrained(run.scores) if score.split == split]
+    """The last epoch of every pretrained encoder, then the baselines, in the run's primary pooling.
+
+    A baseline that runs measured alike comes once.
+    """
+    found = [(run, score) for run in runs for score in primary(pretrained(run.scores)) if score.split == split]
     baselines: dict[object, tuple[Contents, Score]] = {}
     for run in runs:
-        for score in run.scores:
+        for score in primary(run.scores):
             if score.is_baseline and score.split == split:
                 key = (score.protocol, score.preset, score.representation, score.data, score.accuracy)
                 baselines.setdefault(key, (run, score))
