@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pmae import plugins
 from pmae.config import Config, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig
 from pmae.data.images import ImageSet, Splits
 
@@ -55,6 +57,19 @@ def tiny() -> Config:
         optim=OptimConfig(base_lr=4e-3, warmup_epochs=1.0),
         train=TrainConfig(epochs=3, batch_size=32, device="cpu", log_every=2, checkpoint_every=1, precision="float32"),
     )
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers or imports as a plug-in goes with it."""
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    before, modules = {kind: dict(table) for kind, table in plugins.TABLES.items()}, set(sys.modules)
+    yield
+    for kind, table in plugins.TABLES.items():
+        table.clear()
+        table.update(before[kind])
+    for name in [name for name in set(sys.modules) - modules if name.startswith("my_")]:
+        del sys.modules[name]
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path, monkeypatch: pytest.M
     model = load_trained(run).model
     assert model.contrastive is not None
     stored = read_tensors(run.checkpoint() / "decoder.safetensors")
-    assert torch.equal(model.contrastive.head.first.weight, stored["projector.first.weight"])
+    assert torch.equal(model.contrastive.module.first.weight, stored["projector.first.weight"])
     images = np.random.default_rng(0).normal(size=(48, 1, 4, 4)).astype(np.float32).cumsum(3)
     splits = Splits("toy", ImageSet(images[:32]), None, ImageSet(images[32:]))
     pretrain(run.config, splits, run.path, resume=True, quiet=True)

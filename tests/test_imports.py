@@ -9,7 +9,7 @@ from pathlib import Path
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "validation", "config", "config_file"}
+LEAVES = {"errors", "validation", "config", "config_file", "plugins"}
 FILES = {"files", "runs"}
 ALLOWED = {
     "errors": set(),
@@ -19,7 +19,8 @@ ALLOWED = {
     "derive": LEAVES,
     "masking": LEAVES,
     "objectives": LEAVES,
-    "contrastive": LEAVES,
+    "plugins": {"errors", "validation", "config"},
+    "contrastive": LEAVES | {"models"},
     "spaces": LEAVES,
     "models": LEAVES | FILES,
     "fast": LEAVES | {"masking", "models"},

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from pmae.config import Config
     from pmae.estimator import PMAE
     from pmae.paper.recipes import recipe
+    from pmae.plugins import register
     from pmae.runs import Run
+    from pmae.train.callbacks import Callback
     from pmae.train.checkpoint import load_encoder
 
 _HOMES = {
+    "Callback": "pmae.train.callbacks",
     "ComponentMask": "pmae.component_mask",
     "PMAE": "pmae.estimator",
     "PMAEClassifier": "pmae.classify.estimator",
@@ -27,9 +30,11 @@ _HOMES = {
     "load_encoder": "pmae.train.checkpoint",
     "pretrain": "pmae.api",
     "recipe": "pmae.paper.recipes",
+    "register": "pmae.plugins",
 }
 __all__ = [
     "PMAE",
+    "Callback",
     "ComponentMask",
     "Config",
     "PMAEClassifier",
@@ -39,6 +44,7 @@ __all__ = [
     "load_encoder",
     "pretrain",
     "recipe",
+    "register",
 ]
 
 

@@ -24,6 +24,7 @@ from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.export import export
 from pmae.models.described import adopted
+from pmae.plugins import require_plugins
 from pmae.report.page import save_figures
 from pmae.results import primary_pooling, scores_of
 from pmae.runs import Run
@@ -51,6 +52,7 @@ def pretrain(
     """
     config = Config() if config is None else config
     require_config(config)
+    require_plugins(config)
     whole = load(config.data) if images is None else in_memory(images, config.data)
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))

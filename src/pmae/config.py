@@ -58,6 +58,8 @@ class AugmentConfig(Settings):
     """How a crop is resized back to the full size."""
     flip: bool = True
     """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
+    extra: tuple[str, ...] = ()
+    """Registered augmentations that come after, in their order: name or name(option=value)."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class SpaceConfig(Settings):
 
     name: str = "pca"
     """The masking space: pca (PMAE), ica, learned, patch_pca, kernel_pca (KMAE), diffusion, cosine, fourier,
-    wavelet, or pixels (MAE)."""
+    wavelet, pixels (MAE), or a registered one: name or name(option=value)."""
     grouped: bool = False
     """Hide whole bands as one: rings of frequencies, wavelet subbands, or a component of patch_pca everywhere."""
     components: Count | None = None
@@ -124,10 +126,14 @@ class ObjectiveConfig(Settings):
     """For patches: compare with pixels standardized within each patch (the text), or raw (the released default)."""
     scale: Literal["constant", "sum", "mean"] = "constant"
     """Divide by ratio x total variance, by nothing (the paper's norm), or by the batch's hidden count (released)."""
+    loss: str = "squared"
+    """How a prediction is compared: by its squared error, or a registered objective, name or name(option=value)."""
     contrastive_weight: NonNegative | None = None
     """Weight of NT-Xent between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
+    contrastive: str = "nt_xent"
+    """The loss between the two crops: NT-Xent, or a registered one, name or name(option=value)."""
     temperature: Positive = 0.2
-    """For the contrastive loss: its softmax temperature."""
+    """For NT-Xent: its softmax temperature."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ class EncoderConfig(Settings):
     """The encoder that is kept after pretraining."""
 
     name: str = "vit_tiny"
-    """vit_tiny (192 wide, 12 blocks, 12 heads, as in the paper) or any timm image model."""
+    """vit_tiny (192 wide, 12 blocks, 12 heads, as in the paper), any timm image model, or a registered encoder."""
     patch_size: Count | None = None
     """Side of a patch in pixels, or length in samples; derived from the data's size if not given."""
     width: Width | None = None
@@ -235,6 +241,10 @@ class TrainConfig(Settings):
     """How many checkpoints keep decoder and optimizer for resuming; older ones keep the encoder alone."""
     track: Literal["none", "tensorboard", "wandb"] = "none"
     """Draw the metrics in TensorBoard or Weights & Biases (offline) too, in the run folder."""
+    callbacks: tuple[str, ...] = ()
+    """Registered callbacks that see every step and epoch and may end the run: name or name(option=value)."""
+    plugins: tuple[str, ...] = ()
+    """Filled in by a run: what of its settings is registered by whose file, with the file's hash."""
 
     def check(self) -> None:
         plain = {"train.shard is on": self.shard, "train.deterministic is on": self.deterministic}

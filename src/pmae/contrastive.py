@@ -7,6 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pmae.config import ObjectiveConfig
+from pmae.errors import require
+from pmae.models.encoder import Encoder
+from pmae.plugins import find
 
 HIDDEN, OUT = 1024, 128  # widths of the projection head
 
@@ -36,27 +39,44 @@ def nt_xent(z: Tensor, temperature: float) -> Tensor:
     return functional.cross_entropy(similarity.masked_fill(itself, float("-inf")), partner)
 
 
-class Contrastive:
-    """NT-Xent between two crops of every image, each with its own hidden part: head, weight and the batch it is over.
+class NTXent(ProjectionHead):
+    """NT-Xent of projected features: a view is to find the other one of its image among all of the batch."""
 
-    No module: the method registers the head where its weights are saved.
+    def __init__(self, width: int, temperature: float) -> None:
+        super().__init__(width)
+        self.temperature = temperature
+
+    def forward(self, features: Tensor, x: Tensor | None = None) -> Tensor:
+        z = super().forward(features)
+        with torch.autocast(z.device.type, enabled=False):
+            return nt_xent(z, self.temperature)
+
+
+class Contrastive:
+    """The loss between two crops of every image, each with its own hidden part: its module, weight and batch.
+
+    No module: the method registers the one inside where its weights are saved.
     """
 
-    def __init__(self, config: ObjectiveConfig, width: int) -> None:
-        self.weight, self.temperature = config.contrastive_weight or 0.0, config.temperature
-        self.head = ProjectionHead(width)
+    def __init__(self, config: ObjectiveConfig, encoder: Encoder) -> None:
+        self.weight, self.name = config.contrastive_weight or 0.0, config.contrastive
+        self.module: nn.Module
+        if self.name == "nt_xent":
+            self.module = NTXent(encoder.width, config.temperature)
+        else:
+            self.module = find("contrastive", self.name, "objective.contrastive")(encoder)
+        rule = "a torch module, called with features and images"
+        require(isinstance(self.module, nn.Module), f"objective.contrastive {self.name!r}", rule, type(self.module))
         self.gather: Callable[[Tensor], Tensor] | None = None
-        """From the features of this process to those of all, where there are several."""
+        """From the features of this process to those of all, where there are several and the loss is over them."""
 
-    def project(self, features: Tensor) -> Tensor:
-        """Points of the whole batch's features (2B, width): all first views, then all second ones."""
-        return self.head(features if self.gather is None else self.gather(features))
-
-    def loss(self, z: Tensor) -> Tensor:
-        """Weighted NT-Xent of the points."""
-        return self.weight * nt_xent(z, self.temperature)
+    def __call__(self, features: Tensor, x: Tensor) -> Tensor:
+        """The weighted loss of features (2B, width), first views before second ones, of the whole images (2B, ...)."""
+        found = self.module(features if self.gather is None else self.gather(features), x)
+        require(found.shape == (), f"objective.contrastive {self.name!r}", "one number", tuple(found.shape))
+        return self.weight * found
 
 
-def build_contrastive(config: ObjectiveConfig, width: int) -> Contrastive | None:
-    """The loss for features so wide, where the settings give it a weight."""
-    return Contrastive(config, width) if config.contrastive_weight else None
+def build_contrastive(config: ObjectiveConfig, encoder: Encoder) -> Contrastive | None:
+    """The loss for an encoder's features, where the settings give it a weight."""
+    return Contrastive(config, encoder) if config.contrastive_weight else None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pmae.config import KERNEL_SPACES, Config, DecoderConfig, EncoderConfig, replace
 from pmae.errors import UserError, require
+from pmae.plugins import sources
 
 TOKENS_A_SIDE, TOKENS_A_ROW, FEWEST_TOKENS, MOST_TOKENS = 8, 12, 4, 64
 BASE_LR, CONTRASTIVE_LR, LARGE_BATCH = 1.5e-4, 6e-4, 512
@@ -139,6 +140,7 @@ RULES = (
     # Each line waits for the device: of a long run a thousand will do, and the ends of its epochs.
     Rule("train.log_every", None, lambda c: min(50, max(1, c.steps // 10, c.steps * c.epochs // 1000)),
          "{c.steps} steps an epoch"),
+    Rule("train.plugins", None, lambda c: sources(c.config), "whose code the run uses", overrules=True),
 )  # fmt: skip
 
 

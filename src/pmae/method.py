@@ -37,9 +37,10 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = Decoder(config.decoder, encoder, config.encoder.patch_size)
         self.patch, self.patches = self.decoder.patch, math.prod(self.decoder.grid)
         self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
-        self.contrastive = build_contrastive(config.objective, encoder.width)
+        self.objective = objectives.build_loss(config.objective)
+        self.contrastive = build_contrastive(config.objective, encoder)
         if self.contrastive:
-            self.decoder.projector = self.contrastive.head  # saved with the decoder, and thrown away with it
+            self.decoder.projector = self.contrastive.module  # saved with the decoder, and thrown away with it
 
     @property
     def mask_group_count(self) -> int:
@@ -59,14 +60,15 @@ class MaskedAutoencoder(nn.Module):
             patches = self.decoder(prefix, tokens, None if mask is None else mask.order)
         return patches.float(), tokens.mean(1)
 
-    def compare(self, found: objectives.Comparison, energy: Tensor | float, features: Tensor, share: Tensor) -> Outcome:
-        """The scaled squared error and, in training, the contrastive loss between two views of every image."""
+    def compare(
+        self, found: objectives.Comparison, energy: Tensor | float, features: Tensor, share: Tensor, x: Tensor
+    ) -> Outcome:
+        """The scaled loss and, in training, the contrastive one between two views of every image."""
         scale = "hidden" if self.space.learns else self.config.objective.scale
         loss = objectives.scaled(found, scale, self.ratio * energy)
         if self.contrastive and self.training:
             with self._autocast(features):
-                z = self.contrastive.project(features)
-            loss = loss + self.contrastive.loss(z)
+                loss = loss + self.contrastive(features, x)
         return Outcome(loss, found.error, found.energy, share)
 
     def _autocast(self, x: Tensor) -> torch.autocast:
@@ -98,11 +100,12 @@ class PrincipalMAE(MaskedAutoencoder):
         y = unpatchify(patches, self.patch, self.encoder.shape)
         share = (self.space.variance_share * hidden).sum(1).expand(len(x))
         if not self.on_pixels:
-            found = objectives.on_components(self.space.project_bf16(y), z, hidden)
-            return self.compare(found, self.space.variance.sum(), features, share)
+            found = objectives.on_components(self.space.project_bf16(y), z, hidden, self.objective)
+            return self.compare(found, self.space.variance.sum(), features, share, x)
         # Standardized pixels have a variance of 1 each, which coefficients without an inverse do not add up to.
         energy = float(x[0].numel()) if math.isinf(self.space.tolerance) else self.space.variance.sum()
-        return self.compare(objectives.on_pixels(y, x - visible), energy, features, share)
+        found = objectives.on_pixels(y, x - visible, self.objective)
+        return self.compare(found, energy, features, share, x)
 
 
 class MAE(MaskedAutoencoder):
@@ -120,8 +123,8 @@ class MAE(MaskedAutoencoder):
         mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
         target = torch.take_along_dim(patchify(x, self.patch), mask.drop[..., None], 1)
         predicted, features = self.predict(x, mask)
-        found = objectives.on_patches(predicted, target, self.config.objective.normalize_patches)
-        return self.compare(found, x[0].numel(), features, found.size / x[0].numel())
+        found = objectives.on_patches(predicted, target, self.config.objective.normalize_patches, self.objective)
+        return self.compare(found, x[0].numel(), features, found.size / x[0].numel(), x)
 
 
 def build_method(config: Config, shape: tuple[int, int, int], space: Space | None = None) -> MaskedAutoencoder:

@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix
 
 import pmae
-from pmae.classify.calibrate import calibration_error, fit_reference, fit_temperature, nll
+from pmae.classify.calibrate import calibration_error, fit_reference, fit_temperature, nll, reliability
 from pmae.classify.config import FinetuneConfig
 from pmae.classify.finetune import finetune
 from pmae.classify.fit import loss_for, regression
@@ -109,7 +109,8 @@ def test_temperature_is_that_of_scikit_learn() -> None:
     assert found == pytest.approx(4.0, rel=0.05)
     ours = softmax(over.decision_function(x) / found, 1)
     np.testing.assert_allclose(ours, theirs.predict_proba(x), atol=5e-3)
-    assert calibration_error(ours, y) < 0.03 < calibration_error(softmax(over.decision_function(x), 1), y)
+    before = softmax(over.decision_function(x), 1)
+    assert calibration_error(reliability(ours, y)) < 0.03 < calibration_error(reliability(before, y))
 
 
 def test_a_few_images_all_answered_right_make_nothing_certain() -> None:

@@ -13,7 +13,7 @@ EXEMPT = {
     "make test": "it is what runs this",
     "pmae sweep ratio": "names the command inside a sentence; README and docs/choose-a-ratio.md run it with its values",
 }
-PROGRAMS = ("pmae", "torchrun", "python", "make", "pip")
+PROGRAMS = ("pmae", "torchrun", "make", "pip")
 FENCE = r"^```(?P<language>[^\n]*)\n(?P<block>.*?)^```"
 SPAN = r"(?<!`)`(?P<span>pmae [^`]+)`(?!`)"
 
@@ -37,6 +37,18 @@ def steps(page: Path) -> list[Step]:
             lines = [line.removeprefix("$ ") for line in match["block"].splitlines()]
             found += [Step("command", line) for line in lines if line.split(" ")[0] in PROGRAMS]
     return found
+
+
+def is_file(step: Step) -> bool:
+    """Whether a block of Python is a file of the reader's, named in its first line."""
+    return bool(re.match(r"# \w+\.py\n", step.text))
+
+
+def files_of(page: Path) -> dict[str, str]:
+    """The files that a page has its reader write; that on spaces shows one under another heading."""
+    found = {step.text.split("\n")[0][2:]: step.text for step in steps(page) if is_file(step)}
+    blocks = [step.text for step in steps(page) if step.kind == "python"]
+    return found | ({"my_spaces.py": blocks[0]} if page.name == "add-a-space.md" else {})
 
 
 def is_command(span: str) -> bool:

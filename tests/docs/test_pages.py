@@ -18,10 +18,9 @@ import torch
 
 from pmae.app import explorer
 from pmae.cli import COMMANDS, main
-from pmae.spaces import SPACES
 
 from .conftest import SMALL, pixels
-from .pages import EXEMPT, PAGES, ROOT, Step, commands, steps, words
+from .pages import EXEMPT, PAGES, ROOT, Step, commands, files_of, is_file, steps, words
 
 SIZES = [(f"{part}.{key}", value) for part in ("encoder", "decoder") for key, value in (("width", 16), ("depth", 1))]
 SETTINGS = [*SIZES, ("encoder.heads", 2), ("decoder.heads", 2), ("train.batch_size", 16)]
@@ -50,7 +49,10 @@ def smaller(command: list[str]) -> list[str]:
     # Four processes go on where two stopped; one does the same, also another number, for a quarter of the time.
     command = text.replace("nproc-per-node\0004", "nproc-per-node\0001").split("\0")
     name = next(word for word in command if word in COMMANDS)
-    more = [*MORE.get(name, []), *(["--optim.warmup-epochs", "1"] if "released" in command else [])]
+    more = MORE.get(name, [])
+    if "--encoder" in command:  # whose sizes are its own
+        more = [word for flag in zip(more[::2], more[1::2], strict=True) if "encoder." not in flag[0] for word in flag]
+    more = [*more, *(["--optim.warmup-epochs", "1"] if "released" in command else [])]
     return command if "--resume" in command or "--list" in command else [*command, *more]
 
 
@@ -73,26 +75,13 @@ def pmae(command: list[str]) -> None:
         assert flag not in ("-o", "--out") or Path(value).exists(), f"{value} was to be written"
 
 
-def python(command: list[str]) -> None:
-    """`python -c CODE ARGUMENTS` in this process."""
-    flag, code, *arguments = command
-    assert flag == "-c"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["-c", *arguments])
-        patch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
-        patch.delitem(sys.modules, "my_spaces", raising=False)
-        with pytest.raises(SystemExit) as stop:
-            exec(code, {})
-    assert stop.value.code == 0
-
-
 def torchrun(command: list[str]) -> None:
     """Processes of their own, over Gloo on this machine."""
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-RUN: dict[str, Callable[[list[str]], None]] = {"pmae": pmae, "python": python, "torchrun": torchrun}
+RUN: dict[str, Callable[[list[str]], None]] = {"pmae": pmae, "torchrun": torchrun}
 
 
 @pytest.fixture
@@ -121,7 +110,8 @@ def namespace() -> dict[str, Any]:
     images = pixels(32, 16, 16, 3)
     batch = torch.from_numpy(images[:8].transpose(0, 3, 1, 2).copy())
     labels = np.arange(len(images)) % 2
-    return {"images": images, "labels": labels, "others": images[:8], "array": images, "batch": batch, "small": SMALL}
+    given = {"images": images, "labels": labels, "others": images[:8], "array": images, "batch": batch}
+    return {**given, "small": SMALL, "__name__": "my_spaces"}
 
 
 def execute(block: str, names: dict[str, Any]) -> None:
@@ -139,9 +129,8 @@ def prepare(page: Path, folder: Path, run: Path) -> None:
     written = {*re.findall(r"--out (runs/\w+)", text), "runs/demo"}
     for name in set(re.findall(r"(?<![\w/])runs/\w+", text)) - written:
         shutil.copytree(run, folder / name)
-    if "my_spaces" in text:
-        block = next(step.text for step in steps(page) if step.kind == "python")
-        (folder / "my_spaces.py").write_text(block)
+    for file, block in files_of(page).items():
+        (folder / file).write_text(block)
     if "pmae data cifar10" in text:
         shutil.rmtree(folder / "data" / "cifar-10-batches-bin")
     (folder / "results").symlink_to(ROOT / "results")
@@ -152,8 +141,9 @@ def perform(step: Step, names: dict[str, Any], run: str) -> None:
     for out in re.findall(r"(?:--out |out=\")(runs/\w+)", step.text):
         if "--resume" not in step.text:
             shutil.rmtree(out, ignore_errors=True)
-    if step.kind == "python":
+    if step.kind == "python" and not is_file(step):
         execute(step.text, names)
+    if step.kind == "python":
         return
     program, *rest = words(step.text.replace(" RUN ", f" {run} "))
     RUN[program](expanded(smaller(rest), step.text))
@@ -166,11 +156,10 @@ def test_a_page_runs_from_top_to_bottom(
     stand_ins: Path,
     namespace: dict[str, Any],
     served: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    registry: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = PAGES[name]
-    monkeypatch.setitem(SPACES, "hadamard", SPACES["pca"])
     prepare(page, reader, stand_ins / "run")
     shown = [step for step in steps(page) if " ".join(words(step.text)) not in EXEMPT or step.kind == "python"]
     mine = [out for step in shown for out in re.findall(r"--out (runs/\w+)", step.text)]

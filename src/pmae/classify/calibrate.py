@@ -45,15 +45,33 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     return float(np.exp(found.x))
 
 
-def calibration_error(claimed: np.ndarray, targets: np.ndarray) -> float:
-    """Expected calibration error: how far the probability of an answer is from how often it is right, over 15 bins."""
+class Bin(NamedTuple):
+    """Answers of about the same probability: its mean, how often they are right, and how many they are."""
+
+    claimed: float
+    right: float
+    images: int
+
+
+def judged(claimed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The probability of every answer, and 1 where it is right: the likeliest class, or each class by itself."""
     if targets.ndim == 2:
-        sure, right = claimed.ravel(), targets.ravel()
-    else:
-        sure, right = claimed.max(1), (claimed.argmax(1) == targets).astype(float)
-    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
-    gaps = np.abs(np.bincount(bins, right - sure, BINS))
-    return float(gaps.sum() / len(sure))
+        return claimed.ravel(), targets.ravel().astype(float)
+    return claimed.max(1), (claimed.argmax(1) == targets).astype(float)
+
+
+def reliability(claimed: np.ndarray, targets: np.ndarray) -> list[Bin]:
+    """The reliability diagram: answers in 15 bins of their probability, those that are empty left out."""
+    sure, right = judged(claimed, targets)
+    place = np.minimum((sure * BINS).astype(int), BINS - 1)
+    counts = np.bincount(place, minlength=BINS)
+    means = [np.bincount(place, values, BINS) / np.maximum(counts, 1) for values in (sure, right)]
+    return [Bin(float(means[0][i]), float(means[1][i]), int(counts[i])) for i in np.flatnonzero(counts)]
+
+
+def calibration_error(bins: list[Bin]) -> float:
+    """Expected calibration error: how far the probability of an answer is from how often it is right."""
+    return sum(b.images * abs(b.right - b.claimed) for b in bins) / sum(b.images for b in bins)
 
 
 class Reference(NamedTuple):

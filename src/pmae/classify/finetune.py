@@ -9,7 +9,7 @@ from typing import Any
 from pmae.classify.adapters import require_peft
 from pmae.classify.config import FinetuneConfig
 from pmae.classify.fit import Fitted, Say, fit
-from pmae.classify.labels import LabelledData, read_labelled, with_validation
+from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
 from pmae.classify.model import ImageClassifier, is_classifier
 from pmae.classify.score import score
 from pmae.classify.start import Start, load_start, reading_of
@@ -92,7 +92,9 @@ def _keep(path: Path, fitted: Fitted, data: LabelledData, start: Start, notes: l
     parts = {"val": data.val, "test": data.test}
     scores = [score(fitted.classifier, part, name) for name, part in parts.items() if part is not None]
     counts = {name: len(part.targets) for name, part in {"train": data.train, **parts}.items() if part is not None}
-    told: dict[str, Any] = {"data": {"name": data.name, "counts": counts, "notes": notes}, "training": fitted.history}
+    seen = dict(zip(data.classes, per_class(data.train, len(data.classes)).tolist(), strict=True))
+    about = {"name": data.name, "counts": counts, "per_class": seen, "notes": notes}
+    told: dict[str, Any] = {"data": about, "training": fitted.history}
     write_json(path / "results.json", {**told, "scores": scores})
     fitted.classifier.save(path)
     (path / STATE).unlink(missing_ok=True)

@@ -93,9 +93,9 @@ def with_validation(data: LabelledData, share: float, seed: int) -> LabelledData
 def _check(data: LabelledData) -> None:
     """Refuse what cannot be learned: too few images of a class, or a class that only a held-out part has."""
     require(len(data.classes) >= 2 or data.multi_label, "labels", "of two classes or more", data.classes)
-    counts = _per_class(data.train, len(data.classes))
+    counts = per_class(data.train, len(data.classes))
     for name, part in {"val": data.val, "test": data.test}.items():
-        there = _per_class(part, len(data.classes)) if part else np.zeros_like(counts)
+        there = per_class(part, len(data.classes)) if part else np.zeros_like(counts)
         only = [label for label, here, train in zip(data.classes, there, counts, strict=True) if here and not train]
         if only:
             raise UserError(f"labels of {name} must be classes of train ({shown(list(data.classes))}), got {only[0]!r}")
@@ -103,7 +103,8 @@ def _check(data: LabelledData) -> None:
         require(count >= 2, f"class {label!r}", "of at least 2 training images", count)
 
 
-def _per_class(part: Labelled, classes: int) -> np.ndarray:
+def per_class(part: Labelled, classes: int) -> np.ndarray:
+    """How many images each class has."""
     targets = part.targets
     return targets.sum(0).astype(int) if targets.ndim == 2 else np.bincount(targets, minlength=classes)
 

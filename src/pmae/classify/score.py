@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from pmae.classify.calibrate import calibration_error, nll, probabilities
+from pmae.classify.calibrate import calibration_error, judged, nll, probabilities, reliability
 from pmae.classify.fit import features_of
 from pmae.classify.labels import Labelled
 from pmae.classify.model import CHANCE, ImageClassifier
@@ -15,6 +15,8 @@ from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.files import read_object
 
 RESAMPLES = 1000
+LEAST, MISTAKES = (0.5, 0.8, 0.9, 0.95, 0.99), 12
+"""Probabilities that a user may ask of an answer, and wrong answers that are named."""
 
 
 def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, Any]:
@@ -24,13 +26,45 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
     found, raw = probabilities(logits, multi), logits * classifier.card.temperature
     metrics = _several(found, part.targets, classifier.classes) if multi else _one(found, part.targets, classifier)
     drifted = float((classifier.reference.distances(features) > classifier.reference.threshold).mean())
+    bins, before = (reliability(claimed, part.targets) for claimed in (found, probabilities(raw, multi)))
     sure = {
         "nll": nll(logits, part.targets),
         "nll_uncalibrated": nll(raw, part.targets),
-        "calibration_error": calibration_error(found, part.targets),
-        "calibration_error_uncalibrated": calibration_error(probabilities(raw, multi), part.targets),
+        "calibration_error": calibration_error(bins),
+        "calibration_error_uncalibrated": calibration_error(before),
+        "reliability": [b._asdict() for b in bins],
+        "reliability_uncalibrated": [b._asdict() for b in before],
     }
-    return {"split": split, "images": len(part.targets), **metrics, "calibration": sure, "drifted": drifted}
+    told = {"split": split, "images": len(part.targets), **metrics, "calibration": sure, "drifted": drifted}
+    if multi:
+        return told
+    return told | {"coverage": coverage(found, part.targets), "mistakes": mistakes(found, part, classifier.classes)}
+
+
+def coverage(found: np.ndarray, targets: np.ndarray) -> list[dict[str, Any]]:
+    """How many images are left, and how often they are right, if only answers of a least probability are taken."""
+    sure, right = judged(found, targets)
+    taken = {least: sure >= least for least in LEAST}
+    return [
+        {"probability": least, "images": int(own.sum()), "right": int(right[own].sum())} for least, own in taken.items()
+    ]
+
+
+def mistakes(found: np.ndarray, part: Labelled, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The wrong answers that are surest of themselves, by file."""
+    sure, right = judged(found, part.targets)
+    wrong = np.flatnonzero(right == 0)
+    surest = wrong[np.argsort(-sure[wrong], kind="stable")][:MISTAKES].tolist()
+    names, answers = part.images.names, found.argmax(1)
+    return [
+        {
+            "file": names[i] if names else f"#{i}",
+            "label": classes[part.targets[i]],
+            "answer": classes[answers[i]],
+            "probability": float(sure[i]),
+        }
+        for i in surest
+    ]
 
 
 def _one(found: np.ndarray, targets: np.ndarray, classifier: ImageClassifier) -> dict[str, Any]:

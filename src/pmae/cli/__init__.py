@@ -28,6 +28,10 @@ COMMANDS = {
     "completions": ("pretrain", "Print the script that completes commands and flags in bash, zsh or fish."),
 }
 """Where a command is, and what `pmae --help` says of it; command `x` is the dataclass `X` there, and its `run`."""
+HINTS = (
+    "pmae COMMAND --help tells the rest; pmae --version",
+    "--import FILE, with any command, brings spaces, losses and callbacks of your own (docs/extend.md)",
+)
 LASTING = ("pretrain", "evaluate", "finetune", "predict", "embed", "paper", "spaces", "sweep", "export", "demo")
 """Commands whose work is in files: who reads what they print may go away."""
 WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ.update(WAITING)
     if not given or given[0] in ("-h", "--help"):
         lines = [f"  {name:<11} {sentence}" for name, (_, sentence) in COMMANDS.items()]
-        print("\n".join([TITLE, "", "commands:", *lines, "", "pmae COMMAND --help tells the rest; pmae --version"]))
+        print("\n".join([TITLE, "", "commands:", *lines, "", *HINTS]))
         return 0
     if given[0] == "--version":
         from importlib.metadata import version
@@ -63,7 +67,7 @@ def _run(given: list[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn  # type: ignore[assignment]
-            parsed(given[0], given[1:]).run()
+            parsed(given[0], imported(given[1:])).run()
     except UserError as error:
         print(f"pmae: error: {error}", file=sys.stderr)
         return 2
@@ -76,6 +80,22 @@ def _run(given: list[str]) -> int:
         print(f"pmae: {stop}", file=sys.stderr)
         return stop.code
     return 0
+
+
+def imported(arguments: list[str]) -> list[str]:
+    """Arguments of any command without `--import MODULE`, as often as it is there, once each was imported."""
+    rest, words = list[str](), iter(arguments)
+    for word in words:
+        option, _, module = word.partition("=")
+        if option != "--import":
+            rest.append(word)
+            continue
+        from pmae.plugins import load
+
+        if not (module := module or next(words, "")):
+            raise UserError("--import must be followed by a module or a .py file that registers names")
+        load(module)
+    return rest
 
 
 def kind_of(command: str) -> Any:

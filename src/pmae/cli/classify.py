@@ -1,6 +1,7 @@
 """`pmae finetune` and `predict`: a classifier of labelled images, and what it says of new ones."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -68,6 +69,7 @@ class Finetune(Conversion):
         finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)
         print(in_words(self.out))
         print(f"classifier: {self.out}   (classifier.json, classifier.safetensors, results.json)")
+        print(f"how sure to be: pmae report {self.out} -o {Path(self.out).name}.html")
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class Pretrain(Common):
         from pmae.files import folder_path
         from pmae.train.distributed import is_main
 
-        default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name}"
+        default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name.partition('(')[0]}"
         run = api.pretrain(config, out=default if self.out is None else folder_path(self.out), resume=self.resume)
         if not is_main():
             return

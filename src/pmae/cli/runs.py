@@ -101,22 +101,29 @@ class Evaluate(OtherData):
 
 @dataclass(frozen=True)
 class Report:
-    """Write one self-contained HTML page about one or several runs.
+    """Write one self-contained HTML page about one or several runs, or about classifiers that pmae finetune wrote.
 
     examples:
       pmae report runs/a
       pmae report runs/a runs/b -o both.html
+      pmae report clf -o clf.html               how sure to be: accuracy, calibration, classes, what to do next
     """
 
     runs: Annotated[tyro.conf.Positional[list[str]], tyro.conf.arg(metavar="RUN...")]
-    """Run folders; a page about several compares them."""
+    """Run folders, or folders of classifiers; a page about several compares them."""
     out: Out = "report.html"
     """The page to write; its tables and figures go beside it."""
 
     def run(self) -> None:
         require(bool(self.runs), "runs", "one run folder or more", self.runs)
+        from pmae.report.classifier import write_classifier_report
+        from pmae.report.classifier_contents import is_classifier
         from pmae.report.page import write_report
 
+        if any(map(is_classifier, self.runs)):
+            write_classifier_report(self.runs, self.out)
+            print(f"report: {self.out}")
+            return
         for sentence in write_report(self.runs, self.out):
             print(f"left out: {sentence}", file=sys.stderr)
         print(f"report: {self.out}")

@@ -1,15 +1,22 @@
 """Random resized crop, flip and standardization of a whole batch on its device, as two small GEMMs per image."""
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pmae.config import AugmentConfig
+from pmae.errors import require
+from pmae.plugins import build
 
 ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
+NOISE = 16  # uniform numbers an image for a registered augmentation that does not ask for another count
+
+Augmentation = Callable[[Tensor, Tensor], Tensor]
+"""A registered one: standardized images (B, C, H, W) and noise (B, 16), all that is random, to images as large."""
 
 
 class Boxes(NamedTuple):
@@ -97,6 +104,29 @@ def _weights(start: Tensor, length: Tensor, size: int, interpolation: str) -> Te
         weight = (1 - distance).clamp(min=0.0)
     weight = torch.where(inside, weight, 0.0)
     return weight / weight.sum(2, keepdim=True)
+
+
+def build_augmentations(config: AugmentConfig) -> list[Augmentation]:
+    """The registered augmentations that the settings name."""
+    return [build("augmentation", each, "augment.extra") for each in config.extra]
+
+
+def draw_noise(
+    augmentations: list[Augmentation], count: int, generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Noise (count, numbers) for each of them; one that needs other than 16 numbers an image says so as `noise`."""
+    sizes = [int(getattr(each, "noise", NOISE)) for each in augmentations]
+    return tuple(torch.rand(count, size, generator=generator, device=device) for size in sizes)
+
+
+def augmented(x: Tensor, augmentations: list[Augmentation], noise: tuple[Tensor, ...]) -> Tensor:
+    """Images after every registered augmentation."""
+    for each, drawn in zip(augmentations, noise, strict=True):
+        before, x = x.shape, each(x, drawn)
+        require(
+            x.shape == before, "augment.extra", f"augmentations that keep the shape {tuple(before)}", tuple(x.shape)
+        )
+    return x
 
 
 class Standardize(nn.Module):

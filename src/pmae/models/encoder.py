@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pmae.config import EncoderConfig
 from pmae.errors import UserError, require, unknown_name
+from pmae.plugins import TABLES, find, is_registered, parse
 
 VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
@@ -82,8 +83,10 @@ def pool(prefix: Tensor, patches: Tensor) -> dict[str, Tensor]:
 
 def build_encoder(config: EncoderConfig, shape: tuple[int, int, int]) -> Encoder:
     """An untrained encoder for images (C, H, W); `config.patch_size` must be resolved for a ViT."""
+    if config.name != "vit_tiny" and is_registered("encoder", parse(config.name, "encoder.name")[0]):
+        return _tried(config.name, shape, lambda: find("encoder", config.name, "encoder.name")(shape))
     if config.name != "vit_tiny" and not timm.is_model(config.name):
-        raise unknown_name("encoder.name", config.name, ["vit_tiny", *timm.list_models()])
+        raise unknown_name("encoder.name", config.name, ["vit_tiny", *TABLES["encoder"], *timm.list_models()])
     name, options = timm_recipe(config, shape)
     if config.name == "vit_tiny":
         net = VisionTransformer(num_classes=0, **options)
@@ -92,12 +95,19 @@ def build_encoder(config: EncoderConfig, shape: tuple[int, int, int]) -> Encoder
             nn.init.normal_(net.cls_token, std=0.02)  # type: ignore[arg-type]
         net.pos_embed = nn.Parameter(sine_cosine(options["embed_dim"], *net.patch_embed.grid_size), requires_grad=False)
         return Encoder(net, shape)
+    return _tried(name, shape, lambda: timm.create_model(name, num_classes=0, pretrained=False, **options))
+
+
+def _tried(name: str, shape: tuple[int, int, int], make: Callable[[], nn.Module]) -> Encoder:
+    """An encoder that takes such images: some networks shrink small ones to nothing, and only running them tells."""
     try:
-        encoder = Encoder(timm.create_model(name, num_classes=0, pretrained=False, **options), shape)
-        # Some networks shrink small images to nothing, and only running them tells.
+        encoder = Encoder(make(), shape)
         with torch.no_grad():
-            encoder.eval()(torch.zeros(1, *shape))
-    except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+            prefix, tokens = encoder.eval()(torch.zeros(1, *shape))
+        found = (*prefix.shape[::2], *tokens.shape[::2])
+        width = encoder.width
+        require(found == (1, width) * 2, "encoder.net", f"one of {width} numbers a token (num_features)", found)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"encoder.name {name!r} cannot take images of shape {shape}: {error}") from error
     return encoder.train()
 

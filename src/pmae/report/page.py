@@ -2,11 +2,11 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -25,6 +25,8 @@ from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
 PARTS = ("page.css", "curves.js", "page.js")
+NOTHING: dict[str, Any] = {"curves": {"runs": [], "panels": []}, "maps": {}, "sprites": {}}
+"""What a page without curves and maps gives its script."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Page:
 
 def write_page(name: str, heading: str, page: Page, folder: Path) -> list[Path]:
     """One Markdown file with everything, a CSV file a table, and PNG and SVG of the figures; returns their paths."""
-    _make_folder(folder)
+    make_folder(folder)
     paths = [write_text(folder / f"{table.name}.csv", to_csv(table)) for table in page.tables]
     paths += [path for drawing in page.drawings for path in _save(drawing, folder, drawing.name, ("png", "svg"))]
     parts = [f"## {heading}\n", *map(to_markdown, page.tables)]
@@ -73,7 +75,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         raise UserError(refused[0] if refused else "runs must name at least one run folder, got none")
     beside = out.with_name(f"{out.stem}_files")
     for folder in (out.parent, beside):
-        _make_folder(folder)
+        make_folder(folder)
     across = _figures_across(read)
     splits = splits_of(read)
     bars = {drawing.name: drawing for drawing in across}
@@ -88,7 +90,8 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         "maps": {one.name: one.data for one in maps},
         "sprites": {one.sprite_key: one.sprite for one in maps},
     }
-    page = _render(
+    page = render(
+        "page.html.j2",
         runs=read,
         refused=refused,
         verdicts=[verdict(run, read) for run in read],
@@ -131,7 +134,7 @@ def save_figures(run: Run, formats: Sequence[str] = ("png",)) -> list[Path]:
         if kind not in FORMATS:
             raise unknown_name("formats", kind, FORMATS)
     contents, folder = load(run.path), run.path / "figures"
-    _make_folder(folder)
+    make_folder(folder)
     drawings = [*_figures_across([contents]), *_figures_of(contents)]
     return [path for drawing in drawings for path in _save(drawing, folder, drawing.name, formats)]
 
@@ -172,7 +175,8 @@ def _figures_of(run: Contents) -> list[Drawing]:
     return drawn
 
 
-def _render(**content: object) -> str:
+def render(template: str, **content: object) -> str:
+    """A template of this folder as a page that holds all it shows."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     drawn: dict[str, str] = {}
@@ -191,7 +195,7 @@ def _render(**content: object) -> str:
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals |= {"as_svg": as_svg, "bounds": bounds, "shown": shown, "first_with": first_with}
     environment.globals |= {"style": Markup(style), "script": Markup(script), "digest": digest, "color": color}
-    return environment.get_template("page.html.j2").render(**content)
+    return environment.get_template(template).render(**{"data": NOTHING, **content})
 
 
 def _notes(run: Contents) -> list[str]:
@@ -224,6 +228,12 @@ def _write_beside(folder: Path, across: Sequence[Drawing], chapters: Sequence[Ch
         start = f"{chapter.anchor}-" if len(chapters) > 1 else ""
         drawings |= {f"{start}{drawing.name}": drawing for drawing in chapter.drawings}
         named |= {f"{start}{chapter.classes.name}": chapter.classes} if chapter.classes else {}
+    save_all(folder, drawings, named)
+
+
+def save_all(folder: Path, drawings: Mapping[str, Drawing], named: Mapping[str, Table]) -> None:
+    """Figures (PNG, SVG) and tables (CSV, Markdown) by file name, beside a page."""
+    make_folder(folder)
     for name, table in named.items():
         write_text(folder / f"{name}.csv", to_csv(table))
         write_text(folder / f"{name}.md", to_markdown(table))
@@ -235,7 +245,8 @@ def _save(drawing: Drawing, folder: Path, name: str, formats: Sequence[str]) -> 
     return [save_drawing(drawing, folder / f"{name}.{kind}") for kind in formats]
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder for a page, or say what is in its way."""
     with disk_errors(path):
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """Masking spaces, by name."""
 
 from pmae.config import SpaceConfig
-from pmae.errors import UserError, unknown_name
+from pmae.errors import UserError
+from pmae.plugins import TABLES, find
 from pmae.spaces.base import Space
 from pmae.spaces.fixed import Cosine, Fourier, Pixels, Wavelet
 from pmae.spaces.kernel_pca import DiffusionMaps, KernelPCA
@@ -11,7 +12,8 @@ from pmae.spaces.recombined import ICA, Learned
 __all__ = ["ICA", "PCA", "SPACES", "Cosine", "DiffusionMaps", "Fourier", "KernelPCA", "Learned", "PatchPCA"]
 __all__ += ["Pixels", "Space", "Wavelet", "build_space"]
 
-SPACES: dict[str, type[Space]] = {
+SPACES: dict[str, type[Space]] = TABLES["space"]
+SPACES |= {
     "cosine": Cosine,
     "diffusion": DiffusionMaps,
     "fourier": Fourier,
@@ -27,12 +29,11 @@ SPACES: dict[str, type[Space]] = {
 
 def build_space(config: SpaceConfig, shape: tuple[int, int, int]) -> Space:
     """The unfitted space that the settings name, for images (C, H, W)."""
-    if config.name not in SPACES:
-        raise unknown_name("space.name", config.name, SPACES)
-    if config.grouped and not SPACES[config.name].has_bands:
+    space: Space = find("space", config.name, "space.name")(shape, config)
+    if config.grouped and not space.has_bands:
         having = ", ".join(sorted(name for name, kind in SPACES.items() if kind.has_bands))
         raise UserError(
             f"space.grouped must be off for space.name {config.name!r}, whose coefficients form no bands, got True; "
             f"spaces with bands: {having}"
         )
-    return SPACES[config.name](shape, config)
+    return space

@@ -18,11 +18,12 @@ from pmae.files import read_object, read_tensors, write_json, write_tensors, wri
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
 from pmae.models.weights import require_fit
+from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, read_state
 from pmae.spaces import Space, build_space
 from pmae.train.step import build_optimizer
 
-FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors")
+FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors", "extra.safetensors")
 
 Contents = Mapping[str, Mapping[str, Tensor]]  # the tensors of each file of a checkpoint
 
@@ -34,9 +35,20 @@ def contents(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer) -> Cont
         "decoder.safetensors": model.decoder.state_dict(),
         "optimizer.safetensors": optimizer_tensors(model, optimizer),
     }
-    if model.space.learns:
-        files["space.safetensors"] = {key: value.detach() for key, value in model.space.named_parameters()}
-    return files
+    more = {"space.safetensors": space_state(model.space), "extra.safetensors": extra_state(model)}
+    return files | {name: tensors for name, tensors in more.items() if tensors}
+
+
+def space_state(space: Space) -> dict[str, Tensor]:
+    """What training changes in a space: of ours the parameters, if it has any, of somebody else's maybe all."""
+    learned = {key: value.detach() for key, value in space.named_parameters()}
+    return learned if not learned or type(space).__module__.startswith("pmae.") else space.state_dict()
+
+
+def extra_state(model: MaskedAutoencoder) -> dict[str, Tensor]:
+    """What plug-ins added to a model beside its encoder, decoder and space; fitted buffers of a space are elsewhere."""
+    ours = ("encoder.net.", "decoder.", "space.")
+    return {key: value for key, value in model.state_dict().items() if not key.startswith(ours)}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -79,8 +91,8 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
         if found is None:
             load_into(model.encoder.net, path / "encoder.safetensors")
             load_into(model.decoder, path / "decoder.safetensors")
-            if model.space.learns:
-                load_into(model.space, path / "space.safetensors", learned=True)
+            load_trained_space(model.space, path)
+            _load_extra(model, path / "extra.safetensors")
             _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
             _thin_out(run, run.config.train.keep)  # a run killed before it did so may have nothing left to save
             return int(read_state(path)["step"])
@@ -88,10 +100,17 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
     return 0
 
 
+def _load_extra(model: MaskedAutoencoder, path: Path) -> None:
+    tensors = read_tensors(path) if path.exists() else {}
+    require_fit(f"checkpoint {str(path)!r} does not fit the plug-ins", extra_state(model), tensors)
+    model.load_state_dict(tensors, strict=False)
+
+
 def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
     """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need."""
     run = Run(run)
     config, standardize = run.config, load_standardize(run)
+    require_plugins(config)
     path = _require_whole(run.checkpoint(epoch), "encoder.safetensors")
     if config.encoder.name == "vit_tiny":
         # Without its memory first: damaged settings may ask for more than there is.
@@ -112,12 +131,23 @@ def save_fitted(run: Run, standardize: Standardize, space: Space) -> None:
 
 def load_space(run: Run, epoch: int | None = None) -> Space:
     """The fitted space of a run; one that learns as it was at the last checkpoint or a given epoch."""
+    require_plugins(run.config)
     space = build_space(run.config.space, run.shape)
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
-    if space.learns:
-        # The fitted rest of it does not change while training.
-        load_into(space, _require_whole(run.checkpoint(epoch), "space.safetensors"), learned=True)
+    if space_state(space):
+        path = run.checkpoint(epoch)
+        _require_whole(path, "space.safetensors")
+        load_trained_space(space, path)
     return space
+
+
+def load_trained_space(space: Space, checkpoint: Path) -> None:
+    """Load what training changed, if it changes anything; the fitted rest is in the space."""
+    if expected := space_state(space):
+        path = checkpoint / "space.safetensors"
+        tensors = read_tensors(path)
+        require_fit(f"checkpoint {str(path)!r} does not fit the settings", expected, tensors)
+        space.load_state_dict(space.state_dict() | tensors)
 
 
 def load_standardize(run: Run) -> Standardize:
@@ -128,12 +158,11 @@ def load_standardize(run: Run) -> Standardize:
     return Standardize(fitted["mean"], fitted["std"])
 
 
-def load_into(module: nn.Module, path: Path, prefix: str = "", learned: bool = False) -> None:
-    """Load a state dict, or what is `learned` of one, that must fit exactly, or say what does not."""
-    state, tensors = module.state_dict(), read_tensors(path, prefix)
-    expected = dict(module.named_parameters()) if learned else state
-    require_fit(f"checkpoint {str(path)!r} does not fit the settings", expected, tensors)
-    module.load_state_dict(state | tensors)
+def load_into(module: nn.Module, path: Path, prefix: str = "") -> None:
+    """Load a state dict that must fit exactly, or say what does not."""
+    tensors = read_tensors(path, prefix)
+    require_fit(f"checkpoint {str(path)!r} does not fit the settings", module.state_dict(), tensors)
+    module.load_state_dict(tensors)
 
 
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

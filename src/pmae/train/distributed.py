@@ -234,7 +234,7 @@ def put_together(model: MaskedAutoencoder, world: World) -> MaskedAutoencoder:
         return model
     with torch.random.fork_rng(devices=[]):
         copy = build_method(model.config, model.encoder.shape, model.space).to(world.device)
-    copy.load_state_dict(tensors)
+    copy.load_state_dict({name: tensors[name] for name in copy.state_dict()})  # what callbacks added is not looked at
     copy.precision = model.precision
     fast.accelerate(copy, model.config.train.kernels)
     return copy

@@ -92,10 +92,14 @@ def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
         raise UserError(f"{said}; {advice}") from error
 
 
+BY_CALLBACK = 1000  # beyond all signals
+
+
 class StopSignal:
-    """The number of the signal that asked a run to stop; 0 if none did."""
+    """The number of the signal that asked a run to stop; 0 if none did, and `BY_CALLBACK` if a callback did."""
 
     number = 0
+    reason = ""
 
 
 @contextlib.contextmanager

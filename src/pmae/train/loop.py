@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pmae import fast, masking
 from pmae.config import Config
-from pmae.data.augment import Standardize, draw_crops
+from pmae.data.augment import Standardize, build_augmentations, draw_crops, draw_noise
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
@@ -20,10 +20,12 @@ from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.described import pixels_note
 from pmae.models.weights import Pretrained, load_weights
+from pmae.plugins import plugin_errors, require_plugins
 from pmae.runs import Run
 from pmae.train import checkpoint, distributed, environment, setup
+from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
-from pmae.train.environment import StopSignal, pick_engine, same_bits
+from pmae.train.environment import BY_CALLBACK, StopSignal, pick_engine, same_bits
 from pmae.train.journal import Journal, open_tracker, require_tracker, say
 from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
 from pmae.train.schedule import rate, step_seed
@@ -46,9 +48,10 @@ def pretrain(
     device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
     pick_engine(config.train, device)
     require_tracker(config.train.track)
+    require_plugins(config)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
-    with torch.device("meta"):
+    with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
         # A dry build without memory: what does not fit the data is refused before anything is written.
         model = build_method(config, splits.train.shape)
     with distributed.process_group(device) as world:
@@ -67,9 +70,11 @@ def pretrain(
         for note in [] if quiet else notes:
             say(note)
         with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
-            with same_bits(config.train.deterministic):
+            with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"):
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder)
-            with environment.memory_errors(training.batch_size, device), environment.stop_signals() as stop:
+            blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
+            memory = environment.memory_errors(training.batch_size, device)
+            with memory, environment.stop_signals() as stop, blamed:
                 training.fit(stop, quiet, online_probe, until)
     return run
 
@@ -108,8 +113,14 @@ class Pretraining:
         self.model.to("cpu" if train.shard else device)
         self.model.precision = environment.pick_precision(train.precision, device)
         fast.accelerate(self.model, train.kernels)
-        if world.size > 1 and self.model.contrastive:
+        if world.size > 1 and self.model.contrastive and getattr(self.model.contrastive.module, "gathers", True):
             self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
+        self.metrics: dict[str, float] = {}
+        self.augmentations = build_augmentations(config.augment)
+        self.callbacks = Callbacks(train.callbacks)
+        if train.callbacks:
+            self.callbacks.start(self)
+            self.model.to("cpu" if train.shard else device)
         self.next_compiles = graph = pick_engine(train, device) == "graph"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
@@ -123,7 +134,7 @@ class Pretraining:
 
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""
-        last = min(until or self.epochs, self.epochs)
+        last, self._stop = min(until or self.epochs, self.epochs), stop
         opened: AbstractContextManager[Journal | None] = nullcontext()
         if self.world.main:  # of several processes the first one writes
             tracker = open_tracker(self.config, self.run.path, self.step)
@@ -137,6 +148,26 @@ class Pretraining:
                 with same_bits(self.config.train.deterministic):
                     self._epoch(journal, stop, last)
                 self._monitor(journal, online_probe, last)
+                if self.config.train.callbacks and self._halts_after_epoch(journal, online_probe, last):
+                    break
+        self.callbacks("on_end", self)
+
+    def stop(self, reason: str) -> None:
+        """For callbacks: save a checkpoint after this step (in several processes, the next one logged) and end."""
+        if self._stop.number != BY_CALLBACK:
+            self._stop.number, self._stop.reason = BY_CALLBACK, reason
+
+    def _halts_after_epoch(self, journal: Journal | None, online_probe: OnlineProbe | None, last: int) -> bool:
+        """Call `on_epoch`; whether a callback of any process, now or during the epoch, told the run to end."""
+        if self._stop.number != BY_CALLBACK:
+            self.callbacks("on_epoch", self)
+            self._stop.number = max(self.world.all_gather(self._stop.number))
+            if self._stop.number == BY_CALLBACK and self.step < last * self.steps:
+                self._save()
+                self._monitor(journal, online_probe, last)
+        if self._stop.number == BY_CALLBACK and journal:
+            journal.note(f"stopped by a callback at step {self.step}: {self._stop.reason}")
+        return self._stop.number == BY_CALLBACK
 
     def _epoch(self, journal: Journal | None, stop: StopSignal, last: int) -> None:
         """The rest of the current epoch, from whatever step it is at."""
@@ -153,6 +184,8 @@ class Pretraining:
             lr = self.peak_lr * rate(optim.schedule, now, self.epochs, warmup or 0.0)
             self.stepper(self.inputs(epoch, position, images, lr))
             self.step += 1
+            if self.config.train.callbacks:
+                self.callbacks("on_step", self)
             # Several processes agree to stop when they log: asking at every step would make them wait for each other.
             stopped = stop.number if self.world.size == 1 else 0
             if self.step % self.log_every == 0 or position == self.steps - 1 or stopped:
@@ -164,6 +197,9 @@ class Pretraining:
                 self._start_clock()
             if stopped:
                 self._save()
+                if stopped == BY_CALLBACK:
+                    stop.number = stopped
+                    return
                 raise Interrupted(self.run.path, stopped)
         if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == last:
             self._save()
@@ -183,7 +219,8 @@ class Pretraining:
             return drawn.unflatten(0, (views, -1))[:, rows].flatten(0, 1)
 
         draw = draw if len(draw.noise) == 1 else draw._replace(noise=mine(draw.noise))
-        return Inputs(images, mine(crops), draw, lr)
+        noise = draw_noise(self.augmentations, count, generator, self.device)
+        return Inputs(images, mine(crops), draw, lr, tuple(mine(each) for each in noise))
 
     def order(self, epoch: int) -> Tensor:
         """Positions of the images (steps, batch) of an epoch: a function of the seed and the epoch."""
@@ -202,6 +239,7 @@ class Pretraining:
         self._require_folder()
         speed = (self.step - self._timed_from) * self.batch_size / max(time.monotonic() - self._began, 1e-9)
         line = {"epoch": self.step / self.steps, "step": self.step, **values, "lr": lr, "images_per_second": speed}
+        self.metrics |= line
         if journal:
             journal.write(**line)
             journal.show(line, self.step)
@@ -225,7 +263,7 @@ class Pretraining:
         epoch, position = divmod(self.step, self.steps)
         # What given weights were worth before training is told too.
         due = epoch == last or epoch % self.probe_every == 0 if epoch else self.config.encoder.weights is not None
-        if position or not due:
+        if (position or not due) and self._stop.number != BY_CALLBACK:
             return
         model, name = self._whole_model(), "train_r2" if self.held_out is None else "held_out_r2"
         if not journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
@@ -238,7 +276,8 @@ class Pretraining:
         save_samples(self.run, model, self.standardize, *looked_at, epoch)
         self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
         # Last, because it says that this epoch was measured: a run killed before it does so again.
-        journal.write(epoch=float(epoch), step=self.step, **values)
+        self.metrics |= values
+        journal.write(epoch=self.step / self.steps, step=self.step, **values)
 
     def _whole_model(self) -> MaskedAutoencoder:
         """The model for the first process to look at; all are needed to put a divided one together."""

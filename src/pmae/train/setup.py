@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pmae.config import Config
 from pmae.config_file import flat, to_dict
@@ -21,6 +22,7 @@ from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
 from pmae.models.weights import Pretrained
+from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
 from pmae.spaces.moments import DistributedFit
@@ -88,6 +90,7 @@ def run_folder(
 def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     """Refuse other settings than those a run began with, where they matter, and other data."""
     run, now = Run(out), flat(config)
+    require_plugins(run.config, unchanged=True)
     for name, value in flat(run.config).items():
         if value != now[name] and name not in FREE:
             raise UserError(f"{name} must stay {value!r} when a run is resumed, got {now[name]!r}")
@@ -99,6 +102,15 @@ def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     if known != given:
         raise UserError(f"data must be what the run began with, {known}, got {given}")
     write_json(run.path / "config.json", to_dict(config))
+
+
+def require_shapes(space: Space, x: Tensor) -> None:
+    """Refuse a space of somebody's own that gives other shapes than its contract says."""
+    z = space.project(x)
+    name, expected = f"space {space.config.name!r}", (len(x), *space.variance.shape)
+    require(tuple(z.shape) == expected, name, f"one that projects to {expected}, as its variance says", tuple(z.shape))
+    y = space.reconstruct(z)
+    require(y.shape == x.shape, name, f"one that reconstructs {tuple(x.shape)}", tuple(y.shape))
 
 
 @contextlib.contextmanager
@@ -149,6 +161,8 @@ def fit_or_load(
     mine = Standardized(batches, standardize, world.part)
     began = time.monotonic()
     space.fit_distributed(Standardized(batches, standardize), DistributedFit(lambda whole: mine, world.all_reduce))
+    if not type(space).__module__.startswith("pmae."):
+        require_shapes(space, standardize(batches.take(torch.arange(2, device=device))))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.monotonic() - began

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pmae import fast
 from pmae.config import Config, OptimConfig
-from pmae.data.augment import Standardize, boxes_of, crop
+from pmae.data.augment import Standardize, augmented, boxes_of, build_augmentations, crop
 from pmae.errors import UserError, require
 from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
 from pmae.masking import Draw
@@ -35,6 +35,8 @@ class Inputs(NamedTuple):
     crops: Tensor
     draw: Draw
     lr: float
+    noise: tuple[Tensor, ...] = ()
+    """For registered augmentations."""
 
 
 class Tally:
@@ -75,6 +77,7 @@ class Plain:
     def __post_init__(self) -> None:
         self.tally = Tally(self.standardize.mean.device)
         self._leaves = [p for p in self.model.parameters() if p.requires_grad]
+        self._augmentations = build_augmentations(self.config.augment)
 
     def __call__(self, inputs: Inputs) -> None:
         """Take one step."""
@@ -83,17 +86,17 @@ class Plain:
         self.optimizer.zero_grad(set_to_none=True)
         # Sharded, torch's own hooks talk to the other processes.
         with lost_process_errors(self.world) if self.config.train.shard else nullcontext():
-            loss, values = self.measure(inputs.images, inputs.crops, inputs.draw)
+            loss, values = self.measure(inputs.images, inputs.crops, inputs.draw, *inputs.noise)
             loss.backward()
             self._update(values, self.optimizer.step)
 
-    def measure(self, images: Tensor, crops: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+    def measure(self, images: Tensor, crops: Tensor, draw: Draw, *noise: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and (loss, error, energy, masked share) for the tally."""
         augment, (height, width) = self.config.augment, images.shape[-2:]
         # Two crops of an image where two views of it are wanted.
         images = images.repeat(len(crops) // len(images), 1, 1, 1)
         x = self.standardize(crop(images, boxes_of(crops, height, width, augment), augment.interpolation))
-        outcome = self.model(x, draw)
+        outcome = self.model(augmented(x, self._augmentations, noise), draw)
         values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.masked_share.mean()])
         return outcome.loss, values.detach()
 
@@ -129,7 +132,7 @@ class Graph(Plain):
     def __call__(self, inputs: Inputs) -> None:
         for group in self.optimizer.param_groups:
             group["lr"].fill_(inputs.lr * group["scale"])
-        self._captured(inputs.images, inputs.crops, inputs.draw)
+        self._captured(inputs.images, inputs.crops, inputs.draw, *inputs.noise)
 
 
 class FastEngine:
@@ -176,14 +179,20 @@ class FastEngine:
     def _plain_loss(self, inputs: Inputs) -> Tensor:
         """The loss of a step by timm's own code; nothing is trained, and what a forward pass changes is put back."""
         model = self.current.model
-        buffers = [(buffer, buffer.clone()) for buffer in model.encoder.buffers()]
+        # Averages of batch norms and of teachers, but not the space, whose basis may be large and does not change.
+        kept = [
+            *model.encoder.buffers(),
+            *model.decoder.buffers(),
+            *(p for p in model.parameters() if not p.requires_grad),
+        ]
+        buffers = [(buffer, buffer.clone()) for buffer in kept]
         hide = getattr(model, "hide_components", None)
         fast.accelerate(model, "none")
         if hide is not None:
             # The same masks: of components without variance the kernel and the sort may hide other ones.
             model.hide_components = hide
         try:
-            loss, _ = Plain.measure(self.current, inputs.images, inputs.crops, inputs.draw)
+            loss, _ = Plain.measure(self.current, inputs.images, inputs.crops, inputs.draw, *inputs.noise)
         finally:
             fast.accelerate(model, self.current.config.train.kernels)
             for buffer, before in buffers:

@@ -1,0 +1,241 @@
+"""The page of classifiers: how good each is, how far its probabilities can be trusted, and what to do next."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pmae.errors import UserError
+from pmae.files import write_text
+from pmae.report import style
+from pmae.report.charts import confusion
+from pmae.report.classifier_contents import SPLITS, Calibration, Classifier, HeldOut, is_classifier, load
+from pmae.report.contents import distinct_names, file_name
+from pmae.report.page import make_folder, render, save_all
+from pmae.report.style import Drawing, panels, styled
+from pmae.report.tables import Cell, Table
+from pmae.results import Interval, Score
+
+PRECISE, TRUSTED, WEAK = 5.0, 0.05, 0.7
+"""Half an interval in points, a calibration error and a recall on whose good side nothing needs to be said."""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What the page says of one classifier."""
+
+    classifier: Classifier
+    anchor: str
+    verdict: dict[str, Any]
+    notes: list[str]
+    advice: list[str]
+    drawings: list[Drawing]
+    tables: list[Table] = field(default_factory=list)
+
+
+def write_classifier_report(paths: Sequence[Path | str], out: Path | str) -> None:
+    """Write the page of these classifiers to `out`, and its tables and figures to the folder `<stem>_files`."""
+    out = Path(out)
+    for path in paths:
+        if not is_classifier(path):
+            raise UserError(f"runs must be classifiers or runs, not both on one page, got {str(path)!r}")
+    read = [load(path, name) for path, name in zip(paths, distinct_names(paths), strict=True)]
+    chapters, table = [_chapter(one) for one in read], metrics_table(read)
+    beside = out.with_name(f"{out.stem}_files")
+    make_folder(out.parent)
+    page = render("classifier.html.j2", chapters=chapters, metrics=table)
+    drawings: dict[str, Drawing] = {}
+    tables = {table.name: table}
+    for chapter in chapters:
+        start = f"{chapter.anchor}-" if len(chapters) > 1 else ""
+        drawings |= {f"{start}{drawing.name}": drawing for drawing in chapter.drawings}
+        tables |= {f"{start}{own.name}": own for own in chapter.tables}
+    save_all(beside, drawings, tables)
+    write_text(out, page)
+
+
+def _chapter(one: Classifier) -> Chapter:
+    part = one.main
+    drawings = [reliability(one)] if part.calibration.reliability else []
+    tables = [counts_table(one)]
+    if part.confusion:
+        named: dict[str, Any] = {"confusion": part.confusion, "classes": one.classes}
+        drawn = confusion(Score("finetune", one.card["pooling"], part.split, part.images, {}, **named))
+        said = f"{part.images:,} images of {part.split}: percent of each true class (row) given each answer (column)."
+        drawings.append(replace(drawn, caption=said))
+        tables = [coverage_table(one), *tables]
+    if part.mistakes:
+        tables.append(mistakes_table(one))
+    notes = [str(note) for note in one.data.get("notes", [])] + [note for own in one.parts for note in own.notes]
+    return Chapter(one, file_name(one.name), verdict(one), notes, list(advice(one)), drawings, tables)
+
+
+def verdict(one: Classifier) -> dict[str, Any]:
+    """How good it is and how sure that is, in sentences; `kind` colours them."""
+    part, found, multi = one.main, one.accuracy, one.card.get("multi_label")
+    low, high = found.low, found.high
+    bounds = f" (95% interval {low:.0f} to {high:.0f}%)" if low is not None and high is not None else ""
+    what = "All labels are" if multi else "The label is"
+    share = "unknown" if found.value is None else f"{found.value:.1f}%"
+    headline = f"{what} right for {share} of {part.images:,} images it was not trained on{bounds}."
+    sentences = [] if part.split == "test" else [CHOSEN]
+    commonest = _commonest(part)
+    if commonest is not None:
+        sentences.append(f"Always answering the commonest class would be right for {commonest:.1f}%.")
+    sentences.append(_trust(part.calibration))
+    if part.split == "test":
+        sentences.append(
+            f"{part.drifted:.1%} of the test images are flagged as unlike the training images; 1% would be expected."
+        )
+    kind = "open"
+    if low is not None and high is not None:
+        kind = "no" if low <= (commonest or 0) else "yes" if high - low <= 2 * PRECISE else "open"
+    return {"kind": kind, "headline": headline, "sentences": sentences}
+
+
+CHOSEN = "They are the validation images, which chose when to stop: on new images expect a little less."
+
+
+def _commonest(part: HeldOut) -> float | None:
+    """Percentage that always answering the commonest class gets."""
+    if not part.confusion:
+        return None
+    support = [sum(row) for row in part.confusion]
+    return 100 * max(support) / max(sum(support), 1)
+
+
+def _trust(found: Calibration) -> str:
+    after, before = 100 * found.calibration_error, 100 * found.calibration_error_uncalibrated
+    told = f"Its probabilities are off by {after:.1f} points on average ({before:.1f} before calibration)"
+    if found.calibration_error <= TRUSTED:
+        return f"{told}: they can be taken at their word."
+    answers = sum(b.images for b in found.reliability)
+    surplus = sum(b.images * (b.right - b.claimed) for b in found.reliability) / max(answers, 1)
+    how = "more" if surplus > 0 else "less"
+    return f"{told}: it is {how} often right than it says, so take them as an order, not as frequencies."
+
+
+def advice(one: Classifier) -> Iterator[str]:
+    """What to do next, the most useful first."""
+    part, accuracy = one.main, one.accuracy
+    if part.split == "val":
+        yield "Put labelled images that had no part in training into test/ and fine-tune again: val is too kind."
+    if accuracy.low is not None and accuracy.high is not None and accuracy.high - accuracy.low > 2 * PRECISE:
+        p = min(max((accuracy.value or 50) / 100, 0.05), 0.95)
+        needed = int(np.ceil(p * (1 - p) * (196 / PRECISE) ** 2))
+        yield f"Label more held-out images: about {needed:,} would make the interval {2 * PRECISE:.0f} points wide."
+    yield from _weak_classes(one)
+    counts = list(one.data.get("per_class", {}).values())
+    if one.settings.get("class_weights") == "none" and counts and max(counts) > 5 * min(counts):
+        ratio = max(counts) / max(min(counts), 1)
+        yield f"The commonest class has {ratio:.0f} times the images of the rarest: try --class-weights balanced."
+    if part.calibration.calibration_error > TRUSTED:
+        yield "Use the table of least probabilities below, not the probabilities themselves, to decide what to check."
+    yield f"Label new images: pmae predict {one.name} --data new/ -o predictions.csv"
+
+
+def _weak_classes(one: Classifier) -> Iterator[str]:
+    """The class that is missed most, and what it is taken for."""
+    part, seen = one.main, one.data.get("per_class", {})
+    if not part.confusion:
+        return
+    table = np.array(part.confusion, dtype=np.float64)
+    support = table.sum(1)
+    recall = np.where(support > 0, np.diag(table) / np.maximum(support, 1), 1.0)
+    worst = int(recall.argmin())
+    if recall[worst] >= WEAK:
+        return
+    taken = table[worst].copy()
+    taken[worst] = 0
+    name, other = one.classes[worst], one.classes[int(taken.argmax())]
+    trained = f", of which training saw {seen[name]:,}," if name in seen else ""
+    missed = f"{int(support[worst] - table[worst, worst])} of {int(support[worst])}"
+    yield f"Label more images of {name!r}{trained} and look at those taken for {other!r}: {missed} are missed."
+
+
+@styled
+def reliability(one: Classifier) -> Drawing:
+    """How often answers are right against the probability they claim, before and after the temperature."""
+    found = one.main.calibration
+    figure, (axes, below) = panels((3.0, 1.1))
+    axes.plot([0, 100], [0, 100], color=style.INK, linewidth=0.8, linestyle=":")
+    looks = {"as trained": ("s", "--", style.PALETTE[1]), "calibrated": ("o", "-", style.PALETTE[0])}
+    kinds = zip(looks.items(), (found.reliability_uncalibrated, found.reliability), strict=True)
+    for (name, (shape, line, hue)), bins in kinds:
+        x, y = ([100 * getattr(b, key) for b in bins] for key in ("claimed", "right"))
+        axes.plot(x, y, marker=shape, linestyle=line, color=hue, markersize=4, label=name)
+    below.vlines([100 * b.claimed for b in found.reliability], 0, [b.images for b in found.reliability], linewidth=5)
+    axes.set(xlim=(0, 102), ylim=(0, 102), ylabel="right (%)")
+    below.set(xlim=(0, 102), ylabel="answers", xlabel="probability of the answer (%)")
+    style.legend(figure, [axes])
+    caption = (
+        f"On the dotted line an answer of 80% is right in 80 of 100 cases. Logits are divided by "
+        f"{one.temperature:.2f}, which is fitted on val; shown is {one.main.split}. Points of few answers (below) are "
+        "rough."
+    )
+    return Drawing("reliability", "Can its probabilities be trusted?", caption, figure)
+
+
+def metrics_table(classifiers: Sequence[Classifier]) -> Table:
+    """One row a classifier and held-out part."""
+    names = list(dict.fromkeys(name for one in classifiers for part in one.parts for name in part.metrics))
+    rows: list[list[Cell]] = []
+    for one in classifiers:
+        for part in sorted(one.parts, key=lambda part: SPLITS.index(part.split)):
+            cells: list[Cell] = [part.metrics.get(name, Interval()).percent for name in names]
+            error = 100 * part.calibration.calibration_error
+            rows.append([one.name, part.split, part.images, *cells, error, 100 * part.drifted])
+    header = ("classifier", "part", "images", *(n.replace("_", " ") for n in names), "calibration error", "drifted")
+    return Table("metrics", "Scores on images that were not trained on (%)", header, rows, "With 95% intervals.")
+
+
+def coverage_table(one: Classifier) -> Table:
+    """What is gained by leaving unsure answers to a person."""
+    rows: list[list[Cell]] = []
+    for own in one.main.coverage:
+        share, right = 100 * own.images / one.main.images, share_of(own.right, own.images)
+        rows.append([f"{own.probability:.0%}", own.images, share, right])
+    header = ("least probability", "images", "answered (%)", "right (%)")
+    said = "If less sure answers are left to a person: how many images are answered, and how often they are right."
+    return Table("coverage", f"Where to draw the line, on {one.main.split}", header, rows, said)
+
+
+def share_of(right: int, count: int) -> Interval:
+    """A share in percent with Wilson's 95% interval, which holds for few images too."""
+    if not count:
+        return Interval()
+    from scipy.stats import binomtest
+
+    bounds = binomtest(right, count).proportion_ci(method="wilson")
+    return Interval(right / count, float(bounds.low), float(bounds.high)).percent
+
+
+def counts_table(one: Classifier) -> Table:
+    """Each class: how many images it has, and how well it is found."""
+    seen, part = one.data.get("per_class", {}), one.main
+    rows: list[list[Cell]] = []
+    for own in part.per_class:
+        name, support = str(own["name"]), int(own["support"])
+        start: list[Cell] = [name, seen.get(name), support]
+        if part.confusion:
+            found = share_of(round((own["recall"] or 0) * support), support)
+            rows.append([*start, found, _percent(own["precision"])])
+        else:
+            rows.append([*start, *(_percent(own[key]) for key in ("average_precision", "auc", "accuracy"))])
+    kinds = ("recall (%)", "precision (%)") if part.confusion else ("average precision (%)", "AUC (%)", "accuracy (%)")
+    header = ("class", "training images", f"{part.split} images", *kinds)
+    return Table("classes", f"Each class, on {part.split}", header, rows)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def mistakes_table(one: Classifier) -> Table:
+    """The surest of the wrong answers: often a wrong label."""
+    rows: list[list[Cell]] = [[own.file, own.label, own.answer, 100 * own.probability] for own in one.main.mistakes]
+    said = "Look at these first: some will be mislabelled, the others show what it has not learned."
+    header = ("file", "label", "answer", "probability (%)")
+    return Table("mistakes", "The surest of its wrong answers", header, rows, said)

@@ -1,0 +1,127 @@
+"""A classifier's folder as its page reads it: classifier.json and results.json, typed and checked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pmae.errors import UserError
+from pmae.files import read_object
+from pmae.results import Fraction, Interval
+from pmae.validation import Count, NonNegative, Positive, Rule, coerced
+
+FILE = "classifier.json"
+SPLITS = ("test", "val")
+"""Which held-out part stands for a classifier: val chose when to stop, so test comes first."""
+Natural = Annotated[int, Rule("at least 0", lambda n: n >= 0)]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """One bar of the reliability diagram."""
+
+    claimed: Fraction
+    right: Fraction
+    images: Count
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How far probabilities are from frequencies, with the temperature and without."""
+
+    nll: NonNegative
+    nll_uncalibrated: NonNegative
+    calibration_error: Fraction
+    calibration_error_uncalibrated: Fraction
+    reliability: tuple[Bin, ...] = ()
+    reliability_uncalibrated: tuple[Bin, ...] = ()
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Images left, and right, where answers below a probability are not taken."""
+
+    probability: Fraction
+    images: Natural
+    right: Natural
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer."""
+
+    file: str
+    label: str
+    answer: str
+    probability: Fraction
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What results.json says of one held-out part."""
+
+    split: str
+    images: Count
+    metrics: dict[str, Interval]
+    per_class: tuple[dict[str, Any], ...]
+    calibration: Calibration
+    drifted: Fraction
+    confusion: tuple[tuple[Natural, ...], ...] | None = None
+    notes: tuple[str, ...] = ()
+    coverage: tuple[Covered, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A classifier as its page sees it."""
+
+    name: str
+    classes: tuple[str, ...]
+    card: dict[str, Any]
+    data: dict[str, Any]
+    parts: tuple[HeldOut, ...]
+    temperature: Positive
+
+    @property
+    def main(self) -> HeldOut:
+        """The part that stands for it."""
+        return min(self.parts, key=lambda part: SPLITS.index(part.split))
+
+    @property
+    def accuracy(self) -> Interval:
+        """The share of images whose label, or whose every label, is right; in percent."""
+        metrics = self.main.metrics
+        return metrics.get("accuracy", metrics.get("exact_match", Interval())).percent
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the fine-tuning."""
+        return dict(self.card.get("settings", {}))
+
+
+def is_classifier(path: Path | str) -> bool:
+    """Whether a folder is one that `pmae finetune` wrote."""
+    return (Path(path).expanduser() / FILE).is_file()
+
+
+def load(path: Path | str, name: str) -> Classifier:
+    """Read a classifier's two JSON files, or say what is wrong with them."""
+    folder = Path(path).expanduser()
+    card, results = read_object(folder / FILE), read_object(folder / "results.json")
+    where = str(folder / "results.json")
+    try:
+        told = [_as_intervals(score) for score in results["scores"]]
+        parts: tuple[HeldOut, ...] = coerced(told, tuple[HeldOut, ...], f"scores in {where}")
+        parts = tuple(part for part in parts if part.split in SPLITS)
+        data, classes = dict(results["data"]), tuple(map(str, card["classes"]))
+        temperature = coerced(card.get("temperature", 1.0), Positive, f"temperature in {folder / FILE}")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{where} must be as `pmae finetune` wrote it, but {error!r} is missing or wrong") from error
+    if not parts:
+        raise UserError(f"scores in {where} must be of val or test, got none")
+    return Classifier(name, classes, card, data, parts, temperature)
+
+
+def _as_intervals(score: dict[str, Any]) -> dict[str, Any]:
+    metrics = {key: value if isinstance(value, dict) else {"value": value} for key, value in score["metrics"].items()}
+    return {**score, "metrics": metrics}
