@@ -9,7 +9,7 @@ from pathlib import Path
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "validation", "config", "config_file", "plugins"}
+LEAVES = {"errors", "validation", "config", "config_file", "plugins", "system"}
 FILES = {"files", "runs"}
 ALLOWED = {
     "errors": set(),
@@ -28,7 +28,8 @@ ALLOWED = {
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
     "results": {"errors", "validation"},
-    "files": {"errors"},
+    "system": set(),
+    "files": {"errors", "system"},
     "runs": LEAVES | {"files", "results"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
     "evaluate": LEAVES
@@ -48,7 +49,7 @@ ALLOWED = {
     # The page joins what the rooms below it compute, as the command line does.
     "app": LEAVES
     | FILES
-    | {"derive", "masking", "spaces", "data", "method", "evaluate", "report"}
+    | {"derive", "masking", "spaces", "models", "data", "method", "evaluate", "classify", "report"}
     | {"train.checkpoint", "train.monitor"},
     "component_mask": LEAVES | FILES | {"masking", "spaces", "data", "train"},
 }

@@ -8,9 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import DataLoader, Dataset
+
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
-from pmae.data.arrays import from_arrays
+from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.files import shard_files
 from pmae.data.images import ImageSet, Splits
 from pmae.data.sets import converts, load, with_held_out
@@ -19,10 +21,13 @@ from pmae.embed import embed
 from pmae.errors import UserError
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
+from pmae.evaluate.baselines import random_weights
 from pmae.evaluate.feature_map import save_feature_map
 from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
+from pmae.evaluate.segment import pixels_like, read_masked, segmentation_probe, tokens_of
 from pmae.export import export
+from pmae.models import build_encoder
 from pmae.models.described import adopted
 from pmae.plugins import require_plugins
 from pmae.report.page import save_figures
@@ -32,8 +37,9 @@ from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import is_main, local_device, process_group
 from pmae.train.environment import pick_device
+from pmae.train.journal import say
 
-__all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin"]
+__all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin", "segment"]
 
 
 def pretrain(
@@ -46,6 +52,8 @@ def pretrain(
     figures: bool = True,
 ) -> Run:
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
+
+    Images are an array or a tensor, or a torch `Dataset` or `DataLoader`, which is read once into memory.
 
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
     seconds, which count where there are many runs.
@@ -63,13 +71,13 @@ def pretrain(
     _same_shape("probe.data", splits.train.shape, probe.train)
     quiet = quiet or not is_main()
     if not quiet:
-        print("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]), flush=True)
+        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]))
     run = loop.pretrain(config, splits, out, resume, quiet, online_probe(probe), until)
     if is_main():
         if splits.val is not None and splits is not whole:
             run.add_results(held_out=list(splits.val.names))
         if config.encoder.weights and (told := add_adaptation(run)) and not quiet:
-            print(told, flush=True)
+            say(told)
         if figures:
             save_figures(run)
     return run
@@ -130,6 +138,36 @@ def evaluate(
     return run
 
 
+def segment(
+    path: Run | Path | str,
+    masks: Path | str,
+    splits: Splits | None = None,
+    baselines: bool = True,
+    device: str = "auto",
+    say: Callable[[str], None] = lambda message: None,
+) -> Run:
+    """Score a run's patch tokens, and what they must beat, by a linear segmentation probe; into results.json."""
+    run, where = Run(path), pick_device(device)
+    config, encoder, standardize = load_encoder(run)
+    splits, standardize = splits or load(config.data), standardize.to(where)
+    _same_shape("data", encoder.shape, splits.train)
+    data = read_masked(splits, masks, config.train.seed)
+    method = "mae" if config.space.name == "pixels" else "pmae"
+    tokens = {f"{method} epoch {int(run.checkpoint().name.split('_')[1])}": tokens_of(encoder.to(where))}
+    if baselines:
+        untrained = random_weights(lambda: build_encoder(config.encoder, encoder.shape), config.train.seed)
+        tokens |= {"random weights": tokens_of(untrained.to(where).eval()), "raw pixels": pixels_like(encoder)}
+    scores = {}
+    for name, own in tokens.items():
+        found = segmentation_probe(own, standardize, data)
+        say(f"  {name:<16} mIoU {found.in_words()}")
+        scores[name] = dataclasses.asdict(found)
+    counts = {"train": len(data.train.images), "test": len(data.test.images)}
+    about = {"data": splits.name, "counts": counts, "classes": list(data.values), "notes": list(data.notes)}
+    run.add_results(segmentation={**about, "scores": scores})
+    return run
+
+
 def pretrain_twin(path: Run | Path | str, splits: Splits | None = None) -> Run:
     """The MAE twin of a run, in the folder beside it; found again if it was finished, continued if it was not."""
     run = Run(path)
@@ -151,9 +189,11 @@ def mae_twin(config: Config) -> Config:
 
 
 def in_memory(images: Any, config: DataConfig) -> Splits:
-    """Arrays, tensors, an `ImageSet` or whole `Splits` as a data set."""
+    """Arrays, tensors, a torch data set, an `ImageSet` or whole `Splits` as a data set."""
     if isinstance(images, Splits):
         return images
+    if isinstance(images, Dataset | DataLoader):
+        return Splits(type(images).__name__, from_torch(images))
     return Splits("array", images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout))
 
 

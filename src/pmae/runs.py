@@ -69,6 +69,8 @@ class Results(TypedDict):
     held_out: NotRequired[list[str]]
     adaptation: NotRequired[dict[str, dict[str, float]]]
     """Accuracy of the probes before and after given weights were trained on."""
+    segmentation: NotRequired[dict[str, Any]]
+    """Of the last folder of masks: its classes, and the scores of each representation."""
     evaluations: NotRequired[list[Any]]
     evaluation: NotRequired[dict[str, Any]]
     """As older versions wrote them."""
@@ -154,7 +156,9 @@ class Run:
 def require_vacant(path: Path) -> None:
     """Refuse a folder that holds a run, and a file in its place."""
     if (path / "config.json").exists():
-        raise UserError(f"out must be a folder without a run, got {str(path)!r}; continue it with --resume")
+        raise UserError(
+            f"out must be a folder without a run, got {str(path)!r}; resume the run, or name another folder"
+        )
     if path.exists() and not path.is_dir():
         raise UserError(f"out must be a folder, got the file {str(path)!r}")
 

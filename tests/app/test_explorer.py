@@ -69,7 +69,7 @@ def test_the_page_in_a_browser(served: str, browser: Any, addresses: list[str], 
     browser.get(served)
     _moves_the_share(browser)
     _takes_good_files_and_refuses_bad_ones(browser, tmp_path)
-    _has_three_tabs_at_any_width(browser)
+    _has_its_tabs_at_any_width(browser)
     problems = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert problems == []
     assert _hosts(browser) == {"127.0.0.1"}
@@ -101,10 +101,14 @@ def _takes_good_files_and_refuses_bad_ones(browser: Any, tmp_path: Path) -> None
     assert browser.execute_script(bottom) < 0, "the answer is seen without scrolling"
 
 
-def _has_three_tabs_at_any_width(browser: Any) -> None:
+TABS = (("Spectrum", "#walk", 7), ("Neighbours", "#neighbours", 13), ("Patches", "#patches", 7), ("Masks", "#masks", 5))
+"""With the panel of each, and how many pictures it shows at least."""
+
+
+def _has_its_tabs_at_any_width(browser: Any) -> None:
     for width in (1280, 390):
         _size(browser, width)
-        for tab, panel, least in (("Spectrum", "#walk", 7), ("Neighbours", "#neighbours", 13), ("Masks", "#masks", 5)):
+        for tab, panel, least in TABS:
             browser.execute_script(
                 "[...document.querySelectorAll('button[role=tab]')].find(b => b.innerText == arguments[0]).click()", tab
             )

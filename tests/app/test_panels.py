@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pmae.app import chart, panels
+from pmae.app import chart, maps, panels
 from pmae.app.material import Material
 from pmae.data.images import Splits
 from pmae.errors import UserError
@@ -104,3 +104,10 @@ def test_a_share_that_is_being_typed_draws_a_mask_and_an_empty_field_is_named(ma
             panels.masks(material, image, "cosine", 0.35, seed)
     with pytest.raises(UserError, match="masked share must be a number from 0, got None"):
         panels.masks(material, image, "cosine", None, 0)
+
+
+def test_patches_are_colours_and_what_every_head_looks_at(trained: Material, material: Material) -> None:
+    shown = maps.patches(trained, trained.picked.images[0])
+    assert shown.count("<img") == 3 + 4
+    assert "head 4" in shown
+    assert "pmae explore runs/a" in maps.patches(material, material.picked.images[0])

@@ -91,6 +91,10 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_pictures(folder / name, side)
     files = sorted((folder / "scans").rglob("*.png"))
     table = [f"{path.relative_to(folder / 'scans').as_posix()},{path.parent.name}" for path in files]
+    for path in files:
+        mask = folder / "masks" / path.relative_to(folder / "scans")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(16, 16) // 128).save(mask)
     (folder / "labels.csv").write_text("\n".join(["file,label", *table]))
     np.save(folder / "images.npy", pixels(32, 16, 16, 3))
     np.save(folder / "spectra.npy", pixels(32, 5, 16, 16))

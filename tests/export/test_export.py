@@ -251,7 +251,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
 ) -> None:
     run = make_run(encoder=EncoderConfig(patch_size=4, width=64, depth=2, heads=2))
     code = (
-        "import resource, signal, sys; from pmae.cli import main; import pmae.export;"
+        "import resource, signal, sys; from pmae.cli import main; from pmae import export;"
         # As on a full disk: no file may grow beyond this, and writing answers with an error.
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
         f"sys.exit(main(['export', {str(run.path)!r}, '--format', {kind!r}, '-o', {str(tmp_path / 'out')!r}]))"
@@ -267,3 +267,27 @@ def test_exported_files_are_as_readable_as_the_umask_says(make_run: Any, tmp_pat
     export(make_run().path, "timm", tmp_path / "out")
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
     assert modes["model.safetensors"] == modes["README.md"] == modes["config.json"]
+
+
+PYRAMIDS = {"vit": EncoderConfig(patch_size=4, width=16, depth=4, heads=2), "resnet": EncoderConfig("resnet10t")}
+
+
+@pytest.mark.parametrize("kind", PYRAMIDS)
+def test_timm_makes_a_pyramid_of_it(make_run: Any, tmp_path: Path, kind: str) -> None:
+    """`features_only`: each map is what the stage or block of the run's own network gives, seen by a hook."""
+    run = make_run((3, 32, 32), "uint8", PYRAMIDS[kind])
+    export(run.path, "timm", tmp_path / "out")
+    pyramid = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True, features_only=True).eval()
+    net: Any = load_encoder(run)[1].net
+    stages = [net.act1, *(getattr(net, f"layer{i}") for i in range(1, 5))] if kind == "resnet" else net.blocks[1:]
+    seen: list[torch.Tensor] = []
+    for stage in stages:
+        stage.register_forward_hook(lambda module, inputs, output: seen.append(output.clone()))
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        maps = pyramid(x)
+        net.forward_features(x)
+    ours = [out if out.ndim == 4 else out[:, 1:].mT.unflatten(2, (8, 8)) for out in seen]
+    assert len(maps) == len(ours) == (5 if kind == "resnet" else 3)
+    for theirs, own in zip(maps, ours, strict=True):
+        torch.testing.assert_close(theirs, own, atol=1e-5, rtol=1e-5)

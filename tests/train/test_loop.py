@@ -54,6 +54,7 @@ def test_a_run_learns_and_leaves_a_whole_folder(tiny: Config, toy: Splits, tmp_p
     assert {p.name for p in run.checkpoint(3).iterdir()} == {"encoder.safetensors", "state.json"}
     samples = load_file(run.path / "samples.safetensors")
     assert samples["visible"].shape == (8, 3, 16, 16)
+    assert (samples["token_colours"].shape, samples["attention"].shape) == ((8, 4, 4, 3), (8, 4, 4))
 
 
 def test_a_run_killed_before_it_thinned_out_does_so_when_it_is_resumed(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pmae.app import panels
+from pmae.app import maps, panels
 from pmae.app.material import LARGEST_FILE, Material, read_upload
 from pmae.errors import UserError, optional, require
 from pmae.report.samples import PARTS
@@ -80,7 +80,7 @@ def gradio() -> Any:
 
 
 def build(material: Material) -> Any:
-    """The page, not yet served: an image and a space on the left, three tabs on the right."""
+    """The page, not yet served: an image and a space on the left, four tabs on the right."""
     gr, (channels, height, width) = gradio(), material.shape
     about = f"{material.name}: {len(material.train):,} training images of {channels}x{height}x{width}; "
     about += "with a trained run" if material.model else "no run given: masks without predictions"
@@ -100,6 +100,9 @@ def build(material: Material) -> Any:
                 with gr.Tab("Neighbours") as tab:
                     shown = gr.HTML(panels.words("Comparing with the training images …"), elem_id="neighbours")
                     _keep_shown(tab, opened, panels.neighbours, material, [chosen], shown)
+                with gr.Tab("Patches") as tab:
+                    shown = gr.HTML(elem_id="patches")
+                    _keep_shown(tab, opened, maps.patches, material, [chosen], shown)
     return page
 
 

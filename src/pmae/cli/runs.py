@@ -45,6 +45,7 @@ class Evaluate(OtherData):
       pmae evaluate runs/a --data labelled/ --labels folders --protocols linear knn
       pmae evaluate runs/a --protocols knn --shots 1 5 10 --label-fraction 0.01 0.1
       pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
+      pmae evaluate runs/a --data scans/ --masks masks/        a linear segmentation probe, with mIoU
     """
 
     path: RunFolder
@@ -69,6 +70,8 @@ class Evaluate(OtherData):
     """Pretrain the MAE twin too, and score it."""
     data: Text = None
     """Another labelled set: a name or a path."""
+    masks: Text = None
+    """Folder of PNGs of class numbers, named like the images: probe the patches for them instead."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 
@@ -91,6 +94,9 @@ class Evaluate(OtherData):
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
         epochs, whole = self.epochs or (None,), not self.no_baselines
         for path in runs:
+            if self.masks:
+                api.segment(path, self.masks, splits, whole, self.device, print)
+                continue
             run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print)
             if is_main():
                 said = verdict(load_contents(run.path))

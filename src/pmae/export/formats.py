@@ -35,6 +35,10 @@ import timm
 model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))   # for PIL images
 tokens = model.forward_features(transform(image)[None])
+
+# Maps for detection and segmentation; those of a ViT are of its last blocks, before the last norm.
+pyramid = timm.create_model("local-dir:FOLDER", pretrained=True, features_only=True).eval()
+maps = pyramid(transform(image)[None])
 """
 HUGGINGFACE_USAGE = """
 from transformers import AutoImageProcessor, AutoModel

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from pmae.errors import UserError, require, unknown_name
 from pmae.files import disk_errors, write_text
-from pmae.report import charts, samples, tables
+from pmae.report import charts, maps, samples, tables
 from pmae.report.advice import Advice, advice
 from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
@@ -84,11 +84,11 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
     made = [tables.runs_table(read), tables.settings_table(read), *(table for table, _ in standings), *metrics]
     made += [tables.cost_table(read), tables.environment_table(read)]
     chapters = [_chapter(run, number, len(read)) for number, run in enumerate(read, 1)]
-    maps = [chapter.map for chapter in chapters if chapter.map]
+    mapped = [chapter.map for chapter in chapters if chapter.map]
     data = {
         "curves": curve_data([run for run in read if run.training]),
-        "maps": {one.name: one.data for one in maps},
-        "sprites": {one.sprite_key: one.sprite for one in maps},
+        "maps": {one.name: one.data for one in mapped},
+        "sprites": {one.sprite_key: one.sprite for one in mapped},
     }
     page = render(
         "page.html.j2",
@@ -152,6 +152,8 @@ def _figures_of(run: Contents) -> list[Drawing]:
     plan: dict[str, Callable[[Contents], Drawing]] = {}
     if "original" in run.samples:
         plan |= {"reconstructions": samples.reconstructions, "masks": samples.masks}
+    if "token_colours" in run.samples and "original" in run.samples:
+        plan["the patch tokens"] = maps.token_figure
     if "variance" in run.samples:
         plan["the spectrum"] = samples.spectrum
         if "top" in run.samples:

@@ -15,7 +15,8 @@ from pmae.errors import UserError
 from pmae.files import read_tensors, write_tensors
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder, PrincipalMAE
-from pmae.models import patchify, unpatchify
+from pmae.models import Encoder, patchify, unpatchify
+from pmae.models.maps import attention_maps, colours, token_maps
 from pmae.runs import Run
 
 BANDS = (0.0, 0.5, 0.8, 0.95, 1.0)
@@ -112,9 +113,9 @@ def save_samples(
     """Write samples.safetensors, so that figures need neither the data nor the model.
 
     It holds original, visible, prediction and target of a few images; the parts of the spectrum; the variances of the
-    mask groups, largest first, and which of them the masks hide. Images are in the data's units, except target,
-    prediction and all but the top of the spectrum, which are differences and centred at 0 in standardized units.
-    What was predicted at some earlier epochs stays, as `epoch_10`.
+    mask groups, largest first, and which of them the masks hide; maps of the patch tokens. Images are in the data's
+    units, except target, prediction and all but the top of the spectrum, which are differences and centred at 0 in
+    standardized units. What was predicted at some earlier epochs stays, as `epoch_10`.
     """
     path = run.path / "samples.safetensors"
     device = standardize.mean.device
@@ -128,6 +129,7 @@ def save_samples(
     tensors |= earlier_predictions(path, epoch) | {f"epoch_{epoch}": shown.prediction[:FRAME].clone()}
     if isinstance(model, PrincipalMAE):
         tensors |= _spectrum(model, x, draw)
+    tensors |= _tokens(model.encoder, x)
     write_tensors(path, {name: value.cpu() for name, value in tensors.items()})
 
 
@@ -139,6 +141,17 @@ def earlier_predictions(path: Path, epoch: int) -> dict[str, Tensor]:
         kept = {int(name): value for name, value in found.items() if name.isdecimal() and int(name) < epoch}
     order = sorted(kept)
     return {f"epoch_{number}": kept[number] for number in (order if len(order) < FRAMES else order[::2])}
+
+
+def _tokens(encoder: Encoder, x: Tensor) -> dict[str, Tensor]:
+    """Patch tokens as colours (B, rows, columns, 3), and the attention of [CLS], of encoders that have them."""
+    if x.shape[2] == 1:  # signals are drawn as lines
+        return {}
+    with suppress(UserError):
+        attention = attention_maps(encoder, x)
+        looked = {} if attention is None else {"attention": attention.float().mean(1)}
+        return {"token_colours": colours(token_maps(encoder, x)), **looked}
+    return {}
 
 
 def _spectrum(model: PrincipalMAE, x: Tensor, draw: Draw) -> dict[str, Tensor]:

@@ -1,0 +1,222 @@
+"""A linear segmentation probe: logistic regression from patch tokens to the classes of a folder of masks, with mIoU.
+
+The head is fitted to the share of each class in a patch; its logits are upsampled bilinearly to the pixels (as for
+DINOv2, Oquab et al. 2023), and the intersection over union of each class is taken over the pixels of all test images.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from pmae.data.augment import Standardize
+from pmae.data.images import ImageSet, Splits, as_tensor
+from pmae.errors import UserError, require
+from pmae.evaluate.features import ORDER, mixed
+from pmae.evaluate.probes import logistic_regression, statistics
+from pmae.models import Encoder
+from pmae.models.maps import token_maps
+from pmae.results import Interval
+
+VOID = 255
+"""The number of pixels that belong to no class, in masks of Pascal VOC and Cityscapes and in most others."""
+HELD_OUT, TOKENS, CHUNK, RESAMPLES = 0.2, 200_000, 64, 1000
+"""Share of the images that are scored where there is no test part; tokens to fit on, at most; images at once."""
+Tokens = Callable[[Tensor], Tensor]
+"""Standardized images (B, C, H, W) to maps of features (B, width, rows, columns)."""
+
+
+class Masked(NamedTuple):
+    """Images and the class of each of their pixels (N, H, W) by its position in `values`; -1 is no class."""
+
+    images: ImageSet
+    targets: np.ndarray
+
+
+class MaskedData(NamedTuple):
+    """Images with masks to fit on and to score, and the numbers that stand for the classes in the masks."""
+
+    train: Masked
+    test: Masked
+    values: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SegmentationScore:
+    """Intersection over union: of each class (None where it does not occur), and their mean with its interval."""
+
+    miou: Interval
+    accuracy: float
+    iou: dict[str, float | None]
+    images: int
+
+    def in_words(self) -> str:
+        """For a terminal."""
+        mean = self.miou.percent
+        each = "  ".join(f"{name}: {'none' if iou is None else f'{100 * iou:.1f}'}" for name, iou in self.iou.items())
+        right = f"pixels right {100 * self.accuracy:.1f}"
+        return f"{mean.value:.1f} (95% interval {mean.low:.1f} to {mean.high:.1f})   {right}   {each}"
+
+
+def read_masked(splits: Splits, folder: Path | str, seed: int = 0) -> MaskedData:
+    """The images that have a mask: a PNG of class numbers below `folder`, named like the image."""
+    place = Path(folder).expanduser()
+    require(place.is_dir(), "masks", "a folder of PNG files", str(folder))
+    files = {path.relative_to(place).with_suffix("").as_posix(): path for path in sorted(place.rglob("*.png"))}
+    require(bool(files), "masks", "a folder of PNG files", str(folder))
+    found, without = dict[str, tuple[ImageSet, list[Path]]](), 0
+    for split, part in splits.parts.items():
+        keys = [Path(name).with_suffix("").as_posix() for name in part.names]
+        index = [i for i, key in enumerate(keys) if key in files]
+        without += len(part) - len(index)
+        if index:
+            found[split] = part.take(np.array(index)), [files.pop(keys[i]) for i in index]
+    if files:
+        first = next(iter(files.values())).relative_to(place)
+        raise UserError(f"masks must be named like the images of data, got {len(files)} that are not, such as {first}")
+    notes = (f"{without:,} images without a mask are left out",) if without else ()
+    return _numbered(_two_parts(found, seed), notes)
+
+
+def _two_parts(found: dict[str, tuple[ImageSet, list[Path]]], seed: int) -> list[tuple[ImageSet, np.ndarray]]:
+    """Images and masks to fit on and to score: of train, and of test, val or a fifth of train."""
+    require("train" in found, "masks", "of training images", sorted(found))
+    held = found.get("test") or found.get("val")
+    images, paths = found["train"]
+    if held is None:
+        require(len(images) >= 2, "masks", "two or more", len(images))
+        order = np.random.default_rng(mixed(seed, ORDER)).permutation(len(images))
+        count = max(1, round(HELD_OUT * len(images)))
+        split = {"test": np.sort(order[:count]), "train": np.sort(order[count:])}
+        held = images.take(split["test"]), [paths[i] for i in split["test"]]
+        images, paths = images.take(split["train"]), [paths[i] for i in split["train"]]
+    return [(part, np.stack([read_mask(p, part.shape[1:]) for p in own])) for part, own in ((images, paths), held)]
+
+
+def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
+    """Class numbers (H, W), resized like the image, each pixel to its nearest."""
+    try:
+        with Image.open(path) as image:
+            if image.mode not in ("1", "L", "P", "I;16", "I"):
+                raise UserError(f"mask {path} must have one channel, of class numbers, got mode {image.mode}")
+            # A bit is a class number too: 0 or 1, not 0 or 255.
+            plain = image.convert("L").point(lambda value: value // VOID) if image.mode == "1" else image
+            return np.asarray(plain.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.int32)
+    except OSError as error:
+        raise UserError(f"mask {path} must be a PNG file, but {error}") from error
+
+
+def _numbered(parts: Sequence[tuple[ImageSet, np.ndarray]], notes: tuple[str, ...]) -> MaskedData:
+    """Numbers of the classes of train as positions; a class that only test has cannot be learned."""
+    seen: list[int] = np.unique(parts[0][1]).tolist()
+    # Masks of 0 and 255 alone are black and white, and 255 is what is looked for.
+    void = VOID if len(seen) > 2 else None
+    values = tuple(value for value in seen if value != void)
+    require(len(values) >= 2, "masks", "of two classes or more in the training images", seen)
+    other = set(np.unique(parts[1][1]).tolist()) - {*values, void}
+    require(not other, "masks of test images", f"of the classes of train ({list(values)[:20]})", sorted(other)[:5])
+
+    def position(mask: np.ndarray) -> np.ndarray:
+        return np.where(np.isin(mask, values), np.searchsorted(values, mask), -1)
+
+    train, test = (Masked(images, position(masks)) for images, masks in parts)
+    return MaskedData(train, test, values, notes)
+
+
+@torch.no_grad()
+def segmentation_probe(
+    tokens: Tokens, standardize: Standardize, data: MaskedData, penalty: float = 1.0
+) -> SegmentationScore:
+    """Fit the head on the training images and score it on the test images."""
+    classes = len(data.values)
+    x, shares = _training_tokens(tokens, standardize, data.train, classes)
+    mean, std = statistics(x)
+    weights = logistic_regression((x - mean) / std, shares, classes, penalty)
+    counts = []
+    for images, targets in _chunks(data.test, standardize):
+        features = (tokens(images).float().movedim(1, -1) - mean) / std
+        logits = (features @ weights[:-1] + weights[-1]).movedim(-1, 1)
+        answer = F.interpolate(logits, targets.shape[1:], mode="bilinear").argmax(1).cpu().numpy()
+        counts += [confusion_of(a, t, classes) for a, t in zip(answer, targets, strict=True)]
+    return scored(np.stack(counts), [str(value) for value in data.values])
+
+
+def _chunks(data: Masked, standardize: Standardize) -> Any:
+    device = standardize.mean.device
+    for start in range(0, len(data.images), CHUNK):
+        images = np.asarray(data.images.images[start : start + CHUNK])
+        yield standardize(as_tensor(images).to(device)), data.targets[start : start + CHUNK]
+
+
+def _training_tokens(tokens: Tokens, standardize: Standardize, data: Masked, classes: int) -> tuple[Tensor, Tensor]:
+    """Some tokens (T, width) of every image and the shares (T, C) of the classes in their patches."""
+    most = max(1, TOKENS // len(data.images))
+    draw, kept = torch.Generator().manual_seed(0), list[tuple[Tensor, Tensor]]()
+    for images, targets in _chunks(data, standardize):
+        maps = tokens(images).float()
+        onehot = F.one_hot(torch.from_numpy(targets).long() + 1, classes + 1)[..., 1:].movedim(-1, 1).float()
+        shares = F.adaptive_avg_pool2d(onehot.to(maps.device), (maps.shape[2], maps.shape[3]))
+        for own, share in zip(maps.flatten(2).mT, shares.flatten(2).mT, strict=True):
+            places = torch.randperm(len(own), generator=draw)[:most].to(maps.device)
+            known = share[places].sum(1) > 0
+            kept.append((own[places][known], share[places][known]))
+    x, found = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    return x, found / found.sum(1, keepdim=True)
+
+
+def confusion_of(answer: np.ndarray, target: np.ndarray, classes: int) -> np.ndarray:
+    """(C, C) pixels by true class (row) and answer (column), without those of no class."""
+    known = target >= 0
+    return np.bincount(target[known] * classes + answer[known], minlength=classes**2).reshape(classes, classes)
+
+
+def scored(counts: np.ndarray, names: Sequence[str]) -> SegmentationScore:
+    """Scores of confusion matrices (N, C, C), one an image; the interval is of resampled images."""
+    draws = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
+    resampled = [_mean_iou(counts[own].sum(0)) for own in draws]
+    low, high = np.nanpercentile(resampled, (2.5, 97.5))
+    total = counts.sum(0)
+    each = {name: None if np.isnan(value) else float(value) for name, value in zip(names, _iou(total), strict=True)}
+    right = float(np.trace(total) / max(total.sum(), 1))
+    return SegmentationScore(Interval(_mean_iou(total), float(low), float(high)), right, each, len(counts))
+
+
+def _iou(table: np.ndarray) -> np.ndarray:
+    """(C,) true positives of all that are or were called of a class; NaN where there is neither."""
+    hits = np.diag(table).astype(np.float64)
+    union = table.sum(0) + table.sum(1) - hits
+    return np.divide(hits, union, out=np.full(len(hits), np.nan), where=union > 0)
+
+
+def _mean_iou(table: np.ndarray) -> float:
+    return float(np.nanmean(_iou(table)))
+
+
+def tokens_of(encoder: Encoder) -> Tokens:
+    """The patch tokens of an encoder, in bfloat16 on CUDA as wherever features are taken."""
+
+    def tokens(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type == "cuda"):
+            return token_maps(encoder, x)
+
+    return tokens
+
+
+def pixels_like(encoder: Encoder) -> Tokens:
+    """The standardized pixels of each patch as its features, on the encoder's grid: what needs no encoder."""
+
+    def tokens(x: Tensor) -> Tensor:
+        rows, columns = grid = tuple(token_maps(encoder, x[:1]).shape[2:])
+        size = (max(1, x.shape[2] // rows), max(1, x.shape[3] // columns))
+        whole = (rows * size[0], columns * size[1])
+        fitted = x if tuple(x.shape[2:]) == whole else F.interpolate(x, whole, mode="bilinear", antialias=True)
+        return F.unfold(fitted, size, stride=size).unflatten(2, grid)
+
+    return tokens
