@@ -1,7 +1,7 @@
 # `make demo` and `make test` install what they need into .venv; the stamp makes a second run quick.
 PYTHON ?= python3.11
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test test-slow test-gpu lint bench docs browser clean

@@ -1,12 +1,15 @@
 """The front door in Python: arrays in, a run out, evidence merged into it."""
 
 import dataclasses
+import logging
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms.v2 import Resize
 
 import pmae
 from pmae import api
@@ -41,6 +44,49 @@ def test_a_run_is_given_as_itself_or_as_its_path(tiny: Config, tmp_path: Path) -
         assert api.embed(given, tmp_path / "images.npy", tmp_path / "features.npz", device="cpu") == 64
     with pytest.raises(UserError, match="run must be a folder that pretraining wrote"):
         pmae.load_encoder(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_a_torch_data_set_is_data(tiny: Config, tmp_path: Path, loader: bool) -> None:
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (64, 3, 16, 16), dtype=np.uint8))
+    data = TensorDataset(images, torch.arange(64) % 2)
+    run = pmae.pretrain(
+        replace(tiny, train__epochs=1),
+        DataLoader(data, batch_size=10) if loader else data,
+        tmp_path / "run",
+        quiet=True,
+    )
+    same = pmae.pretrain(replace(tiny, train__epochs=1), ImageSet(images.numpy()), tmp_path / "same", quiet=True)
+    counts = run.environment["data"]
+    assert (counts["shape"], counts["counts"]) == ([3, 16, 16], {"train": 58, "val": 6})
+    assert len(counts["classes"]) == 2
+    assert counts["shape"] == same.environment["data"]["shape"]
+    sizes = [Resize((size, size))(images[0]) for size in (8, 16)]
+    with pytest.raises(UserError, match="images must be of one shape"):
+        pmae.pretrain(tiny, ListOf(sizes), tmp_path / "other")
+
+
+class ListOf(torch.utils.data.Dataset[torch.Tensor]):
+    """A data set of given images."""
+
+    def __init__(self, images: list[torch.Tensor]) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.images[index]
+
+
+def test_what_is_said_goes_to_the_logger_where_it_has_a_handler(
+    tiny: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (64, 16, 16), dtype=np.uint8)
+    with caplog.at_level(logging.INFO, logger="pmae"):
+        pmae.pretrain(replace(tiny, train__epochs=1), images, tmp_path / "run")
+    assert any("train.epochs" in record.message for record in caplog.records if record.name == "pmae")
+    assert capsys.readouterr().out == ""
 
 
 def test_completion_shows_the_public_names_alone() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "validation", "config", "config_file", "plugins"}
+LEAVES = {"errors", "validation", "config", "config_file", "plugins", "system"}
 FILES = {"files", "runs"}
 ALLOWED = {
     "errors": set(),
@@ -28,7 +28,8 @@ ALLOWED = {
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive"},
     "results": {"errors", "validation"},
-    "files": {"errors"},
+    "system": set(),
+    "files": {"errors", "system"},
     "runs": LEAVES | {"files", "results"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
     "evaluate": LEAVES

@@ -1,11 +1,13 @@
 """Learn image representations without labels by masking components instead of pixels."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from pmae.api import pretrain
+    from pmae.api import embed, evaluate, export, pretrain
     from pmae.classify.estimator import PMAEClassifier
     from pmae.classify.finetune import finetune
     from pmae.classify.model import load_classifier
@@ -25,6 +27,9 @@ _HOMES = {
     "PMAEClassifier": "pmae.classify.estimator",
     "Config": "pmae.config",
     "Run": "pmae.runs",
+    "embed": "pmae.api",
+    "evaluate": "pmae.api",
+    "export": "pmae.api",
     "finetune": "pmae.classify.finetune",
     "load_classifier": "pmae.classify.model",
     "load_encoder": "pmae.train.checkpoint",
@@ -39,6 +44,9 @@ __all__ = [
     "Config",
     "PMAEClassifier",
     "Run",
+    "embed",
+    "evaluate",
+    "export",
     "finetune",
     "load_classifier",
     "load_encoder",
@@ -60,3 +68,14 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """What completion shows: the public names alone."""
     return [*__all__, "__version__"]
+
+
+class _Package(ModuleType):
+    """This module, in which a room of the same name does not hide a public function: embed, evaluate, export."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _HOMES or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

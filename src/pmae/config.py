@@ -220,7 +220,7 @@ class TrainConfig(Settings):
     seed: WholeNumber = 0
     """All randomness is a function of the seed, the epoch and the step."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """auto (cuda or else cpu), cpu, cuda, cuda:N or mps (the GPU of a Mac)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the networks; auto is bfloat16 on CUDA and on CPUs with AMX, float32 elsewhere."""
     engine: Literal["auto", "plain", "graph"] = "auto"

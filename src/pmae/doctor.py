@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
-from pmae.data.decode import available_bytes
 from pmae.errors import UserError
+from pmae.system import available_bytes, end_family
 
 
 class Finding(NamedTuple):
@@ -89,7 +88,7 @@ def ask(name: str, *arguments: str, **environment: str) -> list[Finding]:
             return [Finding("problem", name, f"no answer within {check.seconds:g} s", check.advice)]
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+                end_family(process)
                 process.wait()
         out.seek(0), err.seek(0)
         said, complaint = out.read().splitlines(), err.read().split("\n")

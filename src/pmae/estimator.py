@@ -28,6 +28,7 @@ from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_trained, write_finished, write_trained
 from pmae.train.environment import describe_environment, pick_device, pick_precision
+from pmae.train.journal import say
 from pmae.train.monitor import hidden_r2
 
 POOLINGS = ("mean", "cls", "both")
@@ -137,7 +138,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         gpu = pick_device(settings.train.device).type == "cuda"
         config, reasons = resolve(settings, len(images), splits.train.shape, gpu=gpu)
         if self.verbose:
-            print(describe(config, reasons), flush=True)
+            say(describe(config, reasons))
         with self._folder() as folder:
             self.fitted_ = load_trained(self._train(config, splits, folder))
         self.image_shape_, self.n_features_in_ = self.fitted_.shape, math.prod(self.fitted_.shape)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pmae.errors import UserError, require
+from pmae.system import ENDS, flush, lives, take_lock
 
 if TYPE_CHECKING:  # what only reads JSON does without torch
     from torch import Tensor
@@ -132,23 +133,13 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             for part in [*temporary.rglob("*"), temporary] if temporary.is_dir() else [temporary]:
                 if part.is_file():
                     part.chmod(mode)
-                _flush(part)
+                flush(part)
             if path.is_dir():
                 shutil.rmtree(path)
             os.replace(temporary, path)
-            _flush(path.parent)
+            flush(path.parent)
         finally:
             _remove(temporary)
-
-
-def _flush(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():  # which cannot be opened there
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove(path: Path) -> None:
@@ -168,30 +159,16 @@ def clear_stale(folder: Path, prefix: str = ".") -> None:
                 _remove(part)
 
 
-def lives(process: int) -> bool:
-    """Whether there is a process of this number on this machine; where that cannot be told, yes."""
-    if os.name == "nt":  # where signal 0 would interrupt the process instead of asking
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OverflowError, PermissionError):  # a number too large for a process, or somebody else's process
-        pass
-    return True
-
-
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the program as exceptions do, so that what is half-written is removed."""
+    """Inside, SIGTERM, SIGHUP and SIGUSR1 end the program as exceptions do, so that what is half-written is removed."""
 
     def leave(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
     # Handlers that others set, as training does, stay; and only the main thread may set any.
-    known = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
     main = threading.current_thread() is threading.main_thread()
-    plain = [each for each in known if main and signal.getsignal(each) == signal.SIG_DFL]
+    plain = [each for each in ENDS if main and signal.getsignal(each) == signal.SIG_DFL]
     for each in plain:
         signal.signal(each, leave)
     try:
@@ -207,9 +184,7 @@ def lock(path: Path) -> Iterator[None]:
 
     def wait(handle: int) -> None:
         with contextlib.suppress(ImportError, OSError):  # a system or a file system without locks
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            take_lock(handle, wait=True)
 
     with locked_file(path.with_name(f".{path.name}.lock"), wait):
         yield

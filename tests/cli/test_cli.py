@@ -232,7 +232,7 @@ def test_a_run_is_never_overwritten(array: Path, tmp_path: Path, capsys: pytest.
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 2
-    assert "continue it with --resume" in capsys.readouterr().err
+    assert "resume the run, or name another folder" in capsys.readouterr().err
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
 
 

@@ -7,7 +7,7 @@ from pmae.config import AugmentConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
-from pmae.evaluate import baselines
+from pmae.evaluate import baselines, features
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import Extractor, effective_rank, extract
 from pmae.models.encoder import Encoder
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def test_extract_is_the_encoder_in_evaluation_mode(
     encoder: Encoder, splits: Splits, standardize: Standardize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pmae.evaluate.features.CHUNK", {"cpu": 37})
+    monkeypatch.setattr(features, "CHUNK", {"cpu": 37})
     batches = Batches(splits.train.images, CPU)
     found = extract(encoder.train(), batches, standardize)
     assert encoder.training

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class Interrupted(Exception):
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     changes: dict[str, Any], splits: Splits, standardize: Standardize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pmae.evaluate.finetune.PAUSE", 0.0)
+    monkeypatch.setattr(sys.modules["pmae.evaluate.finetune"], "PAUSE", 0.0)
     net = VisionTransformer(num_classes=0, drop_path_rate=0.3, **SHAPE)
     encoder, config = Encoder(net, (2, 8, 12)), dataclasses.replace(FAST, layer_decay=0.7, **changes)
     whole = run(encoder, splits, standardize, config, seed=4)

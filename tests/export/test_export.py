@@ -251,7 +251,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
 ) -> None:
     run = make_run(encoder=EncoderConfig(patch_size=4, width=64, depth=2, heads=2))
     code = (
-        "import resource, signal, sys; from pmae.cli import main; import pmae.export;"
+        "import resource, signal, sys; from pmae.cli import main; from pmae import export;"
         # As on a full disk: no file may grow beyond this, and writing answers with an error.
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
         f"sys.exit(main(['export', {str(run.path)!r}, '--format', {kind!r}, '-o', {str(tmp_path / 'out')!r}]))"

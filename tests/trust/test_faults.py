@@ -57,14 +57,14 @@ def same(first: Run, second: Run) -> bool:
 def test_a_disk_that_refuses_any_write_is_one_sentence_and_the_run_resumes(
     config: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: int
 ) -> None:
-    calls, flush = itertools.count(1), files._flush
+    calls, flush = itertools.count(1), files.flush
 
     def refuse(path: Path) -> None:
         if next(calls) == call:
             raise OSError(number, "injected", str(path))
         flush(path)
 
-    monkeypatch.setattr(files, "_flush", refuse)
+    monkeypatch.setattr(files, "flush", refuse)
     with pytest.raises(UserError, match="the disk is full" if number in FULL else "it cannot be written"):
         pretrain(replace(config, train__epochs=1), toy, tmp_path / "run", quiet=True)
     assert not list(tmp_path.rglob(".*"))

@@ -180,7 +180,8 @@ def _keep_shown(
     def draw_if_open(current: str, *values: Any) -> Any:
         return draw(*values) if current == title else gr.skip()
 
-    how = {"trigger_mode": "always_last", "show_progress": "minimal"}
+    # What is shown stays as it is until the new comes: a sign of progress would fade it.
+    how = {"trigger_mode": "always_last", **QUIET}
     tab.select(lambda: title, None, opened, **QUIET)
     gr.on([tab.select, *first], draw, inputs, shown, **how)
     gr.on([one.change for one in inputs], draw_if_open, [opened, *inputs], shown, **how)

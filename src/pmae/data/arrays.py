@@ -2,15 +2,16 @@
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from pmae.data.decode import reading, require_room
+from pmae.data.decode import failing_as, reading, require_room
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 
@@ -30,6 +31,30 @@ def from_arrays(
     (numbers,), classes = number_classes([labels])
     array = _as_numpy(images)
     return ImageSet(channels_first(array, layout), numbers, classes, vectors=array.ndim == 2)
+
+
+def from_torch(data: "Dataset[Any] | DataLoader[Any]") -> ImageSet:
+    """Every image of a torch data set or loader, and its class number where items are pairs; tensors are (C, H, W)."""
+    images, labels, layouts = list[np.ndarray](), list[int](), set[Layout]()
+    with failing_as("images cannot be read from the data set"):
+        for item in _items(data):
+            image, *label = item if isinstance(item, tuple | list) else (item,)
+            layouts.add("NCHW" if isinstance(image, Tensor) and image.ndim == 3 else "auto")
+            images.append(_as_numpy(image))
+            labels += [int(each) for each in label[:1]]
+    require(len(images) > 0, "images", "a data set that is not empty", len(images))
+    shapes = sorted({image.shape for image in images})
+    require(len(shapes) == 1, "images", "of one shape (resize them in the data set's transform)", shapes[:3])
+    return from_arrays(np.stack(images), labels or None, layouts.pop())
+
+
+def _items(data: "Dataset[Any] | DataLoader[Any]") -> Iterator[Any]:
+    """Single items; a loader has stacked them, and is taken apart again."""
+    if not isinstance(data, DataLoader):
+        yield from (data[index] for index in range(len(data)))  # type: ignore[arg-type]
+        return
+    for batch in data:
+        yield from zip(*batch[:2], strict=True) if isinstance(batch, tuple | list) else batch
 
 
 def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:

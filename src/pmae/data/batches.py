@@ -13,6 +13,7 @@ from torch import Tensor
 from pmae.data.augment import Standardize
 from pmae.data.images import OnDemand, as_tensor, require_uncut
 from pmae.errors import UserError
+from pmae.system import available_bytes
 
 NUMBERS = 2**24  # how many numbers a batch of a pass may have: 64 MiB in float32
 AHEAD = 2  # how many batches are read before they are asked for
@@ -37,13 +38,18 @@ class Batches:
         elif isinstance(images, OnDemand) or keep_on != "auto":
             self.resident = keep_on == "device"
         else:
-            self.resident = images.nbytes <= torch.cuda.mem_get_info(device)[0] // 2
+            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+            self.resident = images.nbytes <= free // 2
         self._images = _whole(images, device) if self.resident else None
         # Where positions are wanted: on the device only if that is where the images are.
         self._at = device if self.resident else torch.device("cpu")
 
     def __len__(self) -> int:
         return len(self._array)
+
+    def on(self, device: torch.device) -> "Batches":
+        """The same images on another device, or these if they are there."""
+        return self if device == self.device else Batches(self._array, device)
 
     def take(self, index: Tensor) -> Tensor:
         """The images at `index`, on the device, in their own dtype."""
@@ -74,7 +80,9 @@ class Batches:
         return as_tensor(self._array[index.cpu().numpy()])
 
     def _moved(self, rows: Tensor) -> Tensor:
-        return rows if self.device.type == "cpu" else rows.pin_memory().to(self.device, non_blocking=True)
+        return (
+            rows.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else rows.to(self.device)
+        )
 
     def passes(self, size: int = 1024, part: Part = (0, 1)) -> Iterator[Tensor]:
         """All images of a part once, in order, at most `size` at a time and fewer where they are large."""

@@ -1,6 +1,5 @@
 """One image file as an array in its own depth: by Pillow, or by pydicom and tifffile (extra `data`)."""
 
-import os
 import threading
 import zlib
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pmae.config import DataConfig
 from pmae.errors import UserError, optional
+from pmae.system import available_bytes
 
 DICOM_SUFFIXES = (".dcm", ".dicom")
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -37,18 +37,6 @@ _taken = 0
 
 class LossError(ValueError):
     """Pillow cannot hold what is in this file without cutting something off."""
-
-
-def available_bytes() -> int:
-    """Memory that can be taken without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    # Not every system counts its free pages; then the installed ones are the only bound left.
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def require_room(need: int, what: str) -> None:

@@ -17,6 +17,7 @@ from pmae.data.arrays import array_of_npy, channels_first, number_classes
 from pmae.data.decode import convert, decode, require_room
 from pmae.data.images import DTYPES, ImageSet, OnDemand, Samples, Splits
 from pmae.errors import UserError
+from pmae.system import cores
 
 SPLITS = ("train", "val", "test")
 SHOWN = 5
@@ -113,8 +114,7 @@ def open_images(
     config = replace(config, channels=config.channels or found.channels)
     numbers, classes = _class_numbers(found.samples)
     # The cores that this process may use, divided among those that `torchrun` started on the machine.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = config.threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    threads = config.threads or max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     first: Picture | None = None
     sets = {}
     for (split, samples), labels in zip(found.samples.items(), numbers, strict=True):

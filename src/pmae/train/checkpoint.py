@@ -117,7 +117,8 @@ def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Confi
         with torch.device("meta"):
             expected = build_encoder(config.encoder, run.shape).net.state_dict()
         require_fit(f"checkpoint {str(path)!r} does not fit the settings", expected, read_tensors(path))
-    encoder = build_encoder(config.encoder, run.shape)
+    with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
+        encoder = build_encoder(config.encoder, run.shape)
     load_into(encoder.net, path)
     return config, encoder.eval(), standardize
 

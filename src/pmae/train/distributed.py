@@ -155,7 +155,7 @@ def lost_process_errors(world: World) -> Iterator[None]:
         said = re.sub(r"\[/.*?\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
         raise UserError(
             f"process {world.rank} of {world.size} lost another one, which was killed, failed or was silent for "
-            f"{_timeout().seconds} s ({TIMEOUT}); the last checkpoint is intact, continue with --resume ({said})"
+            f"{_timeout().seconds} s ({TIMEOUT}); the last checkpoint is intact, resume the run ({said})"
         ) from error
 
 

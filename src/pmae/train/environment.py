@@ -18,6 +18,7 @@ from pmae import fast
 from pmae.config import TrainConfig
 from pmae.data.images import ImageSet, Splits, fingerprint
 from pmae.errors import UserError, require
+from pmae.system import STOPS
 
 PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
 HOST = ("can't allocate memory", "not enough memory")
@@ -28,12 +29,18 @@ def pick_device(name: str) -> torch.device:
     """The named device, or the first CUDA device, or the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    known = re.fullmatch(r"(cpu|cuda)(:(0|[1-9]\d?))?", name)
-    require(known is not None, "train.device", "auto, cpu, cuda or cuda:N", name)
+    known = re.fullmatch(r"(cpu|cuda)(:(0|[1-9]\d?))?|mps", name)
+    require(known is not None, "train.device", "auto, cpu, cuda, cuda:N or mps", name)
     device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there[device.type]:
         raise UserError(f"train.device must be a device of this machine, got {name!r}; choices: auto, cpu")
     return device
+
+
+def lacks_float64(device: torch.device) -> bool:
+    """Whether a device computes in float32 at best: what needs more, fits and probes, is done on the CPU."""
+    return device.type == "mps"
 
 
 def pick_precision(name: str, device: torch.device) -> torch.dtype:
@@ -104,14 +111,13 @@ class StopSignal:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignal]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP are noted instead of obeyed; one ignored, as under nohup, stays so."""
+    """Inside, Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 are noted instead of obeyed; one ignored, as by nohup, stays so."""
     stop = StopSignal()
 
     def note(number: int, _frame: object) -> None:
         stop.number = number
 
-    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    caught = known if threading.current_thread() is threading.main_thread() else []
+    caught = STOPS if threading.current_thread() is threading.main_thread() else []
     before = {each: signal.signal(each, note) for each in caught if signal.getsignal(each) != signal.SIG_IGN}
     try:
         yield stop

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import sys
 import time
@@ -21,6 +22,7 @@ from pmae.errors import optional
 from pmae.files import disk_errors, read_object, write_json, write_text
 from pmae.runs import whole_lines
 
+LOG = logging.getLogger("pmae")
 PLAIN_SECONDS = 10.0  # between two plain lines
 
 
@@ -75,7 +77,10 @@ def lasting_output() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a line that nobody has to read."""
+    """A line that nobody has to read: to the handlers of the `pmae` logger or, where there are none, printed."""
+    if LOG.hasHandlers():
+        LOG.info(text)
+        return
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
 

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -45,6 +46,23 @@ def pretrain(
     until: int | None = None,
 ) -> Run:
     """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
+    # Read when a step is compiled; what runs after this run is not ours to change.
+    precision = torch.get_float32_matmul_precision()
+    try:
+        return _pretrain(config, splits, out, resume, quiet, online_probe, until)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _pretrain(
+    config: Config,
+    splits: Splits,
+    out: Path | str,
+    resume: bool,
+    quiet: bool,
+    online_probe: OnlineProbe | None,
+    until: int | None,
+) -> Run:
     device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
     pick_engine(config.train, device)
     require_tracker(config.train.track)
@@ -100,6 +118,8 @@ class Pretraining:
         self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
         self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
+        # Where the model is looked at: fits, R2 and probes need float64.
+        self.looks = torch.device("cpu") if environment.lacks_float64(device) else device
         self.steps = len(splits.train) // self.batch_size
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, splits.train.shape, world)
@@ -150,10 +170,6 @@ class Pretraining:
                 self._monitor(journal, online_probe, last)
                 if self.config.train.callbacks and self._halts_after_epoch(journal, online_probe, last):
                     break
-        if self.step == self.epochs * self.steps or stop.number == BY_CALLBACK:
-            model = self._whole_model()
-            if self.world.main:
-                save_samples(self.run, model, self.standardize, self._held_out_batches(), self.config.train.seed)
         self.callbacks("on_end", self)
 
     def stop(self, reason: str) -> None:
@@ -272,10 +288,12 @@ class Pretraining:
         model, name = self._whole_model(), "train_r2" if self.held_out is None else "held_out_r2"
         if not journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
             return
-        values = hidden_r2(model, self.standardize, self._held_out_batches(), self.config.train.seed, name)
+        looked_at = (self._statistics(), self._held_out_batches(), self.config.train.seed)
+        values = hidden_r2(model, *looked_at, name)
         if online_probe:
-            values |= online_probe(model.encoder, self.standardize, self.device)
+            values |= online_probe(model.encoder, self._statistics(), self.looks)
         self._require_folder()
+        save_samples(self.run, model, *looked_at, epoch)
         self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         self.metrics |= values
@@ -284,10 +302,13 @@ class Pretraining:
     def _whole_model(self) -> MaskedAutoencoder:
         """The model for the first process to look at; all are needed to put a divided one together."""
         model = distributed.put_together(self.model, self.world) if self.config.train.shard else self.model
-        return model.eval()
+        return (model if self.looks == self.device else deepcopy(model).to(self.looks)).eval()
+
+    def _statistics(self) -> Standardize:
+        return self.standardize if self.looks == self.device else deepcopy(self.standardize).to(self.looks)
 
     def _held_out_batches(self) -> Batches:
-        return self.batches if self.held_out is None else Batches(self.held_out.images, self.device)
+        return self.batches.on(self.looks) if self.held_out is None else Batches(self.held_out.images, self.looks)
 
     def _stop_on_bad(self, step: int) -> None:
         """Repeat the draw of the first non-finite step, which its number determines, and save it for inspection."""

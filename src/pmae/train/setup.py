@@ -17,7 +17,6 @@ from pmae.config import Config
 from pmae.config_file import flat, to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
-from pmae.data.decode import available_bytes
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
@@ -26,9 +25,10 @@ from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
 from pmae.spaces.moments import DistributedFit
+from pmae.system import available_bytes, take_lock
 from pmae.train import checkpoint
 from pmae.train.distributed import World
-from pmae.train.environment import describe_environment
+from pmae.train.environment import describe_environment, lacks_float64
 
 FREE = (
     *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
@@ -49,7 +49,7 @@ def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
     what = f"the fit of space {space.config.name!r} to {images:,} images"
     if need > free:
         raise UserError(f"{what} needs {need:,} bytes, and {free:,} are free on {device}; {space.way_out}")
-    seconds = operations / FIT_RATE[device.type]
+    seconds = operations / FIT_RATE["cuda" if device.type == "cuda" else "cpu"]
     about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
     return [f"{what} takes about {about} and {need / 1e9:.1f} GB on {device}"] if seconds > LONG_FIT else []
 
@@ -133,9 +133,7 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
 def _lock(handle: int, path: Path) -> None:
     """By the system's lock, which it lets go of when the process dies, with the process written in the file."""
     try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(handle, wait=False)
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode())
     except BlockingIOError as error:
@@ -153,6 +151,8 @@ def fit_or_load(
 ) -> tuple[Standardize, Space]:
     """Statistics and space, from the run folder if they are there, else fitted and saved."""
     path, device = run.path / "fitted.safetensors", batches.device
+    if lacks_float64(device) and not path.exists():
+        fit_or_load(config, run, batches.on(torch.device("cpu")), shape, world)
     space = build_space(config.space, shape).to(device)
     if path.exists():
         checkpoint.load_into(space, path, prefix="space.")

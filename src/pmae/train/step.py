@@ -22,6 +22,7 @@ from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder
 from pmae.models.encoder import layer_depths
 from pmae.train.distributed import ONE_PROCESS, World, lost_process_errors
+from pmae.train.environment import lacks_float64
 
 TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-3}
 """How far the first loss may be from the plain one's, relative to it; rounding alone makes some 5e-4 and 1e-6 of it."""
@@ -44,7 +45,8 @@ class Tally:
 
     def __init__(self, device: torch.device) -> None:
         # In one piece, so that reading waits for the device once.
-        self._all = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -1.0], device=device, dtype=torch.float64)
+        dtype = torch.float32 if lacks_float64(device) else torch.float64
+        self._all = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -1.0], device=device, dtype=dtype)
         self.sums, self.steps, self.bad_step = self._all[:4], self._all[4], self._all[5]
 
     def add(self, values: Tensor) -> None:
@@ -205,7 +207,7 @@ class FastEngine:
         if abs(found - expected) > tolerance * abs(expected):
             raise UserError(
                 f"train.kernels must give the plain path's loss at the first step within {tolerance:.1%}, got "
-                f"{found:.6g} against {expected:.6g}; --train.kernels none trains without them"
+                f"{found:.6g} against {expected:.6g}; train.kernels none trains without them"
             )
 
 

@@ -1,0 +1,139 @@
+"""What other systems lack is hidden, and everything still imports and trains; their names are used in one place."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import pmae
+from pmae.config import Config, replace
+from pmae.data.images import Splits
+from pmae.derive import resolve
+from pmae.errors import UserError
+from pmae.train import environment, loop, step
+from pmae.train.environment import pick_device
+
+SOURCE = Path(pmae.__file__).parent
+MODULES = {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "winreg"}
+NAMES = {
+    "os": {"fork", "getuid", "geteuid", "killpg", "setsid", "sched_getaffinity", "sysconf", "mkfifo", "uname"},
+    "signal": {"SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "alarm", "pause", "setitimer"},
+}
+
+
+def test_what_not_every_system_has_is_named_in_one_place() -> None:
+    found = []
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found += [(file.name, alias.name) for alias in node.names if alias.name in MODULES]
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                found += [(file.name, node.attr)] if node.attr in NAMES.get(node.value.id, ()) else []
+    assert {file for file, _ in found} == {"system.py"}
+
+
+ELSEWHERE = """
+import os, signal, sys, warnings
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "triton"):
+    sys.modules[name] = None
+for name in ("fork", "forkpty", "killpg", "sched_getaffinity", "getuid", "O_NOFOLLOW"):
+    delattr(os, name)
+for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL", "SIGALRM"):
+    delattr(signal, name)
+import importlib, pkgutil
+import numpy as np
+import pmae
+from pmae.config import *
+needed = {"pmae.fast.attention_kernels", "pmae.fast.kernels", "pmae.fast.adamw"}  # Triton's own
+for module in pkgutil.walk_packages(pmae.__path__, "pmae."):
+    if module.name not in needed and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+small = dict(width=16, depth=1, heads=2)
+config = Config(
+    encoder=EncoderConfig(patch_size=4, **small), decoder=DecoderConfig("small", **small),
+    train=TrainConfig(epochs=2, batch_size=8, device="cpu"),
+)
+images = np.random.default_rng(0).integers(0, 255, (24, 8, 8), dtype=np.uint8)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    run = pmae.pretrain(config, images, sys.argv[1], quiet=True, figures=False, until=1)
+    pmae.pretrain(run.config, images, sys.argv[1], resume=True, quiet=True, figures=False)
+told = {str(each.message).split(" cannot")[-1] for each in said if each.category is UserWarning}
+print(run.metrics()[-1]["epoch"], sorted(told))
+"""
+
+
+def test_without_what_other_systems_lack_everything_imports_and_trains(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == "2.0 [' be locked: start no second process on it']", done.stderr
+
+
+def test_the_gpu_of_a_mac_is_a_choice_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UserError, match="must be a device of this machine, got 'mps'"):
+        pick_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device("mps").type == "mps"
+    with pytest.raises(UserError, match="auto, cpu, cuda, cuda:N or mps"):
+        pick_device("mps:1")
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses what a device without float64 would refuse."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        wide = [each for each in tree_leaves(found) if isinstance(each, torch.Tensor) and each.dtype == torch.float64]
+        assert not wide, f"{func} made float64"
+        return found
+
+
+def test_steps_need_no_float64_where_a_device_has_none(
+    tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve(replace(tiny, train__epochs=1), 128, (3, 16, 16), gpu=False)[0]
+    plain = loop.pretrain(config, toy, tmp_path / "plain", quiet=True)
+    for module in (environment, step):
+        monkeypatch.setattr(module, "lacks_float64", lambda device: True)
+    epoch = loop.Pretraining._epoch
+
+    def without(*given: Any) -> None:
+        with NoFloat64():
+            epoch(*given)
+
+    monkeypatch.setattr(loop.Pretraining, "_epoch", without)
+    other = loop.pretrain(config, toy, tmp_path / "other", quiet=True)
+    weights = [(run.checkpoint() / "encoder.safetensors").read_bytes() for run in (plain, other)]
+    assert weights[0] == weights[1]
+    assert other.results["pretrain"]["held_out_r2"] == plain.results["pretrain"]["held_out_r2"]
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_no_global_state_is_left_changed(tiny: Config, tmp_path: Path) -> None:
+    def state() -> list[Any]:
+        handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+        numbers = [torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype()]
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        flags = [cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic, matmul.allow_tf32, matplotlib.get_backend()]
+        seeds = [torch.get_rng_state().tolist(), str(np.random.get_state())]
+        return [*handlers, *numbers, *flags, *seeds, sys.stdout, os.getcwd(), torch.is_grad_enabled()]
+
+    images = np.random.default_rng(0).integers(0, 255, (40, 16, 16), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    before = state()
+    run = pmae.pretrain(replace(tiny, train__epochs=1), images, tmp_path / "run", quiet=True)
+    pmae.embed(run, tmp_path / "images.npy", tmp_path / "features.npz", device="cpu")
+    pmae.export(run, "torch", tmp_path / "exported")
+    changed = [n for n, (one, other) in enumerate(zip(before, state(), strict=True)) if one != other]
+    assert changed == []
