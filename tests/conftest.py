@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pmae.data.images import ImageSet, Splits
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 torch.set_num_threads(THREADS)
+AXE = Path(__file__).parent / "fixtures" / "axe-core" / "axe.min.js"
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 BROWSER_FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -77,15 +78,15 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pmae.api.save_figures", lambda run: [])
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    """A real Chromium with a profile of its own, which keeps what pages say and ask for."""
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real Chromium with a profile of its own, which keeps what pages say and ask for; one for a whole module."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     if not (CHROMIUM and DRIVER):
         pytest.skip("needs chromium and chromedriver on the path")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in [*BROWSER_FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}"]:
+    for flag in [*BROWSER_FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
@@ -93,3 +94,36 @@ def browser(tmp_path: Path) -> Iterator[Any]:
         yield driver
     finally:
         driver.quit()
+
+
+@pytest.fixture(scope="session")
+def look() -> Callable[[Any, int, str], None]:
+    """A function that gives a page this width and theme."""
+
+    def emulate(browser: Any, width: int, theme: str) -> None:
+        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        feature = {"name": "prefers-color-scheme", "value": theme}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    return emulate
+
+
+@pytest.fixture(scope="session")
+def barriers() -> Callable[[Any], list[str]]:
+    """A function that lists what axe-core finds serious or critical on the page that is open."""
+
+    def found(browser: Any) -> list[str]:
+        # Through the debugger, past the page's own policy, which lets no other script in.
+        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
+        wanted = "{resultTypes: ['violations']}"
+        call = {"expression": f"axe.run({wanted}).then(r => r.violations)", "awaitPromise": True, "returnByValue": True}
+        answer = browser.execute_cdp_cmd("Runtime.evaluate", call)["result"]["value"]
+        return [
+            f"{one['id']}: {node['html'][:120]}"
+            for one in answer
+            if one["impact"] in ("serious", "critical")
+            for node in one["nodes"]
+        ]
+
+    return found

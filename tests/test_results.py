@@ -18,6 +18,7 @@ from pmae.results import (
     SeedScore,
     pretrained,
     primary,
+    primary_pooling,
     read_evaluations,
     scores_of,
     standing,
@@ -84,7 +85,14 @@ def test_the_latest_epoch_and_the_mean_of_the_patches_stand_for_an_encoder() -> 
     assert [s.pooling for s in primary(pretrained(scores), "cls")] == ["cls", "cls"]
 
 
-def test_intervals_overlap_when_they_touch_or_are_unknown() -> None:
-    assert Interval(5, 4, 6).overlaps(Interval(7, 6, 8))
-    assert not Interval(5, 4, 6).overlaps(Interval(8, 6.1, 9))
-    assert Interval(5).overlaps(Interval(50, 49, 51))
+def test_the_pooling_that_is_best_on_validation_images_stands_for_a_run_everywhere() -> None:
+    def knn(pooling: str, accuracy: float, validation: float) -> Score:
+        by_k = (KAccuracy(5, accuracy, validation), KAccuracy(10, accuracy, validation - 0.1))
+        return Score("knn", pooling, "test", 100, {"accuracy": Interval(accuracy)}, by_k=by_k, method="pmae", epoch=3)
+
+    others = scores_of([evaluation("random weights", 0, 0.5, "linear/cls", "linear/mean")])
+    scores = [knn("cls", 0.6, 0.9), knn("mean", 0.8, 0.7), *others]
+    assert primary_pooling(scores) == "cls", "though the mean is better on test images"
+    assert {score.pooling for score in primary(scores)} == {"cls"}
+    assert primary_pooling([knn("cls", 0.6, 0.7), knn("mean", 0.5, 0.7)]) == "mean"
+    assert primary_pooling(others) == "mean"

@@ -1,20 +1,18 @@
 """The front door in Python: from a name, a path or an array to a finished run folder, and from there to evidence."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
-from pmae.data.augment import Standardize
-from pmae.data.batches import Batches
 from pmae.data.files import shard_files
 from pmae.data.images import ImageSet, Splits
 from pmae.data.sets import converts, load, with_held_out
@@ -24,17 +22,16 @@ from pmae.errors import UserError
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
 from pmae.evaluate.baselines import random_weights
-from pmae.evaluate.features import extract
+from pmae.evaluate.feature_map import save_feature_map
 from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.segment import pixels_like, read_masked, segmentation_probe, tokens_of
 from pmae.export import export
-from pmae.files import write_tensors
-from pmae.models import Encoder, build_encoder
+from pmae.models import build_encoder
 from pmae.models.described import adopted
 from pmae.plugins import require_plugins
 from pmae.report.page import save_figures
-from pmae.results import PRIMARY
+from pmae.results import primary_pooling, scores_of
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
@@ -43,7 +40,6 @@ from pmae.train.environment import pick_device
 from pmae.train.journal import say
 
 __all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin", "segment"]
-MAPPED = 2000  # test images whose features are kept for the map in the report
 
 
 def pretrain(
@@ -120,8 +116,14 @@ def evaluate(
     last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
     own = ((method, e or last, load_encoder(run, e)[1].to(where), protocols) for e in epochs)
     others = ((name, 0, made, some) for name, made, some in baselines_of(config, splits, standardize, protocols))
+    # Random weights, raw pixels and PCA features where heads are trained on them, and fine-tuning from scratch.
+    frozen = bool(protocols.few or set(protocols.kinds) - {"finetune"})
+    total, began = len(epochs) + baselines * (3 * frozen + bool(protocols.finetune)), time.monotonic()
     with process_group(where) as world:
-        for name, epoch, represent, some in chain(own, others if baselines else ()):
+        for count, (name, epoch, represent, some) in enumerate(chain(own, others if baselines else ())):
+            if count and world.main:
+                left = (time.monotonic() - began) / count * (total - count)
+                say(f"{count} of {total} representations scored, about {timedelta(seconds=round(left))} left")
             found = suite.evaluate(
                 represent, splits, standardize, some, name, epoch, seeds, run.path / "finetune", say, world
             )
@@ -129,7 +131,8 @@ def evaluate(
                 if world.main:
                     run.add_evaluation(found)
     if is_main():
-        _save_features(run, load_encoder(run, epochs[-1])[1].to(where), splits, standardize)
+        chosen = primary_pooling(scores_of(run.evaluations))
+        save_feature_map(run, load_encoder(run, epochs[-1])[1].to(where), splits, standardize, chosen)
         if figures:
             save_figures(run)
     return run
@@ -163,15 +166,6 @@ def segment(
     about = {"data": splits.name, "counts": counts, "classes": list(data.values), "notes": list(data.notes)}
     run.add_results(segmentation={**about, "scores": scores})
     return run
-
-
-def _save_features(run: Run, encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
-    test = splits.test or splits.train
-    part = test.take(np.linspace(0, len(test) - 1, min(MAPPED, len(test))).astype(np.int64))
-    batches = Batches(part.images, standardize.mean.device)
-    features = extract(encoder, batches, standardize, compile=False)[PRIMARY].cpu()
-    tensors = {"features": features, "labels": torch.as_tensor(part.labels)}
-    write_tensors(run.path / "features.safetensors", tensors)
 
 
 def pretrain_twin(path: Run | Path | str, splits: Splits | None = None) -> Run:

@@ -12,6 +12,8 @@ from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, O
 from pmae.data.named import load_photos
 from pmae.errors import UserError
 from pmae.evaluate import protocols
+from pmae.report.compare import verdict
+from pmae.report.contents import load
 from pmae.report.page import write_report
 from pmae.results import primary, scores_of
 from pmae.runs import Run
@@ -68,6 +70,7 @@ def _print(run: Run, seconds: float) -> None:
         cells = [f"{each.value:.1f} ({each.low:.1f} to {each.high:.1f})" for each in both]
         table.add_row("PMAE" if ours else label, *cells, style="bold" if ours else "")
     Console().print(table)
+    print(verdict(load(run.path)).headline)
     print(
         f"R2 of the hidden variance on test images {pretrained['held_out_r2']:.3f} (0 is predicting the mean); "
         f"{last['images_per_second']:,.0f} images/s; {seconds:.0f} s in all"

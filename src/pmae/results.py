@@ -20,8 +20,8 @@ BASELINES = ("random weights", "raw pixels", "pca features", "from scratch")
 PROTOCOLS = {"linear": "linear probe", "mlp": "MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
 POOLINGS = {"cls": "CLS", "mean": "patch mean", "pixels": "", "pca": ""}
 PRIMARY = "mean"
-"""The pooling that stands for a representation: the mean of the patch tokens, the better in every run measured so far;
-published numbers are of [CLS]."""
+"""The pooling that stands for a representation where none was chosen: the mean of the patch tokens, the better in every
+run measured so far; published numbers are of [CLS]."""
 METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -47,12 +47,6 @@ class Interval:
         """The same, of a share, in percent."""
         parts = (self.value, self.low, self.high, self.std)
         return Interval(*(None if share is None else 100 * share for share in parts))
-
-    def overlaps(self, other: "Interval") -> bool:
-        """Whether the two intervals share a number; unknown bounds count as shared."""
-        if self.low is None or self.high is None or other.low is None or other.high is None:
-            return True
-        return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
@@ -110,6 +104,13 @@ class Score:
     classes: tuple[str, ...] = ()
     chance: float | None = None
     """Percentage that always answering the commonest class gets."""
+    answers: Any = field(default=None, compare=False, repr=False)
+    """(1 + seeds, images): true classes, then those predicted (-1 if diverged). Kept beside results.json by `key`."""
+
+    @property
+    def key(self) -> str:
+        """What was measured, as one text: of scores with the same key the newest stands."""
+        return "|".join(map(str, _what(self)))
 
     @property
     def label(self) -> str:
@@ -147,6 +148,7 @@ class Score:
 
 
 SHARED = ("method", "epoch", "preset", "data", "classes", "chance")
+"""What a score has from its evaluation."""
 
 
 @dataclass(frozen=True)
@@ -222,9 +224,10 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, from which `read_evaluations` makes an equal evaluation."""
-        values = dataclasses.asdict(self)
+        plain = [dataclasses.replace(score, answers=None) for score in self.scores]
+        values = dataclasses.asdict(dataclasses.replace(self, scores=tuple(plain)))
         for score in values["scores"]:
-            for key in SHARED:
+            for key in (*SHARED, "answers"):
                 del score[key]
         return {"format": FORMAT, **values}
 
@@ -250,10 +253,24 @@ def _what(score: Score) -> tuple[object, ...]:
     return score.method, score.epoch, score.preset, score.data, score.protocol, score.pooling, score.split
 
 
-def primary(scores: Sequence[Score], pooling: str = PRIMARY) -> list[Score]:
-    """For each representation, preset, data, protocol and split one pooling: this one, or the next of `POOLINGS`."""
-    # Fixed beforehand, so that no test set chooses it.
-    order = [pooling, *POOLINGS]
+def primary_pooling(scores: Sequence[Score]) -> str:
+    """The pooling that stands for a run everywhere: the best of k-NN on validation images, so that no test set chooses.
+
+    Without k-NN of a pretrained encoder it is the mean of the patch tokens, and so it is in a tie.
+    """
+    found: dict[str, list[float]] = {}
+    for score in pretrained(scores):
+        if score.protocol == "knn" and score.by_k:
+            found.setdefault(score.pooling, []).append(max(one.validation for one in score.by_k))
+    return max(found, key=lambda pooling: (max(found[pooling]), pooling == PRIMARY), default=PRIMARY)
+
+
+def primary(scores: Sequence[Score], pooling: str | None = None) -> list[Score]:
+    """For each representation, preset, data, protocol and split one pooling: this one, or the run's primary one.
+
+    Where it was not measured (a baseline has its own) the next of `POOLINGS` stands in.
+    """
+    order = [pooling or primary_pooling(scores), PRIMARY, *POOLINGS]
     kept: dict[tuple[object, ...], Score] = {}
     for score in sorted(scores, key=lambda s: order.index(s.pooling) if s.pooling in order else len(order)):
         kept.setdefault(_what(dataclasses.replace(score, pooling="")), score)

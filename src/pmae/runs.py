@@ -1,6 +1,7 @@
 """The run folder: the one thing that reports, resumption, evaluation and export read.
 
 config.json        resolved settings          metrics.jsonl   one line per logging interval
+answers.safetensors  true and predicted class of every scored image, by score
 environment.json   versions, device, commit   results.json    what evaluation found, merged section by section
 fitted.safetensors standardization and space  samples.safetensors  a few pictures and the spectrum
 checkpoints/epoch_0010/  encoder, decoder, optimizer, a space that learns (safetensors); state.json with their checksums
@@ -18,7 +19,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from pmae.config import Config
 from pmae.config_file import from_dict, of_older_versions, to_dict
 from pmae.errors import UserError, require
-from pmae.files import disk_errors, lock, read_json, read_object, write_json
+from pmae.files import disk_errors, lock, read_json, read_object, read_tensors, write_json, write_tensors
 from pmae.results import Evaluation, read_evaluations
 from pmae.validation import Count, NonNegative, Rule, WholeNumber, coerced
 
@@ -117,10 +118,17 @@ class Run:
             write_json(path, {**self.results, **sections})
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Add one to results.json; what earlier ones recorded stays as it is."""
-        path = self.path / "results.json"
+        """Add one to results.json, and its answers to answers.safetensors; what earlier ones recorded stays there."""
+        import torch
+
+        path, kept = self.path / "results.json", self.path / "answers.safetensors"
+        answers = {one.key: torch.from_numpy(one.answers) for one in evaluation.scores if one.answers is not None}
         with lock(path):
             known = self.results
+            if answers:
+                with contextlib.suppress(UserError):  # a damaged file is written anew
+                    answers = (read_tensors(kept) if kept.exists() else {}) | answers
+                write_tensors(kept, answers)
             write_json(path, {**known, "evaluations": [*known.get("evaluations", []), evaluation.to_json()]})
 
     def metrics(self) -> list[dict[str, Any]]:

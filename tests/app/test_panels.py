@@ -8,14 +8,12 @@ import re
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
 from PIL import Image
 
-from pmae.app import maps, panels
+from pmae.app import chart, maps, panels
 from pmae.app.material import Material
 from pmae.data.images import Splits
 from pmae.errors import UserError
-from pmae.report.style import PALETTE
 
 
 def pictures(page: str) -> dict[str, np.ndarray]:
@@ -24,16 +22,33 @@ def pictures(page: str) -> dict[str, np.ndarray]:
     return {name: np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for name, data in found}
 
 
-def test_the_marked_dots_are_the_hidden_units_and_the_bar_holds_their_share(material: Material) -> None:
+def test_the_marked_diamonds_are_the_hidden_units_and_the_bar_holds_their_share(material: Material) -> None:
     space, x = material.space("cosine"), material.standardized(material.picked.images[0])
     units, share = panels.hide(space, x, panels.draw_for(space, 0.3, 2)).units.numpy(), space.mask_group_share.numpy()
-    above, below = panels.spectrum(share, units, "coefficients", "hidden").axes
-    dots = above.collections[0]
+    svg = chart.spectrum(share, units, "coefficients", "hidden")
+    paths = dict(re.findall(r'<path class="(dots|marked|filled)" d="([^"]*)"/>', svg)[:3])
+    ranks = {tuple(map(int, place)) for place in re.findall(r"M(\d+) (\d+)", paths["marked"])}
     order = np.argsort(-share, kind="stable")
-    np.testing.assert_allclose(dots.get_offsets()[:, 1], 100 * share[order], rtol=1e-5)
-    blue = (dots.get_facecolors() == to_rgba(PALETTE[0])).all(1)
-    np.testing.assert_array_equal(blue, units[order])
-    assert below.images[0].get_array()[0, :, 3].mean() == pytest.approx(share[units].sum(), abs=1e-3)
+    seen = np.flatnonzero(units[order] & (share[order] > chart.SMALLEST))
+    low, high = np.floor(np.log10(share[share > chart.SMALLEST].min())), np.ceil(np.log10(share.max()))
+    across = chart.LEFT + (chart.WIDTH - chart.LEFT - chart.RIGHT) * np.log(seen + 1) / np.log(len(share))
+    down = chart.BOTTOM - (chart.BOTTOM - chart.TOP) * (np.log10(share[order][seen]) - low) / (high - low)
+    assert ranks == set(zip(across.round().astype(int), down.round().astype(int), strict=True))
+    wide = sum(float(width) for width in re.findall(r"h(\d+\.\d+)V", paths["filled"]))
+    whole = chart.WIDTH - chart.LEFT - chart.RIGHT
+    assert wide / whole == pytest.approx(share[units].sum(), abs=0.01)
+
+
+def test_a_share_that_whole_components_cannot_reach_is_explained(material: Material) -> None:
+    image, space = material.picked.images[0], material.space("pca")
+    pages = [panels.masks(material, image, "pca", 0.5, seed) for seed in range(12)]
+    told = [float(re.search(r"with ([\d.]+)% of the variance", page)[1]) for page in pages]  # type: ignore[index]
+    assert [abs(share - 50) >= 2.05 for share in told] == ["It cannot come closer" in page for page in pages] or any(
+        1.95 < abs(share - 50) < 2.05 for share in told
+    )
+    assert any("It cannot come closer" in page for page in pages)
+    largest = f"{100 * float(space.mask_group_share.max()):.1f}%"
+    assert any(f"holds {largest}" in page for page in pages), "the component that is too large is named by its share"
 
 
 def test_masks_without_a_run_show_the_image_and_its_two_parts(material: Material) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from pmae.config import Config, replace
+from pmae.results import scores_of
 from pmae.runs import Run, create_run
 
 
@@ -82,44 +84,63 @@ def write_samples(run: Run, shape: tuple[int, int, int], dtype: str, space: str)
     return {"hidden": hidden, **tensors}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def suite() -> Callable[..., dict[str, Any]]:
     """A function that makes one evaluated representation."""
     return _suite
 
 
+def _write_run(
+    folder: Path,
+    name: str = "toy",
+    shape: tuple[int, int, int] = (3, 8, 8),
+    dtype: str = "uint8",
+    space: str = "pca",
+    epochs: int = 3,
+    evaluation: dict[str, Any] | None = None,
+    features: bool = False,
+    pictures: bool = True,
+    data: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Run:
+    config = replace(Config(), train__epochs=3, train__batch_size=20, space__name=space, **settings)
+    described = {"name": "bloodmnist", "shape": list(shape), "dtype": dtype, "counts": {"train": 400, "test": 100}}
+    described |= {"classes": ["round", "square"], "notes": []} | (data or {})
+    packages = {"pmae": "0.1.0", "torch": "2.11.0"}
+    environment = {"python": "3.11.9", "packages": packages, "device": "CPU", "commit": "abc", "data": described}
+    run = create_run(folder / name, config, environment)
+    write_metrics(run, epochs, spectral=space == "pca")
+    (run.path / "checkpoints" / "epoch_0003").mkdir(parents=True)
+    (run.path / "checkpoints" / "epoch_0003" / "state.json").write_text('{"epoch": 3, "step": 30}')
+    if pictures:
+        write_samples(run, shape, dtype, space)
+    if evaluation is not None:
+        run.add_results(evaluation=evaluation)
+    if features:
+        write_features(run, shape)
+    return run
+
+
+def write_features(run: Run, shape: tuple[int, int, int]) -> None:
+    """Twenty images on a map: of the first scores, every fifth answer is wrong."""
+    rng, labels = np.random.default_rng(0), np.arange(20) % 2
+    values = {"features": rng.normal(size=(20, 6)).astype(np.float32), "labels": labels, "places": np.arange(20)}
+    values["pictures"] = rng.integers(0, 255, (20, *shape), dtype=np.uint8)
+    near = (np.arange(20)[:, None] + np.arange(1, 7)) % 20
+    values |= {"neighbours": near.astype(np.int16), "random_neighbours": near[:, ::-1].astype(np.int16).copy()}
+    save_file(values, run.path / "features.safetensors")
+    truth = np.arange(100) % 2
+    answers = np.stack([truth, np.where(np.arange(100) % 5 == 0, 1 - truth, truth)]).astype(np.int16)
+    save_file({score.key: answers for score in scores_of(run.evaluations)}, run.path / "answers.safetensors")
+
+
+@pytest.fixture(scope="session")
+def write_run() -> Callable[..., Run]:
+    """A function that writes a finished run into a folder; what it evaluates and how far it came can be changed."""
+    return _write_run
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Run]:
-    """A function that writes a finished run; what it evaluates and how far it came can be changed."""
-
-    def make(
-        name: str = "toy",
-        shape: tuple[int, int, int] = (3, 8, 8),
-        dtype: str = "uint8",
-        space: str = "pca",
-        epochs: int = 3,
-        evaluation: dict[str, Any] | None = None,
-        features: bool = False,
-        pictures: bool = True,
-        data: dict[str, Any] | None = None,
-        **settings: Any,
-    ) -> Run:
-        config = replace(Config(), train__epochs=3, train__batch_size=20, space__name=space, **settings)
-        described = {"name": "bloodmnist", "shape": list(shape), "dtype": dtype, "counts": {"train": 400, "test": 100}}
-        described |= {"classes": ["round", "square"], "notes": []} | (data or {})
-        packages = {"pmae": "0.1.0", "torch": "2.11.0"}
-        environment = {"python": "3.11.9", "packages": packages, "device": "CPU", "commit": "abc", "data": described}
-        run = create_run(tmp_path / name, config, environment)
-        write_metrics(run, epochs, spectral=space == "pca")
-        (run.path / "checkpoints" / "epoch_0003").mkdir(parents=True)
-        (run.path / "checkpoints" / "epoch_0003" / "state.json").write_text('{"epoch": 3, "step": 30}')
-        if pictures:
-            write_samples(run, shape, dtype, space)
-        if evaluation is not None:
-            run.add_results(evaluation=evaluation)
-        if features:
-            values = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
-            save_file({"features": values, "labels": np.arange(20) % 2}, run.path / "features.safetensors")
-        return run
-
-    return make
+    """The same into the folder of a test."""
+    return partial(_write_run, tmp_path)

@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from pmae.report import charts
 from pmae.report.contents import load
+from pmae.report.feature_map import feature_map
 from pmae.runs import Run
 
 Suite = Callable[..., dict[str, Any]]
@@ -28,7 +29,7 @@ def test_feature_maps_of_few_flat_or_unlabelled_features(make_run: MakeRun, coun
     values = np.random.default_rng(0).normal(size=(count, width)).astype(np.float32)
     values[:, 0] = 1.0
     save_file({"features": values}, run.path / "features.safetensors")
-    drawing = charts.feature_map(load(run.path))
+    drawing = feature_map(load(run.path))
     assert np.isfinite(drawing.figure.axes[0].collections[0].get_offsets()).all()
 
 

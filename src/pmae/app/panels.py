@@ -3,9 +3,8 @@
 import base64
 import html
 import io
-import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,25 +12,23 @@ from PIL import Image
 from torch import Tensor
 
 from pmae import masking
+from pmae.app.chart import spectrum
 from pmae.app.material import BANK, Material
 from pmae.errors import UserError
 from pmae.masking import Draw
 from pmae.method import MAE, MaskedAutoencoder
-from pmae.report.style import NEUTRAL, PALETTE, WIDTH, as_inline_svg, minus, styled, variance_bar
+from pmae.report.style import minus
 from pmae.spaces import Pixels, Space
 from pmae.train.monitor import visualize
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 BASIS, NEIGHBOURS = 16, 12
+NOTICED = 0.02  # of the variance, missing from the share that was asked for
 LEAST = 0.01  # of the image is hidden, and stays visible, whatever share is asked for
 BAR = "In the bar each is as wide as its share of the variance, the largest first."
 DIFFERENCE = (
     "The hidden part is a difference: mid-grey is 0, black and white are ∓{:.2g} standard deviations of a pixel."
 )
 BORROWED = " To be seen, predicted patches borrow the mean and contrast of the true ones; R² is without that loan."
-DRAWING = threading.Lock()  # panels are made in threads, and matplotlib's settings belong to all of them
 
 
 class Parts(NamedTuple):
@@ -108,6 +105,7 @@ def masks(material: Material, image: np.ndarray, name: str, share: float | None,
         told = f"The run predicts in the space that it was trained in: {material.offered()[material.own_space]}."
     scale, achieved = material.view.scale(found.inside.numpy()), float(space.mask_group_share[found.units].sum())
     hidden = f"{_count(space, found)} are hidden ({share:.0%} asked for), with {achieved:.1%} of the variance."
+    hidden += _why_not(space, draw, found.units, share - achieved)
     grey = DIFFERENCE.format(scale) * (not isinstance(space, Pixels))
     shown = _mask_pictures(material, space, x, found, prediction, scale)
     score = words(minus(told), kind="score") if told else ""
@@ -128,6 +126,17 @@ def _mask_pictures(
         own = {"visible": ("image", ~gaps), "hidden": ("image", gaps), "predicted": ("visible + predicted", gaps)}
         shown |= {name: np.where(at, shown[source], 0.5) for name, (source, at) in own.items() if name in shown}
     return shown
+
+
+def _why_not(space: Space, draw: Draw, units: Tensor, missing: float) -> str:
+    """Why the share that was asked for is not reached: the mask consists of whole units in a random order."""
+    if isinstance(space, Pixels) or abs(missing) < NOTICED:
+        return ""
+    order, count = draw.noise[0].argsort(), int(units.sum())
+    next_one = order[count if missing > 0 else count - 1]
+    share, what = float(space.mask_group_share[next_one]), things_of(space).removesuffix("s")
+    step = f"the next {what} of this order holds {share:.1%} alone" if missing > 0 else f"one {what} holds {share:.1%}"
+    return f" It cannot come closer: {things_of(space)} are hidden whole, and {step}. Another mask has another order."
 
 
 def walk(material: Material, image: np.ndarray, name: str, low: float, high: float) -> str:
@@ -210,38 +219,6 @@ def words(*sentences: str, kind: str = "note") -> str:
 
 def chart(space: Space, units: Tensor, meaning: str, *sentences: str) -> str:
     """The spectrum with some units marked, in the page's own colours, and sentences beside it."""
-    things = things_of(space)
-    label = f"share of variance of each of the {things}, those {meaning} marked"
-    with DRAWING:
-        figure = spectrum(space.mask_group_share.numpy(), units.numpy(), things, meaning)
-        svg = as_inline_svg(figure, meaning.replace(" ", "-"), label)
+    svg = spectrum(space.mask_group_share.numpy(), units.numpy(), things_of(space), meaning)
     notes = "".join(words(sentence) for sentence in sentences if sentence)
     return f'<div class="beside"><div class="chart">{svg}</div><div>{notes}</div></div>'
-
-
-@styled
-def spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) -> "Figure":
-    """The share of variance of each unit, largest first, and all of them as one bar; those marked in colour."""
-    from matplotlib.figure import Figure
-
-    order = np.argsort(-share, kind="stable")
-    share, marked = share[order], marked[order]
-    # Dots are drawn as one picture within the SVG; at the usual resolution it would be blurred.
-    figure = Figure(figsize=(1.2 * WIDTH, 2.9), dpi=200, layout="constrained")
-    above, below = figure.subplots(2, 1, gridspec_kw={"height_ratios": (5, 1)})
-    ranks = np.arange(1, len(share) + 1)
-    # A logarithm has no place for the zeros of a basis that is wider than the data.
-    seen = share > 1e-9
-    inks = np.where(marked, PALETTE[0], NEUTRAL)[seen].tolist()
-    # In the order of their ranks: drawn kind by kind, the last one would cover the crowded end.
-    above.scatter(ranks[seen], 100 * share[seen], s=9, color=inks, linewidths=0, rasterized=True)
-    for ink, label in ((PALETTE[0], meaning), (NEUTRAL, "the others")):
-        above.scatter([], [], s=20, color=ink, label=label, linewidths=0)
-    above.set(xscale="log", yscale="log", xlim=(0.9, 1.1 * len(share)))
-    above.set(xlabel=f"{things}, by their rank", ylabel="% of variance")
-    above.legend(loc="lower left", handletextpad=0.1)
-    variance_bar(below, share, marked, 0.5, 0.5)
-    below.set(xlim=(0, 100), ylim=(0, 1), yticks=(), xlabel=f"% of variance, cumulated over the {things}")
-    below.grid(False)
-    below.spines["left"].set_visible(False)
-    return figure

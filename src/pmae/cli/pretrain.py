@@ -1,6 +1,7 @@
 """`pmae pretrain`, whose options are the settings themselves; and `data`, `doctor`, `demo` and `completions`."""
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,13 @@ SHORT = {
     "probe_data": "probe.data",
 }
 """The settings that have a short option."""
+CALLED = {
+    "held_out_r2": "R2 of held-out images",
+    "train_r2": "R2 of training images",
+    "linear": "quick linear probe, validation images",
+    "knn": "quick k-NN, validation images",
+}
+"""What the numbers at the end are; those of test images come from `pmae evaluate`."""
 
 
 @dataclass(frozen=True)
@@ -93,27 +101,27 @@ class Common(Start):
     root: Text = None
     """Folder that holds the files of named sets; data if not given."""
     epochs: Count = None
-    """Passes over the images."""
+    """Passes over the images; follows from their number if not given."""
     batch_size: Count = None
-    """Images in a step."""
+    """Images in a step; follows from their number if not given."""
     seed: Count = None
-    """Of everything random."""
+    """Of everything random; 0 if not given."""
     device: Text = None
-    """auto, cpu, cuda or cuda:N."""
+    """auto (a GPU where there is one), cpu, cuda or cuda:N."""
     space: Text = None
     """Masking space: pca, patch_pca, kernel_pca, cosine, wavelet, pixels (MAE), ..."""
     masked_variance: Number = None
-    """Share of the variance to hide, in a space of components."""
+    """Share of the variance to hide, in a space of components; 0.2 if not given."""
     masked_patches: Number = None
-    """Share of the patches to hide, in pixel space."""
+    """Share of the patches to hide, in pixel space; 0.75 if not given."""
     init: Text = None
     """Start from a run, or from weights that timm or Hugging Face wrote, in their network, and adapt them."""
     encoder: Text = None
-    """vit_tiny or any timm image model."""
+    """vit_tiny, smaller without a GPU, or any timm image model."""
     patch_size: Count = None
-    """Side of a patch in pixels."""
+    """Side of a patch in pixels; follows from the images' size if not given."""
     decoder: Text = None
-    """released, text or small."""
+    """released, text or small; derived if not given."""
     probe_data: Text = None
     """A labelled set with which the encoder is probed while it trains."""
 
@@ -130,7 +138,7 @@ class Pretrain(Common):
         if {"-h", "--help"} & set(arguments):
             parse(Common, ["--help"], "pretrain")
         if "--help-all" in arguments:
-            parse(cls, ["--help"], "pretrain")
+            _print_all_settings(cls)
         for argument in arguments:
             check_not_renamed(argument.removeprefix("--").partition("=")[0].replace("-", "_"))
         return parse(cls, arguments, "pretrain", cls(settings=Start.among(arguments).base()))
@@ -151,9 +159,19 @@ class Pretrain(Common):
         if not is_main():
             return
         scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
-        print("\n".join(f"  {name:<18} {value:.4f}" for name, value in scores.items()))
+        print("\n".join(f"  {CALLED.get(name, name):<44} {value:.4f}" for name, value in scores.items()))
         print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
         print(_judgement(scores, str(run.path)))
+
+
+def _print_all_settings(kind: type[Pretrain]) -> None:
+    """Every option; where nothing is the default, its sentence says what happens then."""
+    page = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(page):
+            parse(kind, ["--help"], "pretrain")
+    finally:
+        print(page.getvalue().replace("(default: None)", " " * 15), end="")
 
 
 def _judgement(scores: dict[str, float], path: str) -> str:
@@ -161,9 +179,8 @@ def _judgement(scores: dict[str, float], path: str) -> str:
     r2 = scores.get("held_out_r2", scores.get("train_r2", 0.0))
     if r2 < 0.05:
         return f"R2 {r2:.2f} is no better than predicting the mean: it has not learned yet; give it more --epochs"
-    probed = "; linear and knn above are quick probes, not of test images" if "linear" in scores else ""
-    command = "pmae evaluate" if probed else "pmae report"
-    return f"it predicts {r2:.0%} of the hidden variance{probed}; next: {command} {path}"
+    command = "pmae evaluate" if "linear" in scores else "pmae report"
+    return f"it predicts {r2:.0%} of the hidden variance; next: {command} {path}"
 
 
 @dataclass(frozen=True)

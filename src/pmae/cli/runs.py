@@ -80,6 +80,8 @@ class Evaluate(OtherData):
         from pmae.data.sets import load
         from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
         from pmae.evaluate.suite import score_table
+        from pmae.report.compare import verdict
+        from pmae.report.contents import load as load_contents
         from pmae.runs import Run
         from pmae.train.distributed import is_main
 
@@ -97,7 +99,10 @@ class Evaluate(OtherData):
                 continue
             run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print)
             if is_main():
-                print(f"{run.path}\n{score_table(run)}")
+                said = verdict(load_contents(run.path))
+                print(f"{run.path}\n{score_table(run)}\n\n{said.headline}")
+                print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons)))
+                print(f"next: pmae report {run.path}")
 
 
 @dataclass(frozen=True)
@@ -206,10 +211,11 @@ class Explore(OtherData):
       pmae explore                              masks on the embedded photographs, without a trained model
       pmae explore runs/a                       with the run's data, predictions, R2 and neighbours
       pmae explore --data scans/ --resize 64    masks on a folder of one's own
+      pmae explore clf                          what a classifier says of an image that is dropped, and why
     """
 
     path: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="RUN")] = None
-    """Run folder; without one there are masks, but no predictions."""
+    """Run folder or classifier; without one there are masks, but no predictions."""
     data: Text = None
     """A named set, or the path of a folder, .npy or .npz file; the run's, or photos."""
     port: Count = None
@@ -218,17 +224,24 @@ class Explore(OtherData):
     """Print the address and open nothing."""
 
     def run(self) -> None:
+        from pmae.app.classifier import explore_classifier
         from pmae.app.explorer import explore, gradio
         from pmae.app.material import Material
+        from pmae.classify.model import is_classifier
         from pmae.data.sets import load
         from pmae.runs import Run
         from pmae.train.journal import say
 
+        if self.path and is_classifier(self.path):
+            explore_classifier(self.path, self.data, self.port, not self.no_browser, say)
+            return
         # Before the data is read and a space fitted: without Gradio there is no page.
+        say("starting: 1 of 3, the page's library (10 to 30 s the first time)")
         gradio()
         run = Run(self.path) if self.path else None
-        material = Material(load(self.read_as(run.config.data if run else DataConfig(), self.data)), run)
-        if run is None:
-            say(f"fitting {material.own_space} on {len(material.sample):,} images of {material.name}")
+        of_run = self.read_as(run.config.data if run else DataConfig(), self.data)
+        say(f"starting: 2 of 3, reading {of_run.source}")
+        material = Material(load(of_run), run)
+        say(f"starting: 3 of 3, {'loading' if run else 'fitting'} {material.own_space} of {material.name}")
         material.space(material.own_space)
         explore(material, self.port, not self.no_browser, say)

@@ -159,7 +159,10 @@ class EvaluationData:
         by_seed = [SeedPredictions(seed, scores.cpu().numpy(), chosen) for seed, scores, chosen in predictions]
         for one in by_seed:
             one.scores[:, unseen] = 0  # an untrained output is no answer
-        return score_of(by_seed, self.labels[split], self.classes, self.protocols.resamples, split=split, **named)
+        truth = self.labels[split]
+        score = score_of(by_seed, truth, self.classes, self.protocols.resamples, split=split, **named)
+        predicted = [np.where(np.isfinite(one.scores).all(), one.scores.argmax(1), -1) for one in by_seed]
+        return replace(score, answers=np.stack([truth, *predicted]).astype(np.int16))
 
     def description(self, splits: Splits) -> EvaluatedData:
         """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""

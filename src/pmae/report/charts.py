@@ -1,4 +1,4 @@
-"""Figures of training and evaluation: learning curves, accuracies, the confusion matrix and a map of the features."""
+"""Figures of training and evaluation: learning curves, accuracies and the confusion matrix."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LOWEST_R2 = -20  # percent
 PROBES = {"linear": "Linear probe", "knn": "k-NN"}
 LOGGED = {"epoch", "step", "loss", "r2", "masked_share", "lr", "images_per_second", "held_out_r2", "train_r2"}
-MOST_POINTS, MOST_NAMED = 1000, 24
+MOST_NAMED = 24
 
 
 @styled
@@ -42,7 +42,7 @@ def learning_curves(runs: Sequence[Contents]) -> Drawing:
     images = " or ".join(sorted({run.measured_on for run in runs}))
     axes[1].set(title=f"R² on {images} (%; faint: in training)")
     _cut_r2(axes[1])
-    probed = " or ".join(sorted({_probed_on(run) for run in runs}))
+    probed = " or ".join(sorted({probed_on(run) for run in runs}))
     for panel, key in zip(axes[2:], probes, strict=True):
         other = key.replace("_", " ").capitalize()
         panel.set(title=f"{PROBES[key]} (%)\n{probed}" if key in PROBES else other)
@@ -76,7 +76,8 @@ def band_curves(run: Contents) -> Drawing:
     return Drawing("r2-by-band", "R² by band of the spectrum", caption, figure)
 
 
-def _probed_on(run: Contents) -> str:
+def probed_on(run: Contents) -> str:
+    """The images that the quick probes of training are scored on: never the test images."""
     if run.config.probe.data:
         return f"validation images of {run.config.probe.data}"
     return "validation images" if "val" in run.data.get("counts", {}) else "validation part of the training images"
@@ -188,60 +189,6 @@ def confusion(score: Score) -> Drawing:
         "percent of each true class (row) that was given each answer (column)."
     )
     return Drawing("confusion", "Confusion matrix", caption, figure)
-
-
-@styled
-def feature_map(run: Contents) -> Drawing:
-    """The features saved with the run in two dimensions, coloured by class."""
-    features = run.features["features"].astype(np.float64)
-    labels = run.features.get("labels", np.zeros(len(features), np.int64))
-    if len(features) > MOST_POINTS:
-        chosen = np.sort(np.random.default_rng(0).choice(len(features), MOST_POINTS, replace=False))
-        features, labels = features[chosen], labels[chosen]
-    points, how = _flatten(features)
-    x, y = points.T
-    classes = np.unique(labels)
-    named = 1 < len(classes) <= MOST_NAMED
-    room = 0.1 * len(classes) if named else 0.0
-    figure, (axes,) = panels((float(np.clip(style.WIDTH * np.ptp(y) / max(np.ptp(x), 1e-9), 2, 5)) + room,))
-    caption = (
-        f"{len(points):,} images by {how} of their features: neighbours are alike to the encoder. No axis has a unit."
-    )
-    if named:
-        names = next((score.classes for score in run.scores), ()) or list(map(str, run.data.get("classes", [])))
-        for position, label in enumerate(classes):
-            look: dict[str, Any] = {
-                "color": color(position),
-                "marker": marker(position + position // len(style.PALETTE)),
-            }
-            name = short(names[label] if 0 <= label < len(names) else str(label), 18)
-            axes.scatter(x[labels == label], y[labels == label], s=11, label=name, linewidths=0, alpha=0.85, **look)
-        figure.legend(loc="outside lower center", ncols=2, handletextpad=0.1, columnspacing=1.0, markerscale=1.6)
-    elif len(classes) == 1:
-        axes.scatter(x, y, s=9, linewidths=0, color=style.PALETTE[0])
-    else:
-        axes.scatter(x, y, s=9, linewidths=0, c=labels, cmap="viridis")
-        caption += f" The {len(classes)} classes are coloured by number."
-    axes.set(xticks=[], yticks=[], aspect="equal")
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    return Drawing("feature-map", "Map of the features", caption, figure)
-
-
-def _flatten(features: np.ndarray) -> tuple[np.ndarray, str]:
-    """Two dimensions by t-SNE, or by PCA where there are too few points or no spread for it."""
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-
-    features = features[:, features.std(0) > 0]
-    if min(features.shape) < 3:
-        # So few numbers are shown as they are.
-        return np.pad(features, ((0, 0), (0, 2)))[:, :2], "the values"
-    reduced = PCA(min(50, *features.shape), svd_solver="full").fit_transform(features)
-    if len(features) < 30:
-        return reduced[:, :2], "PCA"
-    flat = TSNE(2, perplexity=min(30, len(features) / 4), init="pca", random_state=0).fit_transform(reduced)
-    return np.asarray(flat), "t-SNE"
 
 
 def _capital(text: str) -> str:

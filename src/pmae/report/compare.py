@@ -12,6 +12,7 @@ from typing import Any
 
 from pmae.config import Config
 from pmae.report.contents import Contents
+from pmae.report.differences import difference
 from pmae.report.style import minus
 from pmae.results import BASELINES, Score, pretrained, primary
 
@@ -35,11 +36,14 @@ class Entrant:
 
 
 def lineup(runs: Sequence[Contents], split: str) -> list[Entrant]:
-    """The last epoch of every pretrained encoder, then the baselines; one that runs measured alike comes once."""
-    found = [(run, score) for run in runs for score in pretrained(run.scores) if score.split == split]
+    """The last epoch of every pretrained encoder, then the baselines, in the run's primary pooling.
+
+    A baseline that runs measured alike comes once.
+    """
+    found = [(run, score) for run in runs for score in primary(pretrained(run.scores)) if score.split == split]
     baselines: dict[object, tuple[Contents, Score]] = {}
     for run in runs:
-        for score in run.scores:
+        for score in primary(run.scores):
             if score.is_baseline and score.split == split:
                 key = (score.protocol, score.preset, score.representation, score.data, score.accuracy)
                 baselines.setdefault(key, (run, score))
@@ -181,9 +185,7 @@ def between(runs: Sequence[Contents]) -> list[str]:
 def _compare(score: Score, rival: Score, name: str) -> str:
     points = _points(score, rival)
     distance = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than" if points else "as much as"
-    overlaps = score.accuracy.overlaps(rival.accuracy)
-    overlap = "the intervals overlap, so this may be chance" if overlaps else "the intervals do not overlap"
-    return f"{distance} {name} ({rival.accuracy.value:.1f}%): {overlap}"
+    return f"{distance} {name} ({rival.accuracy.value:.1f}%); {difference(score, rival).words}"
 
 
 def _borrowed(run: Contents, others: Sequence[Contents]) -> dict[str, list[Score]]:
@@ -209,19 +211,19 @@ def _points(score: Score, rival: Score) -> float:
 
 
 def _judge(score: Score, rivals: Sequence[Score], missing: Sequence[str]) -> tuple[str, str]:
-    """Yes, no or open, and why in a line: what of the rivals is beaten, and what by more than the intervals."""
+    """Yes, no or open, and why in a line: what of the rivals is beaten, and what by more than chance."""
     if not rivals:
         return "open", "No evidence yet: nothing to compare with was evaluated"
     ahead = [rival for rival in rivals if _points(score, rival) <= 0]
     beaten = [rival for rival in rivals if rival not in ahead]
-    close = [rival for rival in beaten if score.accuracy.overlaps(rival.accuracy)]
+    close = [rival for rival in beaten if not difference(score, rival).clear]
     if not beaten:
         return "no", f"No: pretraining did not beat {_names(rivals, 'or')}"
     if ahead:
         return "no", f"Not convincingly: ahead of {_names(beaten)}, but not of {_names(ahead)}"
     if close:
-        how, which = ("Unclear", "each of them") if len(close) == len(rivals) else ("Probably", _names(close))
-        return "open", f"{how}: ahead of {_names(rivals)}, but within the error of {which}"
+        how, which = ("Unclear", "any of them") if len(close) == len(rivals) else ("Probably", _names(close))
+        return "open", f"{how}: ahead of {_names(rivals)}, but not clearly of {which}"
     if missing:
         return "open", f"So far yes: clearly better than {_names(rivals)}; {_listed(missing)} not evaluated"
     return "yes", "Yes: pretraining helped"

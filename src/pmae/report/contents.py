@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from pmae.config import Config
@@ -18,6 +18,7 @@ from pmae.runs import Run
 T = TypeVar("T")
 BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError)
 """What a file with unexpected content can raise while it is read."""
+COMPONENTS = 24  # of the space, to be drawn
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Contents:
     """One run as the report sees it."""
 
     name: str
+    path: Path
     config: Config
     environment: dict[str, Any]
     metrics: list[dict[str, Any]]
@@ -92,16 +94,18 @@ def load(path: Path | str, name: str | None = None) -> Contents:
         file = run.path / f"{kind}.safetensors"
         return attempt(file.name, lambda: dict(load_file(file)) if file.is_file() else {}, {})
 
+    answers = tensors("answers")
     evaluations: list[Evaluation] = attempt("results.json", lambda: standing(run.evaluations), [])
     read = Contents(
         name or run.path.resolve().name,
+        run.path,
         run.config,
         environment=attempt("environment.json", lambda: run.environment, {}),
         metrics=attempt("metrics.jsonl", lambda: _metrics(run), []),
         evaluations=evaluations,
-        scores=scores_of(evaluations),
+        scores=[replace(score, answers=answers.get(score.key)) for score in scores_of(evaluations)],
         samples=tensors("samples"),
-        fitted=tensors("fitted"),
+        fitted=attempt("fitted.safetensors", lambda: _fitted(run.path / "fitted.safetensors"), {}),
         features=tensors("features"),
         problems=problems,
     )
@@ -144,6 +148,18 @@ def distinct_names(paths: Sequence[Path | str]) -> list[str]:
 def file_name(text: str) -> str:
     """A name that every file system, and an id in a page, can carry."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "run"
+
+
+def _fitted(file: Path) -> dict[str, np.ndarray]:
+    """Standardization and the first principal components: all of them may be gigabytes."""
+    if not file.is_file():
+        return {}
+    with safe_open(file, framework="numpy") as opened:
+        names = [name for name in opened.keys() if name.startswith("standardize.")]  # noqa: SIM118 - it is no mapping
+        found = {name: opened.get_tensor(name) for name in names}
+        if "space.components" in opened.keys():  # noqa: SIM118
+            found["space.components"] = opened.get_slice("space.components")[:COMPONENTS]
+    return found
 
 
 def _metrics(run: Run) -> list[dict[str, Any]]:

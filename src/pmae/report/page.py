@@ -1,23 +1,32 @@
 """Pages: the report of runs as one HTML file that needs nothing else, and tables and figures as one Markdown file."""
 
+import base64
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from pmae.errors import UserError, require, unknown_name
 from pmae.files import disk_errors, write_text
 from pmae.report import charts, maps, samples, tables
+from pmae.report.advice import Advice, advice
 from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
-from pmae.report.style import Drawing, as_inline_svg, save_drawing
+from pmae.report.curves import curve_data
+from pmae.report.feature_map import MOST_NAMED, InteractiveMap, feature_map, has_pictures
+from pmae.report.style import Drawing, as_bytes, as_inline_svg, color, save_drawing
 from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
-from pmae.results import Duplicates
+from pmae.results import Duplicates, Score
 from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
+PARTS = ("page.css", "curves.js", "page.js")
+NOTHING: dict[str, Any] = {"curves": {"runs": [], "panels": []}, "maps": {}, "sprites": {}}
+"""What a page without curves and maps gives its script."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,10 @@ class Chapter(NamedTuple):
     run: Contents
     anchor: str
     notes: list[str]
+    advice: list[Advice]
     drawings: list[Drawing]
+    map: InteractiveMap | None
+    confusion: Score | None
     classes: Table | None
     settings: dict[str, str]
 
@@ -65,31 +77,55 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
     for folder in (out.parent, beside):
         make_folder(folder)
     across = _figures_across(read)
-    standings = [tables.accuracy_table(read, split) for split in splits_of(read)]
-    metrics = [tables.metrics_table(read, split) for split in splits_of(read)]
-    made = [tables.runs_table(read), tables.settings_table(read), *standings, *metrics]
+    splits = splits_of(read)
+    bars = {drawing.name: drawing for drawing in across}
+    standings = [(tables.accuracy_table(read, split), bars[f"accuracy-{split}"]) for split in splits]
+    metrics = [tables.metrics_table(read, split) for split in splits]
+    made = [tables.runs_table(read), tables.settings_table(read), *(table for table, _ in standings), *metrics]
     made += [tables.cost_table(read), tables.environment_table(read)]
-    chapters = []
-    for run in read:
-        drawings = _figures_of(run)
-        own = (tables.class_table(run), tables.settings(run))
-        chapters.append(Chapter(run, file_name(run.name), _notes(run), drawings, *own))
+    chapters = [_chapter(run, number, len(read)) for number, run in enumerate(read, 1)]
+    mapped = [chapter.map for chapter in chapters if chapter.map]
+    data = {
+        "curves": curve_data([run for run in read if run.training]),
+        "maps": {one.name: one.data for one in mapped},
+        "sprites": {one.sprite_key: one.sprite for one in mapped},
+    }
     page = render(
         "page.html.j2",
         runs=read,
         refused=refused,
         verdicts=[verdict(run, read) for run in read],
         between=between(read),
-        bars=[drawing for drawing in across if drawing.name.startswith("accuracy-")],
-        curves=[drawing for drawing in across if drawing.name == "learning-curves"],
+        standings=standings,
+        by_epoch=[drawing for drawing in across if drawing.name.startswith("accuracy-by-epoch")],
+        curves=bars.get("learning-curves"),
         chapters=chapters,
         tables={table.name: table for table in made},
-        standings=standings,
         metrics=metrics,
+        data=data,
     )
     _write_beside(beside, across, chapters, made)
     write_text(out, page)
     return refused
+
+
+def _chapter(run: Contents, number: int, runs: int) -> Chapter:
+    drawings, score = _figures_of(run), main_score(run, with_classes=True)
+    few = score if score and len(score.classes) <= MOST_NAMED else None
+    shown = None
+    if has_pictures(run):
+        shown = InteractiveMap(run, f"map-{number}", 1000 if runs < 4 else 400, 32 if runs == 1 else 24)
+    return Chapter(
+        run,
+        file_name(run.name),
+        _notes(run),
+        advice(run),
+        drawings,
+        shown,
+        few,
+        tables.class_table(run),
+        tables.settings(run),
+    )
 
 
 def save_figures(run: Run, formats: Sequence[str] = ("png",)) -> list[Path]:
@@ -122,12 +158,16 @@ def _figures_of(run: Contents) -> list[Drawing]:
         plan["the spectrum"] = samples.spectrum
         if "top" in run.samples:
             plan["parts of the spectrum"] = samples.spectrum_parts
+        if len(run.fitted.get("space.components", ())) >= samples.GALLERY and run.config.space.name == "pca":
+            plan["components"] = samples.components
+    if len(samples.epochs_kept(run)) > 1 and run.method == "PMAE" and not samples.is_signal(run):
+        plan["reconstructions over the epochs"] = samples.over_epochs
     if any(key.startswith("r2_band_") for line in run.signals for key in line):
         plan["R2 by band"] = charts.band_curves
     if score := main_score(run, with_classes=True):
         plan["confusion"] = lambda _: charts.confusion(score)
     if "features" in run.features:
-        plan["the feature map"] = charts.feature_map
+        plan["the feature map"] = feature_map
     drawn = []
     for what, draw in plan.items():
         try:
@@ -141,13 +181,23 @@ def render(template: str, **content: object) -> str:
     """A template of this folder as a page that holds all it shows."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    drawn: dict[str, str] = {}
+
     def as_svg(drawing: Drawing, place: str) -> Markup:
         return Markup(as_inline_svg(drawing.figure, f"{place}-{drawing.name}", f"{drawing.title}. {drawing.caption}"))
 
+    def first_with(drawing: Drawing, run: str) -> str:
+        """The run whose figure this one repeats, pixel by pixel: runs of the same data have the same spectrum."""
+        return drawn.setdefault(f"{drawing.name} {hash(as_bytes(drawing.figure, 'svg'))}", run)
+
+    style, *scripts = (files("pmae.report").joinpath(name).read_text("utf-8") for name in PARTS)
+    script = "\n".join(scripts)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     loader = PackageLoader("pmae.report", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.globals |= {"as_svg": as_svg, "bounds": bounds, "shown": shown}
-    return environment.get_template(template).render(**content)
+    environment.globals |= {"as_svg": as_svg, "bounds": bounds, "shown": shown, "first_with": first_with}
+    environment.globals |= {"style": Markup(style), "script": Markup(script), "digest": digest, "color": color}
+    return environment.get_template(template).render(**{"data": NOTHING, **content})
 
 
 def _notes(run: Contents) -> list[str]:

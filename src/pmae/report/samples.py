@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DARK = 64
 """Bytes that all lie below this (digits of 0 to 16) are shown in their own range: within 0 to 255 they are black."""
-ROWS, MASKS = 6, 4
+ROWS, MASKS, GALLERY = 6, 4, 6
 SIGNAL_HEIGHT, SIGNAL_CHANNELS = 1.1, 3
 PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.0)}
 """The shares of cumulated variance between which samples.safetensors cuts the spectrum."""
@@ -120,12 +120,16 @@ def masked_pictures(run: Contents, count: int, view: View | None = None) -> dict
 @styled
 def reconstructions(run: Contents) -> Drawing:
     """What was hidden and what the model predicted for it; of images also what it saw, and the two put together."""
-    count, is_mae = MASKS if _is_signal(run) else ROWS, run.method == "MAE"
+    count, is_mae = MASKS if is_signal(run) else ROWS, run.method == "MAE"
     visible, target, prediction = (run.samples[name][:count] for name in ("visible", "target", "prediction"))
     error, energy = ((prediction - target) ** 2).sum((1, 2, 3)), (target**2).sum((1, 2, 3))
     borrowed = is_mae and run.config.objective.normalize_patches
-    labels = None if borrowed else [minus(f"R² {r2:.0%}") for r2 in 1 - error / np.maximum(energy, 1e-12)]
-    if _is_signal(run):
+    labels = (
+        None
+        if borrowed
+        else [minus(f"R² {r2:.0%}".replace("-0%", "0%")) for r2 in 1 - error / np.maximum(energy, 1e-12)]
+    )
+    if is_signal(run):
         figure = _lines({"hidden": target, "predicted": prediction}, labels)
         said = "What was hidden (solid) and what was predicted for it (dashed), in standard deviations."
     else:
@@ -147,7 +151,7 @@ def reconstructions(run: Contents) -> Drawing:
 @styled
 def masks(run: Contents) -> Drawing:
     """What masks hide: components along the spectrum, or patches of the image."""
-    if _is_signal(run):
+    if is_signal(run):
         figure = _lines({"whole": run.samples["original"][:MASKS], "visible": run.samples["visible"][:MASKS]})
         hidden = "patches, which it replaces by their mean" if run.method == "MAE" else run.units
         said = f"Signals (solid) and what is left of them without the hidden {hidden} (dashed), in the data's units."
@@ -182,7 +186,7 @@ def _draw_strips(axes: "Axes", hidden: Array, variance: Array) -> None:
 @styled
 def spectrum_parts(run: Contents) -> Drawing:
     """What the top, the middle and the bottom of the spectrum show on their own."""
-    if _is_signal(run):
+    if is_signal(run):
         titles = [f"{name}, {low:.0%} to {high:.0%} of the variance" for name, (low, high) in PARTS.items()]
         figure = _lines({"part": np.concatenate([run.samples[name][:1] for name in PARTS])}, titles)
         which, said = "A signal", "Values are standard deviations about the mean."
@@ -207,16 +211,55 @@ def spectrum_parts(run: Contents) -> Drawing:
 
 
 @styled
+def over_epochs(run: Contents) -> Drawing:
+    """What was predicted for the hidden part of the same images as training went on."""
+    frames = {epoch: run.samples[f"epoch_{epoch}"] for epoch in epochs_kept(run)}
+    count, view = len(next(iter(frames.values()))), view_for(run)
+    target = run.samples["target"][:count]
+    scale = view.scale(target)
+    columns = {"hidden": view.differences(target, scale)}
+    columns |= {f"epoch\n{epoch}": view.differences(frame, scale) for epoch, frame in frames.items()}
+    figure, _ = gallery(columns)
+    said = "The hidden part of the same images, and what was predicted for it after so many epochs, on one scale."
+    return Drawing("over-epochs", "Reconstructions over the epochs", said, figure)
+
+
+def epochs_kept(run: Contents) -> list[int]:
+    """The epochs whose predictions were kept, in order."""
+    names = [name.removeprefix("epoch_") for name in run.samples if name.startswith("epoch_")]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+@styled
+def components(run: Contents) -> Drawing:
+    """The first principal components as images, each at one standard deviation, with its share of the variance."""
+    basis = run.fitted["space.components"].reshape(-1, *run.samples["original"].shape[1:])
+    variance = run.samples["variance"] / max(float(run.samples["variance"].sum()), 1e-300)
+    view, count = view_for(run), len(basis) // GALLERY * GALLERY
+    shown = np.stack([view.differences(one[None], view.scale(one[None]))[0] for one in basis[:count]])
+    rows = shown.reshape(-1, GALLERY, *shown.shape[1:])
+    figure, _ = gallery({f"{i + 1}": rows[:, i] for i in range(GALLERY)}, [f"+{GALLERY * i}" for i in range(len(rows))])
+    said = f"The first {count} principal components, largest first: the first holds {variance[0]:.1%} of the variance, "
+    said += (
+        f"all of these {variance[:count].sum():.1%}. Mid-grey is 0; each has a scale of its own, and a sign by chance."
+    )
+    return Drawing("components", "Components", said, figure)
+
+
+@styled
 def spectrum(run: Contents) -> Drawing:
     """Share of the variance per component and cumulated, with the components that 50, 80 and 95% take."""
     share = run.samples["variance"].astype(np.float64)
     share = share / max(share.sum(), 1e-300)
-    number, cumulated, seen = np.arange(1, len(share) + 1), share.cumsum(), share > 1e-10
+    number, cumulated = np.arange(1, len(share) + 1), share.cumsum()
+    # On a logarithm most components lie on a few pixels: a few hundred say the same.
+    drawn = np.unique(np.geomspace(1, len(share), 300).round().astype(int)) - 1
+    seen = drawn[share[drawn] > 1e-10]
     counts = {mark: int(np.searchsorted(cumulated, mark)) + 1 for mark in MARKS}
     figure, (each, summed) = panels((2.3, 2.5))
     each.loglog(number[seen], share[seen], color=PALETTE[0])
     each.set(title=f"Share of the variance, each of the {run.units}", ylabel="share", xlim=(0.9, len(share) * 1.1))
-    summed.semilogx(number, 100 * cumulated, color=PALETTE[0])
+    summed.semilogx(number[drawn], 100 * cumulated[drawn], color=PALETTE[0])
     for mark, count in counts.items():
         summed.plot([0.9, count, count], [100 * mark, 100 * mark, 0], color=PALETTE[1], linewidth=1, linestyle=":")
         summed.plot(count, 100 * mark, "o", color=PALETTE[1], markersize=4)
@@ -252,13 +295,14 @@ def _lines(kinds: dict[str, Array], titles: Sequence[str] | None = None) -> "Fig
     return figure
 
 
-def _is_signal(run: Contents) -> bool:
+def is_signal(run: Contents) -> bool:
+    """Whether the data has one row, and is drawn as lines."""
     return "original" in run.samples and run.samples["original"].shape[2] == 1
 
 
 def _note(run: Contents) -> str:
     channels = run.samples["original"].shape[1]
-    if not _is_signal(run):
+    if not is_signal(run):
         return view_for(run).note
     few = channels <= SIGNAL_CHANNELS
     return "" if few else f"Of {channels} channels the first {SIGNAL_CHANNELS} are drawn, a colour each."

@@ -3,6 +3,7 @@
 matplotlib is imported where it is used, never through pyplot, and its settings are changed only inside `styled`.
 """
 
+import base64
 import functools
 import html
 import io
@@ -26,8 +27,9 @@ Array = np.ndarray
 
 WIDTH = 4.1  # inches: at 9 points the text is still 10 pixels high where a phone shrinks the figure to its width
 INK, FAINT, NEUTRAL = "#22262b", "#d4d8dd", "#87919c"
-PALETTE = ("#0a7fc0", "#e08a00", "#0a9c78", "#d2521a", "#c2649a", "#7a6fd0", "#4fb0e0", "#a8891c")
-"""After Okabe and Ito, moved to show on white and on black; dashes and markers tell apart what hues alone may not."""
+PALETTE = ("#0b74b6", "#d27900", "#6e9869", "#d20978", "#985844", "#0898fa", "#b183b0", "#d50807")
+"""Found by search: every two at least 11 apart (CIEDE2000) to all kinds of colour blindness, 3 to 1 on white and on
+dark. A test measures both. Dashes and markers say the same again, so that nothing is said by hue alone."""
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "os^DvPX*"
 STRIP = 600  # slices of a bar of variance
@@ -211,9 +213,19 @@ def as_inline_svg(figure: "Figure", name: str, label: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)", lambda found: _as_webp(found[1]), text)
     text = text.replace("'DejaVu Sans'", FONTS)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label, quote=True)}" ', 1)
+
+
+def _as_webp(png: str) -> str:
+    """The address of the same pixels in fewer bytes."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(base64.b64decode(png))).save(buffer, "WEBP", lossless=True, quality=80)
+    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 def _settle(figure: "Figure") -> None:

@@ -187,10 +187,6 @@ class Pretraining:
                 self._monitor(journal, online_probe, last)
                 if self.config.train.callbacks and self._halts_after_epoch(journal, online_probe, last):
                     break
-        if self.step == self.epochs * self.steps or stop.number == BY_CALLBACK:
-            model = self._whole_model()
-            if self.world.main:
-                save_samples(self.run, model, self._statistics(), self._held_out_batches(), self.config.train.seed)
         self.callbacks("on_end", self)
 
     def stop(self, reason: str) -> None:
@@ -309,10 +305,12 @@ class Pretraining:
         model, name = self._whole_model(), "train_r2" if self.held_out is None else "held_out_r2"
         if not journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
             return
-        values = hidden_r2(model, self._statistics(), self._held_out_batches(), self.config.train.seed, name)
+        looked_at = (self._statistics(), self._held_out_batches(), self.config.train.seed)
+        values = hidden_r2(model, *looked_at, name)
         if online_probe:
             values |= online_probe(model.encoder, self._statistics(), self.looks)
         self._require_folder()
+        save_samples(self.run, model, *looked_at, epoch)
         self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         self.metrics |= values

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from pmae import masking
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.errors import UserError
-from pmae.files import write_tensors
+from pmae.files import read_tensors, write_tensors
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder, PrincipalMAE
 from pmae.models import Encoder, patchify, unpatchify
@@ -21,6 +22,8 @@ from pmae.runs import Run
 BANDS = (0.0, 0.5, 0.8, 0.95, 1.0)
 MOST_IMAGES = 2048
 PICTURES = 8
+FRAME, FRAMES = 4, 8
+"""Images of which predictions are kept over the epochs, and of how many epochs at most."""
 THIRDS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.01)}
 
 
@@ -104,14 +107,17 @@ def hidden_r2(
 
 
 @torch.no_grad()
-def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, batches: Batches, seed: int) -> None:
+def save_samples(
+    run: Run, model: MaskedAutoencoder, standardize: Standardize, batches: Batches, seed: int, epoch: int
+) -> None:
     """Write samples.safetensors, so that figures need neither the data nor the model.
 
     It holds original, visible, prediction and target of a few images; the parts of the spectrum; the variances of the
     mask groups, largest first, and which of them the masks hide; maps of the patch tokens. Images are in the data's
     units, except target, prediction and all but the top of the spectrum, which are differences and centred at 0 in
-    standardized units.
+    standardized units. What was predicted at some earlier epochs stays, as `epoch_10`.
     """
+    path = run.path / "samples.safetensors"
     device = standardize.mean.device
     chosen = torch.linspace(0, len(batches) - 1, min(PICTURES, len(batches)), device=device).long()
     original = batches.take(chosen)
@@ -120,10 +126,21 @@ def save_samples(run: Run, model: MaskedAutoencoder, standardize: Standardize, b
     shown = visualize(model, x, draw)
     tensors = {"original": original.float(), "visible": standardize.invert(shown.visible)}
     tensors |= {"prediction": shown.prediction, "target": shown.target}
+    tensors |= earlier_predictions(path, epoch) | {f"epoch_{epoch}": shown.prediction[:FRAME].clone()}
     if isinstance(model, PrincipalMAE):
         tensors |= _spectrum(model, x, draw)
     tensors |= _tokens(model.encoder, x)
-    write_tensors(run.path / "samples.safetensors", {name: value.cpu() for name, value in tensors.items()})
+    write_tensors(path, {name: value.cpu() for name, value in tensors.items()})
+
+
+def earlier_predictions(path: Path, epoch: int) -> dict[str, Tensor]:
+    """Those of epochs before this one; where there are many, every other goes, the first stays."""
+    kept: dict[int, Tensor] = {}
+    with suppress(UserError):  # a damaged file is written anew
+        found = read_tensors(path, "epoch_") if path.exists() else {}
+        kept = {int(name): value for name, value in found.items() if name.isdecimal() and int(name) < epoch}
+    order = sorted(kept)
+    return {f"epoch_{number}": kept[number] for number in (order if len(order) < FRAMES else order[::2])}
 
 
 def _tokens(encoder: Encoder, x: Tensor) -> dict[str, Tensor]:

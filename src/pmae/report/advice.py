@@ -1,0 +1,99 @@
+"""What to do next with a run: sentences that follow from what was measured, each with the command to copy."""
+
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pmae.report.compare import main_score
+from pmae.report.contents import Contents
+from pmae.results import POOLINGS, Score, pretrained, primary_pooling
+
+LEARNED, RISING, GAP = 0.05, 0.01, 0.1
+"""R2 above which something was learned; its gain in the last third that is worth more epochs; its loss on new images
+that says the images are too few."""
+
+
+class Advice(NamedTuple):
+    """One thing to know or to do, and the command for it if there is one."""
+
+    title: str
+    words: str
+    command: str = ""
+
+
+def advice(run: Contents) -> list[Advice]:
+    """In the order in which one would act on it."""
+    return [*_training(run), *_pooling(run), *_classes(run), *_steps(run)]
+
+
+def _training(run: Contents) -> Iterator[Advice]:
+    """Whether more epochs or more images would help, from R2 and how it moved in the last third."""
+    name = run.r2_name
+    points = [(line["epoch"], line[name]) for line in run.signals if line.get(name) is not None]
+    if not points:
+        return
+    (now, last), earlier = points[-1], [value for epoch, value in points if epoch <= points[-1][0] * 2 / 3]
+    longer = f"pmae pretrain --config {_path(run)}/config.json --epochs {2 * (run.config.train.epochs or 1)}"
+    longer += f" --out {shlex.quote(str(run.path))}-longer"
+    gain, where = last - (earlier[-1] if earlier else 0.0), f"R² {last:.1%} on {run.measured_on}"
+    seen = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
+    if last < LEARNED:
+        yield Advice("It has hardly learned", f"{where} after {now:g} epochs: give it more before judging it.", longer)
+    elif gain > RISING:
+        yield Advice(
+            "Undertrained", f"{where}, and it still rose by {gain:.1%} in the last third: train longer.", longer
+        )
+    elif name == "held_out_r2" and seen and sum(seen) / len(seen) - last > GAP:
+        words = f"{where}, {sum(seen) / len(seen):.1%} in training: more epochs will not help, more images may."
+        yield Advice("Too few images", words)
+    else:
+        yield Advice("Saturated", f"{where}, and it moved by {gain:+.1%} in the last third: more epochs will not help.")
+
+
+def _pooling(run: Contents) -> Iterator[Advice]:
+    own = [s for s in pretrained(run.scores) if s.protocol == "knn" and s.by_k and s.pooling in ("cls", "mean")]
+    best = {score.pooling: max(one.validation for one in score.by_k) for score in own}
+    if len(best) < 2:
+        return
+    chosen = primary_pooling(run.scores)
+    other = next(pooling for pooling in best if pooling != chosen)
+    words = (
+        f"k-NN gets {best[chosen]:.1%} right with it on validation images, {best[other]:.1%} with {POOLINGS[other]}."
+    )
+    command = f"pmae embed {_path(run)} --data {shlex.quote(run.config.data.source)} --pooling {chosen} -o features.npz"
+    yield Advice(f"Use {POOLINGS[chosen]} features", words, command)
+
+
+def _classes(run: Contents) -> Iterator[Advice]:
+    score = main_score(run, with_classes=True)
+    if score is None or len(score.per_class) < 3:
+        return
+    known = sorted((row for row in score.per_class if row.recall is not None), key=lambda row: row.recall or 0.0)
+    worst = [f"{row.name} ({row.recall or 0:.0%} found{_mostly(score, row.name)})" for row in known[:3]]
+    if worst and (known[0].recall or 0) < 0.95:
+        yield Advice("Worst classes", f"{'; '.join(worst)}. Look at their images and labels first.")
+
+
+def _mostly(score: Score, name: str) -> str:
+    """What a class is most often taken for."""
+    place = score.classes.index(name)
+    row = [(count, other) for other, count in enumerate((score.confusion or ())[place]) if other != place]
+    count, other = max(row)
+    return f", mostly taken for {score.classes[other]}" if count else ""
+
+
+def _steps(run: Contents) -> Iterator[Advice]:
+    if not run.finished and run.training:
+        yield Advice("Not finished", "It can go on where it stopped.", f"pmae pretrain --out {_path(run)} --resume")
+    elif not run.scores:
+        words = "With labels for some of the images, this says whether pretraining helped."
+        yield Advice("Not evaluated yet", words, f"pmae evaluate {_path(run)}")
+    else:
+        words = "A classifier that is kept, or the encoder for another library."
+        data = shlex.quote(run.config.data.source)
+        commands = f"pmae finetune {_path(run)} --data {data} --out classifiers/{shlex.quote(run.path.name)}"
+        yield Advice("Use it", words, f"{commands}\npmae export {_path(run)} --format timm -o exported/{run.path.name}")
+
+
+def _path(run: Contents) -> str:
+    return shlex.quote(str(run.path))

@@ -1,0 +1,47 @@
+"""Differences of accuracies: paired on the same images, against scipy's bootstrap, and without the answers."""
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap
+
+from pmae.report.differences import difference
+from pmae.results import Interval, Score
+
+
+def scored(right: np.ndarray, keep: bool = True) -> Score:
+    """A score of images that are right or wrong for each seed (seeds, images)."""
+    truth = np.arange(right.shape[1]) % 3
+    answers = np.stack([truth, *np.where(right, truth, (truth + 1) % 3)]).astype(np.int16)
+    mean, half = right.mean(), 1.96 * (right.mean() * (1 - right.mean()) / right.shape[1]) ** 0.5
+    metrics = {"accuracy": Interval(mean, mean - half, mean + half)}
+    return Score("linear", "mean", "test", right.shape[1], metrics, answers=answers if keep else None)
+
+
+def test_the_interval_is_that_of_scipys_paired_bootstrap() -> None:
+    rng = np.random.default_rng(0)
+    theirs = rng.random((2, 400)) < 0.7
+    mine = theirs | (rng.random((2, 400)) < 0.1)
+    found = difference(scored(mine), scored(theirs))
+    each = mine.mean(0) - theirs.mean(0)
+    reference = bootstrap((each,), np.mean, method="percentile", n_resamples=10_000, random_state=0)
+    low, high = (100 * end for end in reference.confidence_interval)
+    assert found.paired
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.3)
+    assert found.clear
+
+
+def test_pairs_show_what_two_intervals_hide() -> None:
+    rng = np.random.default_rng(1)
+    theirs = rng.random((1, 1000)) < 0.7
+    mine = theirs.copy()
+    mine[0, np.flatnonzero(~theirs[0])[:12]] = True
+    assert difference(scored(mine), scored(theirs)).clear, "twelve more are right and none fewer"
+    apart = difference(scored(mine, keep=False), scored(theirs))
+    assert not apart.paired
+    assert not apart.clear
+    assert apart.points == pytest.approx(1.2)
+
+
+def test_answers_of_other_images_are_not_paired() -> None:
+    few, many = (scored(np.ones((1, count), bool)) for count in (50, 60))
+    assert not difference(few, many).paired
