@@ -245,8 +245,10 @@ class TrainConfig(Settings):
     """Epochs between checkpoints; a tenth of the epochs if not given."""
     keep: Count = 2
     """How many checkpoints keep decoder and optimizer for resuming; older ones keep the encoder alone."""
-    track: Literal["none", "tensorboard", "wandb"] = "none"
-    """Draw the metrics in TensorBoard or Weights & Biases (offline) too, in the run folder."""
+    track: Literal["none", "csv", "tensorboard", "wandb", "mlflow"] = "none"
+    """Draw the metrics in a CSV file, TensorBoard, Weights & Biases or MLflow too, offline in the run folder."""
+    project: Name = "pmae"
+    """The project of Weights & Biases, or experiment of MLflow, that the run belongs to."""
     callbacks: tuple[str, ...] = ()
     """Registered callbacks that see every step and epoch and may end the run: name or name(option=value)."""
     plugins: tuple[str, ...] = ()

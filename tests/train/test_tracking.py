@@ -1,5 +1,6 @@
 """Tracking: the curves are the lines of metrics.jsonl, once each, also after a resume, and nothing is sent."""
 
+import csv
 import json
 import shutil
 import socket
@@ -17,6 +18,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.runs import Run
 from pmae.train.loop import pretrain
+from pmae.train.trackers import CSV
 
 Points = dict[str, list[tuple[int, float]]]
 
@@ -59,6 +61,66 @@ def test_tensorboard_shows_what_was_logged_and_a_resume_continues_it(tiny: Confi
         assert list(found) == [step for step, _ in curve], name
         assert list(found.values()) == pytest.approx([value for _, value in curve], rel=1e-6), name
     assert [event.step for event in reader.Scalars("loss")] == [2, 4, 6, 8]
+    assert [event.step for event in reader.Images("reconstructions")] == [4, 8]
+    assert "config/text_summary" in reader.Tags()["tensors"]
+
+
+def test_mlflow_keeps_one_run_with_settings_curves_and_pictures(
+    tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    connected = _watch_connections(monkeypatch)
+    config = replace(settled(tiny, toy, "mlflow"), train__project="faces")
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    lose_the_last_epoch(run)
+    pretrain(config, toy, tmp_path / "run", resume=True, quiet=True)
+    client = mlflow.MlflowClient((run.path / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("faces")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["encoder.width"] == "32"
+    for name, curve in logged(run).items():
+        points = {metric.step: metric.value for metric in client.get_metric_history(found.info.run_id, name)}
+        assert points == pytest.approx(dict(curve)), name
+    assert [file.path for file in client.list_artifacts(found.info.run_id)] == ["reconstructions.png"]
+    assert [address for address in connected if not _local(address)] == []
+
+
+def test_csv_is_a_table_of_every_number_once(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config = settled(tiny, toy, "csv")
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    lose_the_last_epoch(run)
+    pretrain(config, toy, tmp_path / "run", resume=True, quiet=True)
+    with (run.path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    want = [(line["step"], key, value) for line in run.metrics() for key, value in line.items() if key != "step"]
+    assert [(int(row["step"]), row["name"], float(row["value"])) for row in rows] == want
+
+
+def test_a_tracker_that_is_gone_is_refused_at_the_start_and_let_go_of_later(
+    tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(UserError, match="'mlflow' must be reachable, or none"):
+        pretrain(settled(tiny, toy, "mlflow"), toy, tmp_path / "gone", quiet=True)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    config = settled(tiny, toy, "csv")
+    broken = tmp_path / "run" / "metrics.csv"
+    write = CSV.write
+
+    def fail(self: CSV, step: int, values: dict[str, float]) -> None:
+        if step > 2:
+            raise ConnectionError("no route to host")
+        write(self, step, values)
+
+    monkeypatch.setattr(CSV, "write", fail)
+    with pytest.warns(UserWarning, match=r"the tracker failed and gets no more of this run \(no route to host\)"):
+        run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    assert {int(line.split(",")[0]) for line in broken.read_text().splitlines()[1:]} == {2}
+    assert run.metrics()[-1]["step"] == 8
 
 
 def test_wandb_writes_offline_files_under_one_id_and_opens_no_connection(

@@ -24,7 +24,8 @@ from pmae.runs import Run
 MACHINE = frozenset(
     {
         "data.root", "data.keep_on", "train.device", "train.engine", "train.log_every", "train.checkpoint_every",
-        "train.keep", "train.track", "train.shard", "train.deterministic", "probe.every", "probe.data",
+        "train.keep", "train.track", "train.shard", "train.deterministic", "probe.every", "probe.data", "train.project",
+        "train.accumulate", "train.activation_checkpointing",
     }
 )  # fmt: skip
 """Settings that say where and how a run is made or monitored, not what it learns."""

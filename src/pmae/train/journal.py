@@ -1,4 +1,4 @@
-"""What a run says while it runs: metrics.jsonl, trackers, and a live line on a terminal or plain lines elsewhere."""
+"""What a run says while it runs: metrics.jsonl, a tracker, and a live line on a terminal or plain lines elsewhere."""
 
 import contextlib
 import json
@@ -6,21 +6,19 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
-from uuid import uuid4
+from typing import Any, TextIO
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pmae.config import Config
-from pmae.config_file import to_dict
-from pmae.errors import optional
-from pmae.files import disk_errors, read_object, write_json, write_text
+from pmae.files import disk_errors, write_text
 from pmae.runs import whole_lines
+from pmae.train.trackers import Tracker
 
 LOG = logging.getLogger("pmae")
 PLAIN_SECONDS = 10.0  # between two plain lines
@@ -77,62 +75,12 @@ def lasting_output() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """A line that nobody has to read: to the handlers of the `pmae` logger or, where there are none, printed."""
-    if LOG.hasHandlers():
+    """A line that nobody has to read: to the `pmae` logger where it has handlers and shows INFO, else printed."""
+    if LOG.hasHandlers() and LOG.isEnabledFor(logging.INFO):
         LOG.info(text)
         return
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
-
-
-class Tracker(NamedTuple):
-    """Adds a point to the curve of each value at a step, and closes its file at the end."""
-
-    write: Callable[[int, dict[str, float]], object]
-    close: Callable[[], object]
-
-
-def require_tracker(name: str) -> None:
-    """Refuse a tracker whose package is not there, before a run begins."""
-    if name == "none":
-        return
-    # Wandb reports its own errors over the network unless told not to before it is imported.
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    optional(f"train.track {name!r}", "tracking", name)
-
-
-def open_tracker(config: Config, folder: Path, done: int) -> Tracker | None:
-    """The tracker that the settings name, continuing after step `done` the curves that the run folder holds."""
-    if config.train.track != "tensorboard":
-        return _wandb(folder, config) if config.train.track == "wandb" else None
-    summary_writer: Any = import_module("torch.utils.tensorboard").SummaryWriter
-    # Readers drop the points from `purge_step` on that an earlier start left: those steps are taken again.
-    writer = summary_writer(str(folder / "tensorboard"), purge_step=done + 1)
-
-    def write(step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
-
-    return Tracker(write, writer.close)
-
-
-def _wandb(folder: Path, config: Config) -> Tracker:
-    """An offline run in the run's wandb/ folder; `wandb sync` uploads it. Each start has one id, kept beside it."""
-    wandb: Any = import_module("wandb")
-    kept = folder / "wandb.json"
-    if not kept.exists():
-        write_json(kept, {"id": uuid4().hex})
-    run = wandb.init(
-        project="pmae",
-        name=folder.name,
-        id=read_object(kept)["id"],
-        dir=str(folder),
-        config=to_dict(config),
-        mode="online" if os.environ.get("WANDB_MODE") == "online" else "offline",
-        settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
-    )
-    return Tracker(lambda step, values: run.log(values, step=step), run.finish)
 
 
 class Journal:
@@ -167,15 +115,29 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         if not self._live.disable:
             self._live.stop()
-        if self._tracker:
-            self._tracker.close()
+        self._track(lambda tracker: tracker.close())
 
     def write(self, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
         with disk_errors(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
+        points = {name: value for name, value in values.items() if name != "step"}
+        self._track(lambda tracker: tracker.write(values["step"], points))
+
+    def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
+        """Pass a picture to the tracker."""
+        self._track(lambda tracker: tracker.picture(step, name, pixels))
+
+    def _track(self, act: Callable[[Tracker], None]) -> None:
+        """A tracker that fails, such as one whose server is gone, is let go of; the run goes on."""
         if self._tracker:
-            self._tracker.write(values["step"], {name: value for name, value in values.items() if name != "step"})
+            try:
+                act(self._tracker)
+            except Exception as error:  # each library has its own
+                self._tracker, said = None, next(iter(str(error).splitlines()), type(error).__name__)[:200]
+                warnings.warn(
+                    f"the tracker failed and gets no more of this run ({said}); training goes on", stacklevel=2
+                )
 
     def note(self, text: str) -> None:
         """Say something beside the progress, unless quiet."""

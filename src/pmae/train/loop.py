@@ -28,10 +28,11 @@ from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
 from pmae.train.environment import BY_CALLBACK, StopSignal, pick_engine, same_bits
-from pmae.train.journal import Journal, open_tracker, require_tracker, say
-from pmae.train.monitor import hidden_parts, hidden_r2, save_samples
+from pmae.train.journal import Journal, say
+from pmae.train.monitor import hidden_parts, hidden_r2, picture_of, save_samples
 from pmae.train.schedule import rate, step_seed
 from pmae.train.step import FastEngine, Inputs, Plain, build_optimizer
+from pmae.train.trackers import open_tracker, require_tracker
 
 OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
 """Scores an encoder while it trains; its labels are used for this alone."""
@@ -315,6 +316,8 @@ class Pretraining:
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         self.metrics |= values
         journal.write(epoch=self.step / self.steps, step=self.step, **values)
+        if self.config.train.track != "none":
+            journal.picture(self.step, "reconstructions", picture_of(self.run))
 
     def _whole_model(self) -> MaskedAutoencoder:
         """The model for the first process to look at; all are needed to put a divided one together."""

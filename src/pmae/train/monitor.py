@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -152,6 +153,18 @@ def _tokens(encoder: Encoder, x: Tensor) -> dict[str, Tensor]:
         looked = {} if attention is None else {"attention": attention.float().mean(1)}
         return {"token_colours": colours(token_maps(encoder, x)), **looked}
     return {}
+
+
+def picture_of(run: Run) -> np.ndarray:
+    """The samples of a run as one picture (H, W, 3) of bytes: original, visible, prediction and target, a row each."""
+    rows = []
+    for name in ("original", "visible", "prediction", "target"):
+        images = read_tensors(run.path / "samples.safetensors")[name]
+        low, high = images.min(), images.max()
+        # Three channels of any number, the first alone of fewer.
+        images = images[:, :3] if images.shape[1] >= 3 else images[:, :1].expand(-1, 3, -1, -1)
+        rows.append(torch.cat(list((images - low) / (high - low).clamp(min=1e-9)), dim=2))
+    return (torch.cat(rows, dim=1) * 255).byte().permute(1, 2, 0).numpy()
 
 
 def _spectrum(model: PrincipalMAE, x: Tensor, draw: Draw) -> dict[str, Tensor]:
