@@ -75,7 +75,10 @@ def labels(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_run_is_adapted_and_says_whether_it_helped(run: Run, labels: Path, tmp_path: Path, command: Command) -> None:
+def test_a_run_is_adapted_and_says_whether_it_helped(
+    run: Run, labels: Path, tmp_path: Path, command: Command, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pmae")
     out = tmp_path / "adapted"
     short = ("--epochs", 2, "--decoder.depth", 1, "--decoder.width", 16, "--decoder.heads", 2, "--device", "cpu")
     code, said = command(
@@ -91,7 +94,7 @@ def test_a_run_is_adapted_and_says_whether_it_helped(run: Run, labels: Path, tmp
     probes = [line for line in adapted.metrics() if "knn" in line]
     told = json.loads((out / "results.json").read_text())["adaptation"]
     assert (probes[0]["step"], told["before"]["knn"], told["after"]["knn"]) == (0, probes[0]["knn"], probes[-1]["knn"])
-    assert f"k-NN {probes[0]['knn']:.1%} before, {probes[-1]['knn']:.1%} after: adapting " in said
+    assert f"k-NN {probes[0]['knn']:.1%} before, {probes[-1]['knn']:.1%} after: adapting " in caplog.text
 
 
 @pytest.mark.parametrize("registers", [0, 4])
