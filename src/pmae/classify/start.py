@@ -10,7 +10,7 @@ from pmae.config import DataConfig, EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, fit_standardize
 from pmae.data.images import ImageSet
-from pmae.errors import UserError
+from pmae.errors import UserError, require
 from pmae.models import Encoder, build_encoder
 from pmae.models.described import BYTES, Described, described_weights, require_encoder
 from pmae.models.weights import load_weights
@@ -45,6 +45,10 @@ def load_start(source: Path | str | Run, images: ImageSet, name: str | None = No
             rule = "of the shape that the run was trained on (--resize and --channels convert image files)"
             raise UserError(f"data must have images {rule}, {found.shape}, got {images.shape}")
         return Start(found, config.encoder, standardize)
+    place = Path(str(source)).expanduser()
+    rule = "a run folder, or weights that timm or Hugging Face wrote"
+    require(place.exists(), "start", rule, str(source))
+    require(not (place / "classifier.json").exists(), "start", f"{rule}, not a classifier", str(source))
     described = described_weights(str(source), name)
     encoder = require_encoder(described, str(source))
     _require_patches(encoder.patch_size, images.shape)
