@@ -14,7 +14,7 @@ from pmae.classify.model import ImageClassifier, is_classifier
 from pmae.classify.score import score
 from pmae.classify.start import load_start, reading_of
 from pmae.config import DataConfig
-from pmae.data.sets import converts
+from pmae.data.sets import converts, settled
 from pmae.embed import require_pooling
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
@@ -51,6 +51,8 @@ def finetune(
     if config.method == "lora":
         require_peft()
     reading = data if isinstance(data, DataConfig) else read_as(reading_of(start), str(data))
+    if Path(reading.source).expanduser().is_dir():
+        reading = settled(reading)
     labelled = with_validation(read_labelled(reading, labels), config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
     require_pooling(config.pooling, begin.encoder)
