@@ -22,7 +22,8 @@ from pmae.report.watch import serve
 from pmae.runs import Run
 
 IMAGES = Path(__file__).parent / "images"
-MAP = """const map = document.querySelector('svg.map'); map.scrollIntoView({block: 'start'}); window.scrollBy(0, -60);
+MAP = """const map = document.querySelector('svg.map'); map.scrollIntoView({block: 'start', behavior: 'instant'});
+window.scrollBy({top: -60, behavior: 'instant'});
 const at = map.querySelector('[data-i="5"]').getBoundingClientRect();
 map.dispatchEvent(new MouseEvent('click', {clientX: at.x + 2, clientY: at.y + 2}));
 document.querySelectorAll('[data-map]').forEach(cell => cell.dataset.cell === '0,2' && cell.click())"""

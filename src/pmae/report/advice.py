@@ -41,13 +41,18 @@ def _training(run: Contents) -> Iterator[Advice]:
         yield Advice("It has hardly learned", f"{where} after {now:g} epochs: give it more before judging it.", longer)
     elif gain > RISING:
         yield Advice(
-            "Undertrained", f"{where}, and it still rose by {gain:.1%} in the last third: train longer.", longer
+            "Undertrained",
+            f"{where}, and it still rose by {100 * gain:.1f} points in the last third: train longer.",
+            longer,
         )
     elif name == "held_out_r2" and seen and sum(seen) / len(seen) - last > GAP:
         words = f"{where}, {sum(seen) / len(seen):.1%} in training: more epochs will not help, more images may."
         yield Advice("Too few images", words)
     else:
-        yield Advice("Saturated", f"{where}, and it moved by {gain:+.1%} in the last third: more epochs will not help.")
+        yield Advice(
+            "Saturated",
+            f"{where}, and it moved by {100 * gain:+.1f} points in the last third: more epochs will not help.",
+        )
 
 
 def _pooling(run: Contents) -> Iterator[Advice]:
