@@ -33,7 +33,10 @@ class DataConfig(Settings):
     labels: Literal["none", "folders"] = "none"
     """For a folder of images: whether its subfolders are classes."""
     resize: Count | None = None
-    """Resize every image of a folder or of shards to this side; without it, sizes must agree."""
+    """Make every image of a folder or of shards a square of this side; if not given, images stay as they are, or become
+    squares of at most 224 where their sizes differ."""
+    crop_mode: Literal["center", "squash"] = "center"
+    """How they become square: the short side is resized and the centre kept, or both sides are resized."""
     channels: Literal[1, 3] | None = None
     """Convert every image of a folder or of shards to this many channels; without it, channels must agree."""
     max_unreadable: WholeNumber = 10
@@ -229,6 +232,12 @@ class TrainConfig(Settings):
     """Of `pmae.fast`: all, the attention kernels alone, or none (timm's own code); the variable PMAE_KERNELS wins."""
     self_check: bool = True
     """On a GPU, the first batch also passes the plain path; a loss that differs by more than rounding stops the run."""
+    accumulate: Count = 1
+    """Take a batch in so many parts and add up their gradients: as much less memory; the plain engine alone."""
+    activation_checkpointing: bool = False
+    """Keep only what enters each block and compute the rest again on the way back; the plain engine alone."""
+    bf16_gradients: bool = False
+    """Send gradients between processes in bfloat16: half as many bytes; the plain engine alone."""
     shard: bool = False
     """Divide weights, gradients and moments among torchrun's processes (FSDP2); the plain engine alone."""
     deterministic: bool = False
@@ -247,10 +256,20 @@ class TrainConfig(Settings):
     """Filled in by a run: what of its settings is registered by whose file, with the file's hash."""
 
     def check(self) -> None:
-        plain = {"train.shard is on": self.shard, "train.deterministic is on": self.deterministic}
-        plain["train.kernels is not all"] = self.kernels != "all"
-        for why, needed in plain.items():
-            require(not needed or self.engine != "graph", "train.engine", f"plain or auto where {why}", self.engine)
+        for why in self.needs_plain:
+            require(self.engine != "graph", "train.engine", f"plain or auto where {why}", self.engine)
+        rule = "off where train.shard is on, which sends gradients by itself"
+        require(not (self.shard and self.bf16_gradients), "train.bf16_gradients", rule, self.bf16_gradients)
+        rule = "1 where train.shard is on, which divides memory among processes"
+        require(not self.shard or self.accumulate == 1, "train.accumulate", rule, self.accumulate)
+
+    @property
+    def needs_plain(self) -> list[str]:
+        """Why steps cannot be captured, one reason each."""
+        switches = ("activation_checkpointing", "bf16_gradients", "shard", "deterministic")
+        why = [f"train.{name} is on" for name in switches if getattr(self, name)]
+        why += ["train.accumulate is above 1"] if self.accumulate > 1 else []
+        return why + (["train.kernels is not all"] if self.kernels != "all" else [])
 
 
 @dataclass(frozen=True)

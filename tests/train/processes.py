@@ -127,6 +127,9 @@ def every_scenario(folder: Path, most: int) -> dict[str, list[int]]:
     codes["mae-of-2"] = together(2, folder / "mae-of-2", **MAE)
     for count in (1, 2):
         codes[f"contrast-{count}"] = together(count, folder / f"contrast-{count}", objective__contrastive_weight=1.0)
+    parts = {"train__accumulate": 2, "train__activation_checkpointing": True}
+    codes["parts"] = together(2, folder / "parts", **parts)
+    codes["bf16"] = together(2, folder / "bf16", train__bf16_gradients=True)
     codes["odd"] = together(3, folder / "odd")
     codes["counted"] = together(2, folder / "counted", objective__scale="mean")
     codes["learned"] = together(2, folder / "learned", space__name="learned")

@@ -60,12 +60,25 @@ def tensors(run: Run) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("one", "several"),
-    [("of-1", "of-2"), ("mae", "mae-of-2"), ("contrast-1", "contrast-2"), ("contrast-1", "sharded-contrast")],
+    [
+        ("of-1", "of-2"),
+        ("of-1", "parts"),
+        ("mae", "mae-of-2"),
+        ("contrast-1", "contrast-2"),
+        ("contrast-1", "sharded-contrast"),
+    ],
 )
 def test_two_processes_have_the_losses_of_one(tried: Tried, one: str, several: str) -> None:
     assert tried.codes[several] == [0, 0]
     assert len(losses(tried.run(one))) == 12
     assert losses(tried.run(several)) == pytest.approx(losses(tried.run(one)), rel=1e-5)
+
+
+def test_gradients_in_bfloat16_are_close(tried: Tried) -> None:
+    assert tried.codes["bf16"] == [0, 0]
+    one, rounded = (losses(tried.run(name)) for name in ("of-1", "bf16"))
+    assert rounded != one
+    assert rounded == pytest.approx(one, rel=0.02)
 
 
 @pytest.mark.slow

@@ -25,11 +25,13 @@ MONO = ["ui-monospace", "Menlo", "Consolas", "monospace"]
 QUIET = {"show_progress": "hidden"}
 
 
-def explore(material: Material, port: int | None, browser: bool, say: Callable[[str], None]) -> None:
+def explore(
+    material: Any, port: int | None, browser: bool, say: Callable[[str], None], make: Callable[[Any], Any] | None = None
+) -> None:
     """Serve until Ctrl-C; uploads and pictures live in a folder that goes with the server."""
     with tempfile.TemporaryDirectory(prefix="pmae-explore-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
-        page, address = open_page(material, port, browser)
+        page, address = open_page(material, port, browser, make)
         say(f"exploring at {address} (Ctrl-C ends it)")
         with suppress(KeyboardInterrupt):
             wait()
@@ -42,10 +44,12 @@ def wait() -> None:
     threading.Event().wait()
 
 
-def open_page(material: Material, port: int | None = None, browser: bool = True) -> tuple[Any, str]:
-    """Start the server in the background; returns what has a `close`, and the address."""
+def open_page(
+    material: Any, port: int | None = None, browser: bool = True, make: Callable[[Any], Any] | None = None
+) -> tuple[Any, str]:
+    """Start the server in the background; returns what has a `close`, and the address. `make` builds another page."""
     require(port is None or 1 <= port <= 65535, "port", "between 1 and 65535", port)
-    gr, page = gradio(), build(material)
+    gr, page = gradio(), (make or build)(material)
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 

@@ -142,7 +142,7 @@ def read_upload(path: Path, shape: tuple[int, int, int], dtype: np.dtype, low: f
     if channels not in (1, 3):
         raise UserError(f"upload must have the data's {channels} channels, which no picture file has: pick one of them")
     require(size <= LARGEST_FILE, "upload", f"a file of at most {LARGEST_FILE:,} bytes", f"{size:,} bytes")
-    pixels = _decoded(path, DataConfig(channels=1 if channels == 1 else 3))
+    pixels = decoded(path, DataConfig(channels=1 if channels == 1 else 3))
     resized = F.interpolate(as_tensor(pixels)[None].float(), shape[1:], mode="bicubic", antialias=True)[0].numpy()
     # Deep files keep their units where the data has the same; bytes have none, and the data's may end at 16.
     if pixels.dtype != dtype or dtype == np.uint8:
@@ -155,7 +155,8 @@ def read_upload(path: Path, shape: tuple[int, int, int], dtype: np.dtype, low: f
     return resized.astype(dtype)
 
 
-def _decoded(path: Path, config: DataConfig) -> np.ndarray:
+def decoded(path: Path, config: DataConfig) -> np.ndarray:
+    """The pixels of an uploaded file, or a sentence that says why there are none."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > LARGEST_PICTURE:

@@ -22,8 +22,8 @@ class FinetuneConfig(Settings):
     """What the head sees: the mean of the patch tokens, or [CLS]."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count as much as common ones."""
-    augment: Literal["crops", "strong", "none"] = "crops"
-    """crops and flips; strong: as the preset of that name, also RandAugment, erasing, mixup and CutMix; or nothing."""
+    augment: Literal["crops", "strong", "none"] = "strong"
+    """strong: crops, flips, RandAugment, erasing, mixup and CutMix, as the preset; crops: crops and flips; or none."""
     validation: Share = 0.15
     """Share of the training images to stop and to calibrate on, where the data has no val part."""
     patience: Count | None = None

@@ -62,7 +62,7 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         validation: float = 0.15,
         epochs: int | None = None,
         lr: float | None = None,
-        augment: str = "crops",
+        augment: str = "strong",
         patience: int | None = None,
         random_state: int = 0,
         device: str = "auto",

@@ -12,9 +12,9 @@ from pmae.classify.fit import Fitted, Say, fit
 from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
 from pmae.classify.model import ImageClassifier, is_classifier
 from pmae.classify.score import score
-from pmae.classify.start import Start, load_start, reading_of
+from pmae.classify.start import load_start, reading_of
 from pmae.config import DataConfig
-from pmae.data.sets import converts
+from pmae.data.sets import converts, settled
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
 from pmae.files import disk_errors, folder_path, read_object, write_json
@@ -50,6 +50,8 @@ def finetune(
     if config.method == "lora":
         require_peft()
     reading = data if isinstance(data, DataConfig) else read_as(reading_of(start), str(data))
+    if Path(reading.source).expanduser().is_dir():
+        reading = settled(reading)
     labelled = with_validation(read_labelled(reading, labels), config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
     notes = [*labelled.notes, *begin.notes, *_shared(labelled)]
@@ -57,7 +59,7 @@ def finetune(
         say(note)
     _begin(path, config, resume)
     fitted = fit(begin, labelled, config, device, path, reading, say)
-    return _keep(path, fitted, labelled, begin, notes)
+    return _keep(path, fitted, labelled, notes, where_from(reading, labels))
 
 
 def read_as(of_run: DataConfig, source: str) -> DataConfig:
@@ -87,13 +89,20 @@ def _begin(path: Path, config: FinetuneConfig, resume: bool) -> None:
     write_json(path / SETTINGS, given)
 
 
-def _keep(path: Path, fitted: Fitted, data: LabelledData, start: Start, notes: list[str]) -> ImageClassifier:
+def where_from(reading: DataConfig, labels: Path | str | None) -> dict[str, str]:
+    """Where the labelled images are, for the explorer to find them again."""
+    given = {"source": reading.source, "labels": labels, "root": reading.root}
+    there = {name: Path(value).expanduser() for name, value in given.items() if value is not None}
+    return {name: str(path.resolve() if path.exists() else given[name]) for name, path in there.items()}
+
+
+def _keep(path: Path, fitted: Fitted, data: LabelledData, notes: list[str], source: dict[str, str]) -> ImageClassifier:
     """Score on what was held out and write all of it; the classifier's own files come last."""
     parts = {"val": data.val, "test": data.test}
     scores = [score(fitted.classifier, part, name) for name, part in parts.items() if part is not None]
     counts = {name: len(part.targets) for name, part in {"train": data.train, **parts}.items() if part is not None}
     seen = dict(zip(data.classes, per_class(data.train, len(data.classes)).tolist(), strict=True))
-    about = {"name": data.name, "counts": counts, "per_class": seen, "notes": notes}
+    about = {"name": data.name, "counts": counts, "per_class": seen, "notes": notes, **source}
     told: dict[str, Any] = {"data": about, "training": fitted.history}
     write_json(path / "results.json", {**told, "scores": scores})
     fitted.classifier.save(path)

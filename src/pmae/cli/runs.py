@@ -246,10 +246,11 @@ class Explore(OtherData):
       pmae explore                              masks on the embedded photographs, without a trained model
       pmae explore runs/a                       with the run's data, predictions, R2 and neighbours
       pmae explore --data scans/ --resize 64    masks on a folder of one's own
+      pmae explore clf                          what a classifier says of an image that is dropped, and why
     """
 
     path: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="RUN")] = None
-    """Run folder; without one there are masks, but no predictions."""
+    """Run folder or classifier; without one there are masks, but no predictions."""
     data: Text = None
     """A named set, or the path of a folder, .npy or .npz file; the run's, or photos."""
     port: Count = None
@@ -258,12 +259,17 @@ class Explore(OtherData):
     """Print the address and open nothing."""
 
     def run(self) -> None:
+        from pmae.app.classifier import explore_classifier
         from pmae.app.explorer import explore, gradio
         from pmae.app.material import Material
+        from pmae.classify.model import is_classifier
         from pmae.data.sets import load
         from pmae.runs import Run
         from pmae.train.journal import say
 
+        if self.path and is_classifier(self.path):
+            explore_classifier(self.path, self.data, self.port, not self.no_browser, say)
+            return
         # Before the data is read and a space fitted: without Gradio there is no page.
         say("starting: 1 of 3, the page's library (10 to 30 s the first time)")
         gradio()

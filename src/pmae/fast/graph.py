@@ -6,8 +6,8 @@ Importing this needs no Triton; a captured step does.
 import functools
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -51,7 +51,7 @@ class Replay:
             buffer.copy_(tensor)
         if self._graph is None and self._warm < WARM_STEPS:
             self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), _other_stream():
                 self._step(*self._buffers)
             torch.cuda.current_stream().wait_stream(self._stream)
             self._warm += 1
@@ -63,6 +63,17 @@ class Replay:
             self._captured()
             self._graph = graph
         self._graph.replay()
+
+
+@contextmanager
+def _other_stream() -> Iterator[None]:
+    """Without torch's warning that gradients first came on another stream: the two wait for each other."""
+    warn = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", lambda on: None)  # torch 2.10
+    warn(False)
+    try:
+        yield
+    finally:
+        warn(True)
 
 
 def compiled(measure: Callable[P, R]) -> Callable[P, R]:

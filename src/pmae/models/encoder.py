@@ -9,6 +9,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pmae.config import EncoderConfig
 from pmae.errors import UserError, require, unknown_name
@@ -28,6 +29,13 @@ def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | No
     """Tokens (B, N, width) through timm's own blocks and the last norm; out come all, or each sequence's `last`."""
     x = norm(blocks(x))
     return x if last is None else x[:, -last:]
+
+
+def run_blocks_checkpointed(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | None = None) -> Tensor:
+    """The same with activation checkpointing (Chen et al. 2016): each block is computed again on the way back."""
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    return norm(x) if last is None else norm(x)[:, -last:]
 
 
 class Encoder(nn.Module):

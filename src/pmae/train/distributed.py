@@ -160,13 +160,22 @@ def lost_process_errors(world: World) -> Iterator[None]:
 
 
 def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder, size: int) -> None:
-    """Refuse what several processes would compute otherwise than one does at the same batch, or one cannot."""
+    """Refuse what parts of a batch, in several processes or one after another, compute otherwise than the whole."""
     if size == 1:
         rule = "off in one process, which has nobody to share with (torchrun --nproc-per-node starts several)"
         require(not config.train.shard, "train.shard", rule, config.train.shard)
+    if (parts := size * config.train.accumulate) == 1:
         return
-    require(batch_size % size == 0, "train.batch_size", f"a multiple of the number of processes, {size}", batch_size)
+    rule = f"a multiple of the number of processes, {size}"
+    rule += f", times train.accumulate, {config.train.accumulate}" if config.train.accumulate > 1 else ""
+    require(batch_size % parts == 0, "train.batch_size", rule, batch_size)
     several = "in several processes, each of which knows its part of the batch"
+    if config.train.accumulate > 1:
+        several = "where a batch is taken in parts (train.accumulate)"
+        rule = (
+            "1 with a contrastive loss, which is over the whole batch (train.activation_checkpointing saves memory too)"
+        )
+        require(model.contrastive is None, "train.accumulate", rule, config.train.accumulate)
     counted = config.objective.scale == "mean" and isinstance(model, PrincipalMAE) and not model.on_pixels
     rule = f"constant or sum {several}, when every image has its own mask of components (masking.per image)"
     require(not counted or config.masking.per != "image", "objective.scale", rule, "mean")

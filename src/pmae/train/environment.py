@@ -55,7 +55,7 @@ def pick_engine(config: TrainConfig, device: torch.device) -> str:
     """The graph engine on CUDA unless told otherwise, or where a setting needs the plain one; it needs our kernels."""
     captures = fast.can_capture(device, config.kernels)
     if config.engine == "auto":
-        return "graph" if captures and not (config.shard or config.deterministic) else "plain"
+        return "graph" if captures and not config.needs_plain else "plain"
     if config.engine == "graph" and device.type != "cuda":
         raise UserError(f"train.engine 'graph' must run on CUDA, got {device.type!r}; choices here: auto, plain")
     rule = f"plain or auto without Triton, or where {fast.VARIABLE} turns kernels off"

@@ -15,11 +15,12 @@ from pmae.config import Config
 from pmae.data.augment import Standardize, build_augmentations, draw_crops, draw_noise
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
-from pmae.errors import Interrupted, UserError
+from pmae.errors import Interrupted, UserError, require
 from pmae.files import folder_path, write_tensors
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.described import pixels_note
+from pmae.models.encoder import run_blocks_checkpointed
 from pmae.models.weights import Pretrained, load_weights
 from pmae.plugins import plugin_errors, require_plugins
 from pmae.runs import Run
@@ -97,6 +98,20 @@ def _pretrain(
     return run
 
 
+def checkpoint_activations(model: MaskedAutoencoder) -> None:
+    """Let blocks of encoder and decoder be computed again on the way back; timm's other networks have their own way."""
+    model.decoder.run_blocks = run_blocks_checkpointed
+    if model.encoder.is_vit:
+        model.encoder.run_blocks = run_blocks_checkpointed
+        return
+    turn_on = getattr(model.encoder.net, "set_grad_checkpointing", None)
+    try:
+        require(turn_on is not None, "train.activation_checkpointing", "off for this encoder", True)
+        turn_on()  # type: ignore[misc]
+    except AssertionError as error:  # what timm says where a network has none
+        raise UserError(f"train.activation_checkpointing must be off for this encoder: {error}") from error
+
+
 class Pretraining:
     """A run in progress: the data on its device, the model, its optimizer and the step that joins them."""
 
@@ -133,6 +148,8 @@ class Pretraining:
         self.model.to("cpu" if train.shard else device)
         self.model.precision = environment.pick_precision(train.precision, device)
         fast.accelerate(self.model, train.kernels)
+        if train.activation_checkpointing:
+            checkpoint_activations(self.model)
         if world.size > 1 and self.model.contrastive and getattr(self.model.contrastive.module, "gathers", True):
             self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
         self.metrics: dict[str, float] = {}

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from pmae import fast
 from pmae.config import Config, OptimConfig
@@ -38,6 +40,24 @@ class Inputs(NamedTuple):
     lr: float
     noise: tuple[Tensor, ...] = ()
     """For registered augmentations."""
+
+
+def parts_of(inputs: Inputs, count: int) -> list[Inputs]:
+    """A batch in so many parts of the same size: images, and what was drawn for each of their views."""
+    if count == 1:
+        return [inputs]
+    views = len(inputs.crops) // len(inputs.images)
+
+    def cut(rows: Tensor, views: int = views) -> list[Tensor]:
+        return [part.flatten(0, 1) for part in rows.unflatten(0, (views, -1)).chunk(count, 1)]
+
+    noise = inputs.draw.noise
+    masks = [noise] * count if len(noise) == 1 else cut(noise)
+    extras = [cut(each) for each in inputs.noise]
+    return [
+        Inputs(images, crops, inputs.draw._replace(noise=mask), inputs.lr, tuple(extra[n] for extra in extras))
+        for n, (images, crops, mask) in enumerate(zip(cut(inputs.images, 1), cut(inputs.crops), masks, strict=True))
+    ]
 
 
 class Tally:
@@ -80,17 +100,38 @@ class Plain:
         self.tally = Tally(self.standardize.mean.device)
         self._leaves = [p for p in self.model.parameters() if p.requires_grad]
         self._augmentations = build_augmentations(self.config.augment)
+        self._network: nn.Module = self.model
+        train, several = self.config.train, self.world.size > 1 and not self.config.train.shard
+        if several and type(self) is Plain:
+            # DDP sends buckets of gradients while others are still computed. That PMAE leaves the mask token unused it
+            # finds out at the first step or, where not every part of a batch is followed by messages, at each.
+            once, ddp = train.accumulate == 1, DistributedDataParallel
+            # Buffers were fitted together or follow from the seed: they are the same in all.
+            ddp._set_params_and_buffers_to_ignore_for_model(
+                self.model, [name for name, _ in self.model.named_buffers()]
+            )
+            self._network = ddp(self.model, static_graph=once, find_unused_parameters=not once)
+            if train.bf16_gradients:
+                self._network.register_comm_hook(None, bf16_compress_hook)
 
     def __call__(self, inputs: Inputs) -> None:
         """Take one step."""
         for group in self.optimizer.param_groups:
             group["lr"] = inputs.lr * group["scale"]
         self.optimizer.zero_grad(set_to_none=True)
-        # Sharded, torch's own hooks talk to the other processes.
-        with lost_process_errors(self.world) if self.config.train.shard else nullcontext():
-            loss, values = self.measure(inputs.images, inputs.crops, inputs.draw, *inputs.noise)
-            loss.backward()
-            self._update(values, self.optimizer.step)
+        # Torch's own hooks talk to the other processes.
+        with lost_process_errors(self.world) if self.world.size > 1 else nullcontext():
+            parts = parts_of(inputs, self.config.train.accumulate)
+            values = [self._backward(part, len(parts), number) for number, part in enumerate(parts, 1)]
+            self._update(torch.stack(values).mean(0) if len(parts) > 1 else values[0], self.optimizer.step)
+
+    def _backward(self, part: Inputs, parts: int, number: int) -> Tensor:
+        """Add the gradients of one part of a batch; processes exchange them after the last."""
+        waits = isinstance(self._network, DistributedDataParallel) and number < parts
+        with self._network.no_sync() if waits else nullcontext():  # type: ignore[operator]
+            loss, values = self.measure(part.images, part.crops, part.draw, *part.noise)
+            (loss / parts if parts > 1 else loss).backward()
+        return values
 
     def measure(self, images: Tensor, crops: Tensor, draw: Draw, *noise: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and (loss, error, energy, masked share) for the tally."""
@@ -98,12 +139,12 @@ class Plain:
         # Two crops of an image where two views of it are wanted.
         images = images.repeat(len(crops) // len(images), 1, 1, 1)
         x = self.standardize(crop(images, boxes_of(crops, height, width, augment), augment.interpolation))
-        outcome = self.model(augmented(x, self._augmentations, noise), draw)
+        outcome = self._network(augmented(x, self._augmentations, noise), draw)
         values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.masked_share.mean()])
         return outcome.loss, values.detach()
 
     def _update(self, values: Tensor, take: Callable[[], object]) -> None:
-        if not self.config.train.shard:  # whose hooks leave means already
+        if type(self) is Graph:  # else hooks of DDP or FSDP left means
             self.world.average([p.grad for p in self._leaves if p.grad is not None])
         if self.config.optim.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._leaves, self.config.optim.clip_norm, foreach=True)
