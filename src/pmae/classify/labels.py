@@ -135,10 +135,9 @@ def _read_rows(path: Path) -> Rows:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.DictReader(file, strict=True))
     require(bool(rows), f"labels: {path}", "a table with rows", "none")
+    columns = len([name for name in rows[0] if name is not None])
     for number, row in enumerate(rows, 2):
-        require(
-            None not in row, f"row {number} of {path}", f"of {len(rows[0])} cells, as its header", list(row.values())
-        )
+        require(None not in row, f"row {number} of {path}", f"of {columns} cells, as its header", list(row.values()))
     require("file" in rows[0], f"labels: {path}", "a table with a column 'file'", sorted(map(str, rows[0])))
     return rows
 
