@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu lint bench docs browser clean
+.PHONY: demo test test-slow test-gpu lint bench docs screens browser clean
 
 demo: $(STAMP)
 	$(BIN)/pmae demo
@@ -33,6 +33,12 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+
+# The pictures of the site and of README: figures of the method, and pages in a real browser.
+screens: $(STAMP) browser
+	$(BIN)/python docs/figures.py
+	test -e runs/demo/features.safetensors || $(BIN)/pmae demo
+	$(BIN)/python docs/screens.py runs/demo
 
 $(STAMP): pyproject.toml
 	$(shell command -v $(PYTHON) || command -v python3) -m venv $(VENV)

@@ -13,11 +13,12 @@ import torch
 from pmae import ComponentMask, masking
 from pmae.data.images import as_tensor
 from pmae.data.named import load_photos
+from pmae.report.style import NEUTRAL, PALETTE
 from pmae.spaces import Space
 
 IMAGES = Path(__file__).parent / "images"
 CROPS = (33, 1011, 1580, 2920)
-BLUE, ORANGE, GREY = "#3564a8", "#d9812e", "#8a8a8a"
+HIDDEN, VISIBLE = PALETTE[0], NEUTRAL  # as on the pages of reports and in the explorer
 
 
 def pictures(batch: torch.Tensor) -> np.ndarray:
@@ -42,7 +43,7 @@ def designs(images: np.ndarray, mask: ComponentMask) -> None:
         "image": crops,
         "MAE sees\n(75% of patches hidden)": hide_patches(crops, 0.75),
         "PMAE sees\n(20% of variance hidden)": visible,
-        "PMAE predicts\n(the hidden components)": hidden,
+        "hidden from PMAE\n(what it has to predict)": hidden,
     }
     figure, axes = plt.subplots(len(CROPS), len(rows), figsize=(7.2, 7.0), layout="constrained")
     for column, (title, batch) in zip(axes.T, rows.items(), strict=True):
@@ -61,15 +62,17 @@ def spectrum(pca: Space) -> None:
     number, percent = np.arange(1, len(share) + 1), 100 * share.numpy()
     figure, (bars, curve) = plt.subplots(1, 2, figsize=(7.2, 2.7), layout="constrained")
     first = slice(0, 40)
-    colours = np.where(hidden.numpy(), ORANGE, BLUE)[first]
-    bars.bar(number[first], percent[first], color=colours, width=0.8)
+    colours = np.where(hidden.numpy(), HIDDEN, VISIBLE)[first]
+    for bar, is_hidden in zip(bars.bar(number[first], percent[first], color=colours, width=0.8), hidden, strict=False):
+        bar.set_hatch("////" if is_hidden else "")
+        bar.set_edgecolor("white")
     bars.set(yscale="log", xlabel="component, largest first", ylabel="share of the variance, %")
     found = 100 * float(share[hidden].sum())
-    bars.set_title(f"hidden (orange): {int(hidden.sum())} of {len(share):,}, {found:.1f}% of the variance", fontsize=9)
-    curve.plot(number, percent.cumsum(), color=BLUE)
+    bars.set_title(f"hidden (hatched): {int(hidden.sum())} of {len(share):,}, {found:.1f}% of the variance", fontsize=9)
+    curve.plot(number, percent.cumsum(), color=HIDDEN)
     for level in (50, 90):
         count = int((percent.cumsum() < level).sum()) + 1
-        curve.axvline(count, color=GREY, linewidth=0.8)
+        curve.axvline(count, color=VISIBLE, linewidth=0.8)
         curve.text(count * 1.15, 5, f"{count}: {level}%", color="#444444", fontsize=9)
     curve.set(xscale="log", xlabel="components", ylabel="variance held, %", ylim=(0, 102))
     curve.set_title("a few components hold most of it", fontsize=9)

@@ -94,5 +94,5 @@ def test_the_pooling_that_is_best_on_validation_images_stands_for_a_run_everywhe
     scores = [knn("cls", 0.6, 0.9), knn("mean", 0.8, 0.7), *others]
     assert primary_pooling(scores) == "cls", "though the mean is better on test images"
     assert {score.pooling for score in primary(scores)} == {"cls"}
-    assert primary_pooling([knn("cls", 0.6, 0.7), knn("mean", 0.5, 0.7)]) == "mean"
+    assert primary_pooling([knn("cls", 0.6, 0.705), knn("mean", 0.5, 0.7)]) == "mean", "half a point is chance"
     assert primary_pooling(others) == "mean"

@@ -15,7 +15,7 @@ from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.files import shard_files
 from pmae.data.images import ImageSet, Splits
-from pmae.data.sets import converts, load, with_held_out
+from pmae.data.sets import converts, load, settled, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
 from pmae.errors import UserError
@@ -61,10 +61,15 @@ def pretrain(
     config = Config() if config is None else config
     require_config(config)
     require_plugins(config)
+    given = config.data
+    if images is None:
+        config = dataclasses.replace(config, data=settled(given))
     whole = load(config.data) if images is None else in_memory(images, config.data)
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
+    if config.data.resize != given.resize:
+        reasons["data.resize"] = "the sizes of the files differ"
     probe = splits
     if config.probe.data:
         probe = load(_probe_data(config, splits.train))
@@ -151,7 +156,7 @@ def segment(
     config, encoder, standardize = load_encoder(run)
     splits, standardize = splits or load(config.data), standardize.to(where)
     _same_shape("data", encoder.shape, splits.train)
-    data = read_masked(splits, masks, config.train.seed)
+    data = read_masked(splits, masks, config.train.seed, config.data)
     method = "mae" if config.space.name == "pixels" else "pmae"
     tokens = {f"{method} epoch {int(run.checkpoint().name.split('_')[1])}": tokens_of(encoder.to(where))}
     if baselines:
@@ -206,7 +211,8 @@ def _probe_data(config: Config, train: ImageSet) -> DataConfig:
     found = DataConfig(config.probe.data or "", root=config.data.root, layout=layout)
     if not converts(found):
         return found
-    found = dataclasses.replace(found, resize=config.data.resize, channels=config.data.channels)
+    own = config.data
+    found = dataclasses.replace(found, resize=own.resize, channels=own.channels, crop_mode=own.crop_mode)
     return found if shard_files(found.source) else dataclasses.replace(found, labels="folders")
 
 

@@ -33,7 +33,10 @@ class DataConfig(Settings):
     labels: Literal["none", "folders"] = "none"
     """For a folder of images: whether its subfolders are classes."""
     resize: Count | None = None
-    """Resize every image of a folder or of shards to this side; without it, sizes must agree."""
+    """Make every image of a folder or of shards a square of this side; if not given, images stay as they are, or become
+    squares of at most 224 where their sizes differ."""
+    crop_mode: Literal["center", "squash"] = "center"
+    """How they become square: the short side is resized and the centre kept, or both sides are resized."""
     channels: Literal[1, 3] | None = None
     """Convert every image of a folder or of shards to this many channels; without it, channels must agree."""
     max_unreadable: WholeNumber = 10

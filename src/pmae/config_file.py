@@ -45,6 +45,8 @@ def of_older_versions(values: Any) -> Any:
             part[after] = part.pop(before)
     if isinstance(values.get("objective"), dict):
         values["objective"].setdefault("contrastive_weight", 0.0)
+    if isinstance(values.get("data"), dict) and values["data"].get("resize"):
+        values["data"].setdefault("crop_mode", "squash")
     if isinstance(values.get("optim"), dict) and isinstance(values.get("encoder"), dict):
         # Given weights were once trained at the same rate as all others.
         given = {"encoder_rate": 1.0, "layer_decay": 1.0} if values["encoder"].get("weights") else {}

@@ -91,12 +91,17 @@ class Embedder:
 
 def feature_names(encoder: Encoder, pooling: str) -> list[str]:
     """`mean0`, `mean1`, ...: the name of each feature; those of "patches" are the same for every token."""
+    require_pooling(pooling, encoder)
+    kinds = ("cls", "mean") if pooling == "both" else (pooling,)
+    return [f"{kind}{i}" for kind in kinds for i in range(encoder.width)]
+
+
+def require_pooling(pooling: str, encoder: Encoder) -> None:
+    """Refuse a pooling that is unknown, or of a [CLS] token that an encoder does not have."""
     if pooling not in POOLINGS:
         raise unknown_name("pooling", pooling, POOLINGS)
     if pooling in ("cls", "both") and not getattr(encoder.net, "num_prefix_tokens", 0):
         raise UserError(f"pooling must be mean or patches for an encoder without a [CLS] token, got {pooling!r}")
-    kinds = ("cls", "mean") if pooling == "both" else (pooling,)
-    return [f"{kind}{i}" for kind in kinds for i in range(encoder.width)]
 
 
 @contextmanager

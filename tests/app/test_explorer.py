@@ -25,6 +25,15 @@ SHOWN = "return document.querySelectorAll(arguments[0] + ' figure img').length"
 MOVE = """const field = document.querySelector('#share input[type=range]'); field.value = arguments[0];
 for (const kind of ['input', 'pointerup']) field.dispatchEvent(new Event(kind, {bubbles: true}))"""
 
+FIRST_SCREEN = "return document.querySelector('#masks figure').getBoundingClientRect().bottom < window.innerHeight"
+FADING = """window.least = 1; window.looking = true;
+const look = () => {
+  for (let at = document.querySelector('#masks figure'); at; at = at.parentElement)
+    window.least = Math.min(window.least, +getComputedStyle(at).opacity);
+  if (window.looking) requestAnimationFrame(look);
+};
+look()"""
+
 
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -64,8 +73,20 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def test_the_page_in_a_browser(served: str, browser: Any, addresses: list[str], tmp_path: Path) -> None:
-    _size(browser, 1280)
+def test_the_page_in_a_browser(
+    served: str,
+    browser: Any,
+    addresses: list[str],
+    tmp_path: Path,
+    look: Callable[[Any, int, str], None],
+    barriers: Callable[[Any], list[str]],
+) -> None:
+    look(browser, 390, "dark")
+    browser.get(served)
+    until(lambda: browser.execute_script(SHOWN, "#masks") == 5, "the masks")
+    assert browser.execute_script(FIRST_SCREEN), "a phone shows pictures, not controls alone"
+    assert ours(barriers(browser)) == []
+    look(browser, 1280, "light")
     browser.get(served)
     _moves_the_share(browser)
     _takes_good_files_and_refuses_bad_ones(browser, tmp_path)
@@ -76,12 +97,19 @@ def test_the_page_in_a_browser(served: str, browser: Any, addresses: list[str], 
     assert set(addresses) <= {"127.0.0.1", "localhost"}
 
 
+def ours(found: list[str]) -> list[str]:
+    """Without what is in Gradio's own controls, which are not ours to mend."""
+    return [one for one in found if "svelte-" not in one]
+
+
 def _moves_the_share(browser: Any) -> None:
     until(lambda: browser.execute_script(SHOWN, "#masks") == 5, "the masks")
     before = _share(browser)
+    browser.execute_script(FADING)
     browser.execute_script(MOVE, "0.7")
     until(lambda: abs(_share(browser) - 70) < 15, "a larger share")
     assert abs(before - 20) < 15
+    assert browser.execute_script("window.looking = false; return window.least") == 1, "nothing fades meanwhile"
 
 
 def _takes_good_files_and_refuses_bad_ones(browser: Any, tmp_path: Path) -> None:

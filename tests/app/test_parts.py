@@ -60,11 +60,14 @@ def test_a_run_sees_and_predicts_what_the_method_does(
     assert material.own_space == space
     own = material.space(space)
     draw = panels.draw_for(own, material.masked_share, 7)
-    masked, (prediction, r2) = panels.hide(own, x, draw), panels.predict(model, x, draw)
+    masked, (found, prediction, r2) = panels.hide(own, x, draw), panels.predict(model, x, draw)
     pictures = visualize(model, x, draw)
     torch.testing.assert_close(masked.outside, pictures.visible, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(masked.inside, pictures.target, atol=1e-5, rtol=1e-5)
     assert torch.equal(prediction, pictures.prediction)
+    assert torch.equal(found.units, masked.units)
+    torch.testing.assert_close(found.outside, masked.outside, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.inside, masked.inside, atol=1e-5, rtol=1e-5)
     marked = model.hidden_groups(draw) if isinstance(model, PrincipalMAE) else hidden_parts(model, draw)
     assert torch.equal(masked.units, marked[0])
     if isinstance(model, PrincipalMAE):

@@ -15,6 +15,7 @@ from pmae.config import Config, EncoderConfig, OptimConfig
 from pmae.config_file import of_older_versions, to_dict
 from pmae.derive import resolve
 from pmae.models import build_encoder
+from pmae.models.convnets import convnet_name
 from pmae.models.described import adopted, pixels_note
 from pmae.models.weights import load_weights
 from pmae.runs import Run
@@ -74,7 +75,10 @@ def labels(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_run_is_adapted_and_says_whether_it_helped(run: Run, labels: Path, tmp_path: Path, command: Command) -> None:
+def test_a_run_is_adapted_and_says_whether_it_helped(
+    run: Run, labels: Path, tmp_path: Path, command: Command, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pmae")
     out = tmp_path / "adapted"
     short = ("--epochs", 2, "--decoder.depth", 1, "--decoder.width", 16, "--decoder.heads", 2, "--device", "cpu")
     code, said = command(
@@ -90,7 +94,7 @@ def test_a_run_is_adapted_and_says_whether_it_helped(run: Run, labels: Path, tmp
     probes = [line for line in adapted.metrics() if "knn" in line]
     told = json.loads((out / "results.json").read_text())["adaptation"]
     assert (probes[0]["step"], told["before"]["knn"], told["after"]["knn"]) == (0, probes[0]["knn"], probes[-1]["knn"])
-    assert f"k-NN {probes[0]['knn']:.1%} before, {probes[-1]['knn']:.1%} after: adapting " in said
+    assert f"k-NN {probes[0]['knn']:.1%} before, {probes[-1]['knn']:.1%} after: adapting " in caplog.text
 
 
 @pytest.mark.parametrize("registers", [0, 4])
@@ -116,3 +120,44 @@ def test_dinov2_of_hugging_face_is_timms(registers: int, tmp_path: Path) -> None
     assert pixels_note(str(tmp_path / "w")) == [
         "its pixels had mean 127.5, 102, 76.5 and standard deviation 51, 51, 51"
     ]
+
+
+CONVNETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet18": ("ResNet", {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}),
+    "resnet26": ("ResNet", {"depths": [2, 2, 2, 2]}),
+    "convnext_tiny": ("ConvNext", {}),
+    "convnextv2_atto": ("ConvNextV2", {"depths": [2, 2, 6, 2], "hidden_sizes": [40, 80, 160, 320]}),
+}
+
+
+@pytest.mark.parametrize("name", CONVNETS)
+def test_convolutional_networks_of_hugging_face_are_timms(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    kind, sizes = CONVNETS[name]
+    torch.manual_seed(0)
+    theirs = getattr(transformers, f"{kind}ForImageClassification")(
+        getattr(transformers, f"{kind}Config")(**sizes)
+    ).eval()
+    # Nothing is at its default: a norm, a shortcut or a scale that was lost would be seen.
+    for tensor in theirs.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.add_(0.05 * torch.rand_like(tensor))
+    theirs.save_pretrained(tmp_path / "w")
+    config = adopted(EncoderConfig(weights=str(tmp_path / "w")), (3, 32, 32))
+    assert config.name == name
+    encoder = build_encoder(config, (3, 32, 32)).eval()
+    pretrained = load_weights(str(tmp_path / "w"), encoder)
+    assert "left out classifier" in pretrained.notes
+    encoder.net.load_state_dict(pretrained.tensors)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = theirs.base_model(x).last_hidden_state.mean((2, 3))
+    torch.testing.assert_close(encoder.features(x)["mean"], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_resnet_whose_strides_are_elsewhere_is_not_taken_for_timms() -> None:
+    assert convnet_name({"model_type": "resnet", "layer_type": "bottleneck", "depths": [3, 4, 6, 3]}) == "resnet50"
+    for key in ("downsample_in_bottleneck", "downsample_in_first_stage"):
+        told = {"model_type": "resnet", "layer_type": "bottleneck", "depths": [3, 4, 6, 3], key: True}
+        assert convnet_name(told) is None
+    assert convnet_name({"model_type": "bert", "hidden_sizes": [96], "depths": [1]}) is None

@@ -31,7 +31,7 @@ from pmae.evaluate import finetune as loop
 from pmae.evaluate.probes import logistic_regression
 from pmae.runs import Run
 
-from .conftest import CLASSES, stripes, write_folder, write_table
+from .conftest import CLASSES, make_run, stripes, write_folder, write_table
 
 Command = Callable[..., tuple[int, str]]
 QUICK = ("--epochs", "4", "--device", "cpu")
@@ -247,6 +247,11 @@ def test_weights_of_timm_and_of_hugging_face_are_a_start(labelled: Path, tmp_pat
         code, said = command("finetune", *words, "--data", labelled, "--method", "linear", "--out", out)
         assert code == 0, said
         assert len(pmae.load_classifier(out, "cpu").predict(stripes(np.arange(3)))) == 3
+    code, said = command("finetune", tmp_path / "hf", "--data", labelled, "--resize", 9, "--out", tmp_path / "odd")
+    assert (code, "the patches of the weights, of 4 pixels, divide (for files --resize 8), got 9x9" in said) == (
+        2,
+        True,
+    )
     mean = load_file(tmp_path / "clf-hf/classifier.safetensors")["standardize.mean"]
     np.testing.assert_allclose(mean.flatten(), 0.4 * 255, rtol=1e-5)
 
@@ -291,6 +296,24 @@ def no_label(tmp: Path) -> list[object]:
     return ["--data", write_table(folder / "t.csv", rows)]
 
 
+def same_images(tmp: Path) -> list[object]:
+    for split in ("train", "test"):
+        write_folder(tmp / "d" / split, 3)
+    return ["--data", tmp / "d"]
+
+
+def long_row(tmp: Path) -> list[object]:
+    folder = write_folder(tmp / "d", 2)
+    lines = [f"{row['file']},{row['label']},more" for row in table_of(folder)]
+    (folder / "t.csv").write_text("\n".join(["file,label", *lines]))
+    return ["--data", folder / "t.csv"]
+
+
+def no_parquet(tmp: Path) -> list[object]:
+    (tmp / "t.parquet").write_bytes(b"no table")
+    return ["--data", tmp / "t.parquet"]
+
+
 def other_shape(tmp: Path) -> list[object]:
     np.savez(tmp / "t.npz", images=np.zeros((6, 9, 9, 3), np.uint8), labels=np.arange(6) % 2)
     return ["--data", tmp / "t.npz"]
@@ -300,7 +323,13 @@ def other_shape(tmp: Path) -> list[object]:
     ("wrong", "message"),
     [
         (one_image, "class 'down' must be of at least 2 training images, got 1"),
-        (other_classes, "labels of test must be classes of train (across, down, slanted"),
+        (other_classes, "labels of test must be classes of train (across, down, slanted), got 'up'"),
+        (
+            same_images,
+            "test must be of images that are not trained on, got 6 of 9 that are, such as 'test/across/000.png'",
+        ),
+        (long_row, "t.csv must be of 2 cells, as its header"),
+        (no_parquet, "t.parquet cannot be read as a table"),
         (missing_file, "got 1 that are not: gone.png"),
         (twice, "must name every file once, got 'across/000.png' in row 2 (train) and row 8 (test)"),
         (floats, "must be a name or a whole number, got '0.5'"),
@@ -327,6 +356,20 @@ def test_a_finished_or_foreign_folder_is_left_alone(
     for out, message in ((linear, "which is finished"), (tmp_path, "must be a new or an empty folder")):
         code, said = command("finetune", run.path, "--data", labelled, "--out", out)
         assert (code, message in said) == (2, True)
+
+
+def test_a_start_that_is_none_is_one_sentence(
+    run: Run, linear: Path, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    resnet = make_run(tmp_path / "resnet", "resnet10t")
+    for start, more, message in (
+        (tmp_path / "nowhere", (), "start must be a run folder, or weights that timm or Hugging Face wrote, got"),
+        (linear, (), "not a classifier, got"),
+        (resnet.path, ("--pooling", "cls"), "pooling must be mean or patches for an encoder without a [CLS] token"),
+    ):
+        code, said = command("finetune", start, "--data", labelled, *more, "--out", tmp_path / "clf")
+        assert (code, len(said.splitlines()), message in said) == (2, 1, True), said
+        assert not (tmp_path / "clf").exists()
 
 
 def test_without_peft_the_extra_is_named(

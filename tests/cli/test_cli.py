@@ -105,10 +105,6 @@ def empty(tmp: Path) -> list[object]:
     return ["--data", tmp / "void"]
 
 
-def mixed_sizes(tmp: Path) -> list[object]:
-    return ["--data", folder_of(tmp / "mixed", [(16, 16)] * 20 + [(16, 20)])]
-
-
 def too_small(tmp: Path) -> list[object]:
     return ["--data", folder_of(tmp / "small", [(8, 8)] * 20), "--patch-size", 16]
 
@@ -157,7 +153,6 @@ def out_is_a_file(tmp: Path) -> list[object]:
     [
         (missing, "nowhere.npy"),
         (empty, "void"),
-        (mixed_sizes, "data.resize"),
         (too_small, "encoder.patch_size"),
         (not_divisible, "encoder.patch_size must be a divisor"),
         (prime_sides, "31x37"),

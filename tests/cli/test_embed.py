@@ -92,7 +92,8 @@ def test_the_command_reads_as_the_run_did(tmp_path: Path, capsys: pytest.Capture
     assert header.startswith("name,label,class,mean0,")
     assert [line.split(",")[:3] for line in lines] == [["x/1.png", "0", "x"], ["y/2.png", "1", "y"]]
     files = [Image.open(tmp_path / "in" / name).convert("RGB") for name in ("x/1.png", "y/2.png")]
-    images = np.stack([np.asarray(file.resize((8, 8), Image.Resampling.BICUBIC)) for file in files])
+    centre = (5, 0, 25, 20)
+    images = np.stack([np.asarray(file.resize((8, 8), Image.Resampling.BICUBIC, centre)) for file in files])
     _, encoder, standardize = load_encoder(run)
     with torch.no_grad():
         expected = encoder.features(standardize(torch.from_numpy(images.transpose(0, 3, 1, 2))))["mean"].numpy()

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_sample_image
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from pmae.config import DataConfig
+from pmae.config_file import of_older_versions
 from pmae.data import decode
 from pmae.data.images import Splits
-from pmae.data.sets import load
+from pmae.data.sets import load, settled
 from pmae.errors import UserError
 
 
@@ -146,16 +149,38 @@ def test_a_lone_train_folder_is_not_a_split(tmp_path: Path) -> None:
     assert read(tmp_path).train.names == ("more/2.png", "train/1.png")
 
 
-def test_different_sizes_name_two_files_and_the_setting(tmp_path: Path) -> None:
-    save(tmp_path / "a.png", pixels(32, 40, 3))
-    save(tmp_path / "b.png", pixels(32, 41, 3))
-    with pytest.raises(UserError, match=r"data.resize.*'a.png' is 40x32 and 'b.png' is 41x32"):
-        read(tmp_path)
-    resized = read(tmp_path, resize=16).train
+def test_files_of_several_sizes_become_squares(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", pixels(40, 48, 3))
+    save(tmp_path / "b.png", pixels(300, 41, 3))
+    config = DataConfig(str(tmp_path))
+    assert settled(config).resize == 32  # of 40 and 41, the multiple of 16 below
+    found = load(config).train
+    assert found.shape == (3, 32, 32)
+    assert found.images.dtype == np.uint8
+    squashed = load(DataConfig(str(tmp_path), resize=16, crop_mode="squash")).train.images[0]
     reference = Image.open(tmp_path / "a.png").resize((16, 16), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(resized.images[0].transpose(1, 2, 0), reference)
-    assert resized.shape == (3, 16, 16)
-    assert resized.images.dtype == np.uint8
+    np.testing.assert_array_equal(squashed.transpose(1, 2, 0), reference)
+
+
+def test_the_centre_is_torchvisions_where_its_pixels_are_whole(tmp_path: Path) -> None:
+    smooth = np.add.outer(np.arange(64), 2 * np.arange(96)).astype(np.uint8)
+    save(tmp_path / "a.png", np.stack([smooth, smooth[::-1], smooth // 2], -1))
+    found = read(tmp_path, resize=32).train.images[0]
+    reference = CenterCrop(32)(Resize(32, InterpolationMode.BICUBIC)(Image.open(tmp_path / "a.png")))
+    np.testing.assert_allclose(found.transpose(1, 2, 0).astype(int), np.asarray(reference).astype(int), atol=1)
+
+
+def test_a_large_jpeg_is_unpacked_smaller_and_looks_the_same(tmp_path: Path) -> None:
+    photograph = Image.fromarray(load_sample_image("flower.jpg"))
+    photograph.save(tmp_path / "a.jpg", quality=95)
+    whole = Image.open(tmp_path / "a.jpg").crop((106, 0, 533, 427)).resize((48, 48), Image.Resampling.BICUBIC)
+    found = read(tmp_path, resize=48).train.images[0].transpose(1, 2, 0)
+    assert np.abs(found.astype(int) - np.asarray(whole).astype(int)).mean() < 1.5
+
+
+def test_runs_of_before_squashed_their_files() -> None:
+    assert of_older_versions({"data": {"resize": 64}})["data"]["crop_mode"] == "squash"
+    assert "crop_mode" not in of_older_versions({"data": {"resize": None}})["data"]
 
 
 def test_different_channels_name_two_files_and_the_setting(tmp_path: Path) -> None:

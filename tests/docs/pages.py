@@ -11,6 +11,7 @@ EXEMPT = {
     "pip install .": "the wheel's own test builds and opens it",
     "make demo": "installs, then `pmae demo`, which the tutorial runs",
     "make test": "it is what runs this",
+    "pmae watch runs/": "serves until Ctrl-C; tests/report/test_watch.py asks for its page",
     "pmae sweep ratio": "names the command inside a sentence; README and docs/choose-a-ratio.md run it with its values",
 }
 PROGRAMS = ("pmae", "torchrun", "make", "pip")

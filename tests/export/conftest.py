@@ -27,10 +27,12 @@ def make_run(tmp_path: Path) -> MakeRun:
         encoder: EncoderConfig = VIT,
         standardize: str = "channel",
         name: str = "run",
+        resize: int | None = None,
     ) -> Run:
         generator = torch.Generator().manual_seed(len(name) + sum(shape))
         data = {"name": "toy", "shape": list(shape), "dtype": dtype, "counts": {"train": 64}, "notes": ["a note"]}
-        config = Config(data=DataConfig(source="/home/somebody/images", standardize=standardize), encoder=encoder)  # type: ignore[arg-type]
+        read = DataConfig(source="/home/somebody/images", standardize=standardize, resize=resize)  # type: ignore[arg-type]
+        config = Config(data=read, encoder=encoder)
         run = create_run(tmp_path / name, config, {"data": data})
         mean, std = LEVELS[dtype]
         size = shape if standardize == "pixel" else (shape[0], 1, 1)

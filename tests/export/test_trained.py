@@ -2,10 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 
-from pmae.config import Config, replace
+from pmae.config import Config, DataConfig, replace
+from pmae.data.decode import decode
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.export import export
@@ -24,3 +29,21 @@ def test_a_trained_run_goes_out_and_comes_back_bit_for_bit(tiny: Config, toy: Sp
         start = load_weights(str(tmp_path / kind), encoder)
         assert start.notes[1:] == notes
         assert all(torch.equal(tensor, start.tensors[name]) for name, tensor in encoder.net.state_dict().items())
+
+
+def test_others_cut_a_picture_as_the_run_cut_its_files(make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    transformers = pytest.importorskip("transformers")
+    run = make_run(resize=16)
+    smooth = np.add.outer(np.arange(32), 2 * np.arange(48)).astype(np.uint8)
+    Image.fromarray(np.stack([smooth, smooth[::-1], smooth // 2], -1)).save(tmp_path / "a.png")
+    _, _, standardize = load_encoder(run)
+    ours = standardize(torch.tensor(decode(tmp_path / "a.png", DataConfig(resize=16))))
+    for kind in ("timm", "huggingface"):
+        export(run.path, kind, tmp_path / kind)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "huggingface")
+    theirs = processor(Image.open(tmp_path / "a.png"), return_tensors="pt")["pixel_values"][0]
+    net = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
+    by_timm = create_transform(**resolve_model_data_config(net))(Image.open(tmp_path / "a.png"))
+    one_level = 1.5 / float(standardize.std.min())
+    for found in (theirs, by_timm):
+        torch.testing.assert_close(found, ours, rtol=0, atol=one_level)

@@ -258,14 +258,15 @@ def test_tensors_of_odd_shapes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_continues_from_another_runs_encoder(
-    tiny: Config, toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Config, toy: Splits, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "pmae")
     config, _ = resolve(replace(tiny, train__epochs=1), len(toy.train), toy.train.shape)
     first = pretrain(config, toy, tmp_path / "first", quiet=True)
     # So small a rate leaves every weight where it began.
     still = replace(config, encoder__weights=str(first.path), optim__base_lr=1e-12, train__seed=5)
     second = pretrain(still, toy, tmp_path / "second")
-    assert "encoder.weights: from encoder.safetensors of " in capsys.readouterr().out
+    assert "encoder.weights: from encoder.safetensors of " in caplog.text
     assert second.environment["start"] == [f"from encoder.safetensors of {first.path / 'checkpoints/epoch_0001'}"]
     began, ended = (load_encoder(run)[1].net.state_dict() for run in (first, second))
     assert all(torch.allclose(began[name], ended[name], atol=1e-8) for name in began)

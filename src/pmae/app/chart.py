@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 206  # of the upper plot
+LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 206  # of the upper plot
 BAR_TOP, BAR_BOTTOM = 244, 266
 SMALLEST = 1e-9  # shares below are no variance at all, and have no place on a logarithm
 
@@ -39,7 +39,7 @@ def _range(share: np.ndarray) -> tuple[int, int]:
 def _axes(share: np.ndarray, things: str) -> list[str]:
     (low, high), count = _range(share), len(share)
     made = []
-    for power in range(low, high + 1):
+    for power in range(high, low - 1, -2):
         y = float(_y(10.0**power, low, high))
         made.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         made.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{100 * 10.0**power:g}%</text>')

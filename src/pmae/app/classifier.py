@@ -155,6 +155,7 @@ def labelled_images(
         return None
     card = classifier.card
     how: dict[str, Any] = {"layout": card.layout, "resize": card.resize, "channels": card.channels}
+    how["crop_mode"] = card.crop_mode
     how |= {"root": known["root"]} if "root" in known else {}
     reading = read_as(DataConfig(**how), str(source))
     try:

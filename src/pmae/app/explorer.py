@@ -181,7 +181,7 @@ def _keep_shown(
         return draw(*values) if current == title else gr.skip()
 
     # What is shown stays as it is until the new comes: a sign of progress would fade it.
-    how = {"trigger_mode": "always_last", **QUIET}
+    how = {"trigger_mode": "always_last", "queue": False, **QUIET}
     tab.select(lambda: title, None, opened, **QUIET)
     gr.on([tab.select, *first], draw, inputs, shown, **how)
     gr.on([one.change for one in inputs], draw_if_open, [opened, *inputs], shown, **how)

@@ -16,10 +16,10 @@ from pmae.app.chart import spectrum
 from pmae.app.material import BANK, Material
 from pmae.errors import UserError
 from pmae.masking import Draw
-from pmae.method import MAE, MaskedAutoencoder
+from pmae.method import MAE, MaskedAutoencoder, PrincipalMAE
 from pmae.report.style import minus
 from pmae.spaces import Pixels, Space
-from pmae.train.monitor import visualize
+from pmae.train.monitor import hidden_parts, visualize
 
 BASIS, NEIGHBOURS = 16, 12
 NOTICED = 0.02  # of the variance, missing from the share that was asked for
@@ -54,21 +54,22 @@ def draw_for(space: Space, share: float, seed: int) -> Draw:
     return Draw(noise, torch.tensor(share), masking.visible_patches(space.mask_group_count, share))
 
 
-def hide(space: Space, x: Tensor, draw: Draw, model: MaskedAutoencoder | None = None) -> Parts:
-    """Hide a share of the patches in pixel space, and of the variance in any other, as the model would."""
+def hide(space: Space, x: Tensor, draw: Draw) -> Parts:
+    """Hide a share of the patches in pixel space, and of the variance in any other, as a model would by default."""
     if isinstance(space, Pixels):
         units = masking.hide_patches(draw.noise, draw.visible).hidden
     else:
-        prefix = model.config.masking.prefix if model else "closest"
-        units = masking.hide_components(draw.noise, space.mask_group_share, draw.ratio, prefix)
+        units = masking.hide_components(draw.noise, space.mask_group_share, draw.ratio)
     return take_apart(space, x, units[0])
 
 
 @torch.no_grad()
-def predict(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> tuple[Tensor, float]:
-    """The model's picture of the hidden part, and the share of its energy that is right, as training counts it."""
-    outcome = model(x, draw)
-    return visualize(model, x, draw).prediction, float(1 - outcome.error / outcome.energy.clamp(min=1e-12))
+def predict(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> tuple[Parts, Tensor, float]:
+    """What a run hides, its picture of that, and the share of its energy that is right, as training counts it."""
+    outcome, shown = model(x, draw), visualize(model, x, draw)
+    units = model.hidden_groups(draw) if isinstance(model, PrincipalMAE) else hidden_parts(model, draw)
+    r2 = float(1 - outcome.error / outcome.energy.clamp(min=1e-12))
+    return Parts(units[0], shown.target, shown.visible), shown.prediction, r2
 
 
 def band(space: Space, x: Tensor, low: float, high: float) -> Parts:
@@ -96,12 +97,14 @@ def masks(material: Material, image: np.ndarray, name: str, share: float | None,
         raise UserError("{} must be a {} from 0, got {}".format(*wrong))
     space, x, model = material.space(name), material.standardized(image), material.model
     draw = draw_for(space, min(max(share, LEAST), 1 - LEAST), seed)
-    found, prediction, told = hide(space, x, draw, model), None, ""
+    prediction, told = None, ""
     if model is not None and name == material.own_space:
-        prediction, r2 = predict(model, x, draw)
+        found, prediction, r2 = predict(model, x, draw)
         told = f"R² {r2:.2f}: the share of the hidden part that the run predicts; 0 is predicting the mean."
         told += BORROWED * (isinstance(model, MAE) and model.config.objective.normalize_patches)
-    elif model is not None:
+    else:
+        found = hide(space, x, draw)
+    if model is not None and prediction is None:
         told = f"The run predicts in the space that it was trained in: {material.offered()[material.own_space]}."
     scale, achieved = material.view.scale(found.inside.numpy()), float(space.mask_group_share[found.units].sum())
     hidden = f"{_count(space, found)} are hidden ({share:.0%} asked for), with {achieved:.1%} of the variance."

@@ -14,7 +14,8 @@ from pmae.classify.model import ImageClassifier, is_classifier
 from pmae.classify.score import score
 from pmae.classify.start import load_start, reading_of
 from pmae.config import DataConfig
-from pmae.data.sets import converts
+from pmae.data.sets import converts, settled
+from pmae.embed import require_pooling
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
 from pmae.files import disk_errors, folder_path, read_object, write_json
@@ -50,8 +51,11 @@ def finetune(
     if config.method == "lora":
         require_peft()
     reading = data if isinstance(data, DataConfig) else read_as(reading_of(start), str(data))
+    if Path(reading.source).expanduser().is_dir():
+        reading = settled(reading)
     labelled = with_validation(read_labelled(reading, labels), config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
+    require_pooling(config.pooling, begin.encoder)
     notes = [*labelled.notes, *begin.notes, *_shared(labelled)]
     for note in (_counts(labelled), *notes):
         say(note)
@@ -110,13 +114,16 @@ def _keep(path: Path, fitted: Fitted, data: LabelledData, notes: list[str], sour
 
 
 def _shared(data: LabelledData) -> list[str]:
-    """What to know of test images that are trained on too, byte for byte under another name."""
+    """What to know of a few test images that are trained on too, byte for byte; a test part of such is refused."""
     if data.test is None:
         return []
     found = duplicates(data.train.images, {"test": data.test.images}, pick_device("cpu"))["test"]
     if not found.count:
         return []
-    pair = found.pairs[0]
+    pair, total = found.pairs[0], len(data.test.targets)
+    if 2 * found.count > total:
+        rule = f"test must be of images that are not trained on, got {found.count} of {total} that are"
+        raise UserError(f"{rule}, such as {pair.held_out!r} and {pair.train!r}")
     told = f"{found.count} test images are training images too, such as {pair.held_out!r} and {pair.train!r}"
     warnings.warn(f"{told}: scores on test are too good", stacklevel=3)
     return [told]

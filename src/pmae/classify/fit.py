@@ -89,6 +89,7 @@ def fit(
         read.layout,
         read.resize,
         read.channels,
+        read.crop_mode,
         reference.threshold,
         temperature,
         asdict(config),

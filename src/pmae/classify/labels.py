@@ -98,7 +98,8 @@ def _check(data: LabelledData) -> None:
         there = per_class(part, len(data.classes)) if part else np.zeros_like(counts)
         only = [label for label, here, train in zip(data.classes, there, counts, strict=True) if here and not train]
         if only:
-            raise UserError(f"labels of {name} must be classes of train ({shown(list(data.classes))}), got {only[0]!r}")
+            known = shown([label for label, count in zip(data.classes, counts, strict=True) if count])
+            raise UserError(f"labels of {name} must be classes of train ({known}), got {only[0]!r}")
     for label, count in zip(data.classes, counts.tolist(), strict=True):
         require(count >= 2, f"class {label!r}", "of at least 2 training images", count)
 
@@ -113,7 +114,10 @@ def _is_table(path: Path) -> bool:
     """Whether a path is a table of file names; a Parquet file may also hold the images themselves."""
     if not path.is_file() or path.suffix.lower() not in TABLES:
         return False
-    return path.suffix.lower() == ".csv" or "file" in _parquet().read_schema(path).names
+    if path.suffix.lower() == ".csv":
+        return True
+    with failing_as(f"data.source: {path} cannot be read as a table"):
+        return "file" in _parquet().read_schema(path).names
 
 
 def _parquet() -> Any:
@@ -131,6 +135,9 @@ def _read_rows(path: Path) -> Rows:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.DictReader(file, strict=True))
     require(bool(rows), f"labels: {path}", "a table with rows", "none")
+    columns = len([name for name in rows[0] if name is not None])
+    for number, row in enumerate(rows, 2):
+        require(None not in row, f"row {number} of {path}", f"of {columns} cells, as its header", list(row.values()))
     require("file" in rows[0], f"labels: {path}", "a table with a column 'file'", sorted(map(str, rows[0])))
     return rows
 

@@ -47,7 +47,8 @@ class Card:
     layout: str = "auto"
     resize: Count | None = None
     channels: Literal[1, 3] | None = None
-    """How new images are to be read, as in `DataConfig`."""
+    crop_mode: Literal["center", "squash"] = "squash"
+    """How new images are to be read, as in `DataConfig`; files were squashed before there was another way."""
     threshold: NonNegative = math.inf
     """Distance from the training features beyond which an image is flagged."""
     temperature: Positive = 1.0

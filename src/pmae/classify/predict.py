@@ -78,7 +78,8 @@ def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
     """A source read as the classifier's training images were; what converts image files is for no other kind."""
     card = classifier.card
     plain = DataConfig(source, layout=card.layout, max_unreadable=ANY)  # type: ignore[arg-type]
-    return replace(plain, resize=card.resize, channels=card.channels) if converts(plain) else plain
+    how = {"resize": card.resize, "channels": card.channels, "crop_mode": card.crop_mode}
+    return replace(plain, **how) if converts(plain) else plain  # type: ignore[arg-type]
 
 
 def table(classifier: ImageClassifier, part: ImageSet, top_k: int) -> Rows:

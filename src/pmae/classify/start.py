@@ -10,7 +10,7 @@ from pmae.config import DataConfig, EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, fit_standardize
 from pmae.data.images import ImageSet
-from pmae.errors import UserError
+from pmae.errors import UserError, require
 from pmae.models import Encoder, build_encoder
 from pmae.models.described import BYTES, Described, described_weights, require_encoder
 from pmae.models.weights import load_weights
@@ -45,8 +45,13 @@ def load_start(source: Path | str | Run, images: ImageSet, name: str | None = No
             rule = "of the shape that the run was trained on (--resize and --channels convert image files)"
             raise UserError(f"data must have images {rule}, {found.shape}, got {images.shape}")
         return Start(found, config.encoder, standardize)
+    place = Path(str(source)).expanduser()
+    rule = "a run folder, or weights that timm or Hugging Face wrote"
+    require(place.exists(), "start", rule, str(source))
+    require(not (place / "classifier.json").exists(), "start", f"{rule}, not a classifier", str(source))
     described = described_weights(str(source), name)
     encoder = require_encoder(described, str(source))
+    _require_patches(encoder.patch_size, images.shape)
     built = build_encoder(encoder, images.shape)
     pretrained = load_weights(str(source), built)
     built.net.load_state_dict(pretrained.tensors)
@@ -54,6 +59,14 @@ def load_start(source: Path | str | Run, images: ImageSet, name: str | None = No
     told = "recorded with the weights" if recorded else "those of the training images"
     standardize = recorded or fit_standardize(Batches(images.images, torch.device("cpu")), "channel")
     return Start(built.eval(), encoder, standardize, (*pretrained.notes, f"mean and deviation of pixels are {told}"))
+
+
+def _require_patches(patch: int | None, shape: tuple[int, int, int]) -> None:
+    """Refuse sides that the patches of given weights do not divide, with one that they do."""
+    if patch and shape[1] > 1 and (shape[1] % patch or shape[2] % patch):
+        fitting = patch * max(1, round(max(shape[1:]) / patch))
+        rule = f"sides that the patches of the weights, of {patch} pixels, divide (for files --resize {fitting})"
+        raise UserError(f"data must have images with {rule}, got {shape[1]}x{shape[2]}")
 
 
 def recorded_statistics(described: Described, images: ImageSet) -> Standardize | None:

@@ -14,6 +14,7 @@ COMMANDS = {
     "pretrain": ("pretrain", "Pretrain an encoder without labels on a named set, a folder or an array file."),
     "evaluate": ("runs", "Score a run's encoder with probes, k-NN and fine-tuning, beside simple baselines."),
     "report": ("runs", "Write one self-contained HTML page about one or several runs."),
+    "watch": ("runs", "Open a live page about all runs of a folder: curves, pictures, scores, time left."),
     "finetune": ("classify", "Train a classifier on labelled images, from a run or weights, and keep it."),
     "predict": ("classify", "Write label, probability and drift of any number of images to a .csv or .parquet file."),
     "embed": ("runs", "Write the features of any number of images to a .npz, .csv or .parquet file."),

@@ -1,5 +1,7 @@
-"""`pmae evaluate`, `report`, `embed`, `export` and `explore`: what a trained run is good for."""
+"""`pmae evaluate`, `report`, `watch`, `embed`, `export` and `explore`: what a trained run is good for."""
 
+import contextlib
+import signal
 import sys
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -133,6 +135,39 @@ class Report:
         for sentence in write_report(self.runs, self.out):
             print(f"left out: {sentence}", file=sys.stderr)
         print(f"report: {self.out}")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Open a live page about all runs of a folder: curves, pictures, scores and time left, while they train.
+
+    It is served to this machine alone (127.0.0.1), reads the run folders and writes nothing; Ctrl-C ends it.
+
+    examples:
+      pmae watch runs/
+      pmae watch runs/sweep --port 8123 --open
+    """
+
+    folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FOLDER")] = "runs"
+    """Folder of runs, or one run."""
+    port: Count = None
+    """Port to serve on; a free one if not given."""
+    open: Switch = False
+    """Open the page in the browser."""
+
+    def run(self) -> None:
+        import webbrowser
+
+        from pmae.report.watch import serve
+        from pmae.train.journal import say
+
+        server = serve(self.folder, self.port, say)
+        if self.open:
+            webbrowser.open(f"http://127.0.0.1:{server.server_address[1]}/")
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            server.serve_forever()
+        server.server_close()
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
 DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
 BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
+SPARE = 2  # how many times as large as asked a JPEG is unpacked at least, so that resizing has enough to average
 SMALL_BYTES = 2**20  # what is not counted: as many of these as there are threads are nothing
 
 _freed = threading.Condition()
@@ -118,14 +119,22 @@ def convert(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
             raise ValueError(f"{len(pixels)} channels, which data.channels {config.channels} cannot make of them")
         pixels = np.repeat(pixels, config.channels, axis=0)
     if config.resize is not None:
-        pixels = np.stack([_resize_deep(plane, config.resize) for plane in pixels])
+        pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
     return pixels
 
 
-def _resize_deep(pixels: np.ndarray, side: int) -> np.ndarray:
+def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
+    """Of the side that the settings ask for: from its centre, or from all of it, with antialiasing, in one step."""
+    side, short = config.resize, min(image.size)
+    if side is None:
+        return image
+    left, top = ((n - short) / 2 if config.crop_mode == "center" else 0.0 for n in image.size)
+    return image.resize((side, side), how, (left, top, image.width - left, image.height - top))
+
+
+def _resize_deep(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
     """Bicubic in floats and back; the cubic kernel overshoots, so whole numbers are clipped to their range."""
-    resized = Image.fromarray(pixels.astype(np.float32)).resize((side, side), Image.Resampling.BICUBIC)
-    result = np.asarray(resized)
+    result = np.asarray(as_square(Image.fromarray(pixels.astype(np.float32)), config))
     if pixels.dtype.kind != "f":
         limits = np.iinfo(pixels.dtype)
         result = np.clip(np.rint(result), limits.min, limits.max).astype(pixels.dtype)
@@ -140,6 +149,9 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
         first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
         raw_mode = first if isinstance(first, str) else ""
         _refuse_losses(image, raw_mode)
+        if config.resize is not None:
+            # A JPEG of many times the size is unpacked at a half, a quarter or an eighth of it: several times as fast.
+            image.draft(None, (SPARE * config.resize,) * 2)
         try:
             image.load()
         except ValueError as error:
@@ -153,9 +165,7 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
             return convert(_narrow(np.asarray(image), signed)[None], config)
         mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
         plain = image if image.mode == mode else image.convert(mode)
-        if config.resize is not None:
-            plain = plain.resize((config.resize, config.resize), Image.Resampling.BICUBIC)
-        return _first_channels(np.asarray(plain))
+        return _first_channels(np.asarray(as_square(plain, config)))
 
 
 def _refuse_losses(image: Image.Image, raw_mode: str) -> None:

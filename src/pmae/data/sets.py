@@ -15,7 +15,7 @@ from pmae.data.batches import Part, read_ahead
 from pmae.data.files import folder_samples, is_tinyimagenet, printable, shard_files, shard_samples, tinyimagenet_samples
 from pmae.data.images import ImageSet, Splits
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
-from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples
+from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples, with_side
 from pmae.errors import UserError, unknown_name
 
 HELD_OUT_DIGITS = 0.25
@@ -26,7 +26,13 @@ NO_LABEL = -1  # the label of an image that has none, in a set where others have
 def load(config: DataConfig) -> Splits:
     """The images that the settings name: in memory, in a mapped file, or, of shards, decoded when asked for."""
     found = _find(config)
-    return found if isinstance(found, Splits) else read_samples(found, config)
+    return found if isinstance(found, Splits) else read_samples(found, with_side(config, found))
+
+
+def settled(config: DataConfig) -> DataConfig:
+    """The settings with the side of the squares that image files of several sizes become, where it is not given."""
+    found = _find(config) if config.resize is None and converts(config) else None
+    return with_side(config, found) if isinstance(found, SampleSet) else config
 
 
 class Chunks(NamedTuple):

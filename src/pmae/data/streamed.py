@@ -5,22 +5,28 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from pmae.config import DataConfig
 from pmae.data.arrays import array_of_npy, channels_first, number_classes
-from pmae.data.decode import convert, decode, require_room
+from pmae.data.decode import FORMATS, convert, decode, require_room
 from pmae.data.images import DTYPES, ImageSet, OnDemand, Samples, Splits
 from pmae.errors import UserError
 from pmae.system import cores
 
 SPLITS = ("train", "val", "test")
 SHOWN = 5
+LARGEST_SIDE, STEP, LOOKED_AT = 224, 16, 1024
+"""Of squares that are not asked for: the largest side, what divides it, and how many files are looked at."""
+ORIENTATION = 0x0112  # EXIF's tag; from 5 on, width and height change places
 
 
 class SampleSet(NamedTuple):
@@ -105,6 +111,40 @@ def read_samples(found: SampleSet, config: DataConfig) -> Splits:
         without = unreadable.left_out
         notes += (f"skipped {len(without)} samples without an image: {shown(without)}",)
     return Splits(found.name, sets["train"], sets.get("val"), sets.get("test"), notes)
+
+
+def with_side(config: DataConfig, found: SampleSet) -> DataConfig:
+    """The settings, with a side for the squares that files of several sizes become, where none is given.
+
+    It is at most 224, and no more than nine in ten images have, so that few are enlarged.
+    """
+    if config.resize is not None:
+        return config
+    # Rows of a table come in whole groups, so of shards only the first samples are opened.
+    most = LOOKED_AT // 16 if found.sharded else LOOKED_AT
+    places = [(own, i) for own in found.samples.values() for i in _spread(len(own), most, found.sharded)]
+    sizes = [size for own, position in places if (size := _size(own, position))]
+    if len(set(sizes)) <= 1:
+        return config
+    short = int(np.percentile([min(size) for size in sizes], 10))
+    return replace(config, resize=min(LARGEST_SIDE, short - short % STEP if short > STEP else short))
+
+
+def _spread(count: int, most: int, first: bool) -> list[int]:
+    """At most so many positions: the first ones, or evenly from the first to the last."""
+    places = range(min(count, most)) if first else np.linspace(0, count - 1, min(count, most)).astype(int)
+    return [int(place) for place in places]
+
+
+def _size(samples: Samples, position: int) -> tuple[int, int] | None:
+    """Width and height by the file's header, held upright; None where Pillow cannot tell."""
+    with suppress(Exception):  # broken files are named when they are read
+        content = samples.read(position)[1]
+        file = BytesIO(content) if isinstance(content, bytes) else content
+        with Image.open(file, formats=FORMATS) as image:  # type: ignore[arg-type]
+            turned = image.getexif().get(ORIENTATION, 1) >= 5
+            return (image.height, image.width) if turned else image.size
+    return None
 
 
 def open_images(

@@ -15,7 +15,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from pmae.config import DataConfig
 from pmae.data.augment import Standardize
+from pmae.data.decode import as_square
 from pmae.data.images import ImageSet, Splits, as_tensor
 from pmae.errors import UserError, require
 from pmae.evaluate.features import ORDER, mixed
@@ -65,8 +67,8 @@ class SegmentationScore:
         return f"{mean.value:.1f} (95% interval {mean.low:.1f} to {mean.high:.1f})   {right}   {each}"
 
 
-def read_masked(splits: Splits, folder: Path | str, seed: int = 0) -> MaskedData:
-    """The images that have a mask: a PNG of class numbers below `folder`, named like the image."""
+def read_masked(splits: Splits, folder: Path | str, seed: int = 0, read: DataConfig | None = None) -> MaskedData:
+    """The images that have a mask: a PNG of class numbers below `folder`, named like the image and `read` like it."""
     place = Path(folder).expanduser()
     require(place.is_dir(), "masks", "a folder of PNG files", str(folder))
     files = {path.relative_to(place).with_suffix("").as_posix(): path for path in sorted(place.rglob("*.png"))}
@@ -82,10 +84,12 @@ def read_masked(splits: Splits, folder: Path | str, seed: int = 0) -> MaskedData
         first = next(iter(files.values())).relative_to(place)
         raise UserError(f"masks must be named like the images of data, got {len(files)} that are not, such as {first}")
     notes = (f"{without:,} images without a mask are left out",) if without else ()
-    return _numbered(_two_parts(found, seed), notes)
+    return _numbered(_two_parts(found, seed, read), notes)
 
 
-def _two_parts(found: dict[str, tuple[ImageSet, list[Path]]], seed: int) -> list[tuple[ImageSet, np.ndarray]]:
+def _two_parts(
+    found: dict[str, tuple[ImageSet, list[Path]]], seed: int, read: DataConfig | None
+) -> list[tuple[ImageSet, np.ndarray]]:
     """Images and masks to fit on and to score: of train, and of test, val or a fifth of train."""
     require("train" in found, "masks", "of training images", sorted(found))
     held = found.get("test") or found.get("val")
@@ -97,10 +101,12 @@ def _two_parts(found: dict[str, tuple[ImageSet, list[Path]]], seed: int) -> list
         split = {"test": np.sort(order[:count]), "train": np.sort(order[count:])}
         held = images.take(split["test"]), [paths[i] for i in split["test"]]
         images, paths = images.take(split["train"]), [paths[i] for i in split["train"]]
-    return [(part, np.stack([read_mask(p, part.shape[1:]) for p in own])) for part, own in ((images, paths), held)]
+    return [
+        (part, np.stack([read_mask(p, part.shape[1:], read) for p in own])) for part, own in ((images, paths), held)
+    ]
 
 
-def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
+def read_mask(path: Path, size: tuple[int, int], read: DataConfig | None = None) -> np.ndarray:
     """Class numbers (H, W), resized like the image, each pixel to its nearest."""
     try:
         with Image.open(path) as image:
@@ -108,7 +114,8 @@ def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
                 raise UserError(f"mask {path} must have one channel, of class numbers, got mode {image.mode}")
             # A bit is a class number too: 0 or 1, not 0 or 255.
             plain = image.convert("L").point(lambda value: value // VOID) if image.mode == "1" else image
-            return np.asarray(plain.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.int32)
+            square = as_square(plain, read or DataConfig(), Image.Resampling.NEAREST)
+            return np.asarray(square.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.int32)
     except OSError as error:
         raise UserError(f"mask {path} must be a PNG file, but {error}") from error
 

@@ -111,9 +111,8 @@ def write_timm(source: Source, folder: Path) -> None:
             "mean": mean,
             "std": std,
             "interpolation": "bicubic",
-            # The whole image, resized to the size that was trained on.
             "crop_pct": 1.0,
-            "crop_mode": "squash",
+            "crop_mode": source.crop_mode,
             "num_classes": len(classes),
             **labels,
             # With the classifier's name, timm can add one; with that of the first layer it would replace the weights
@@ -172,14 +171,14 @@ def write_huggingface(source: Source, folder: Path) -> None:
         pooler_act="linear",
         **_labels(source),
     ).save_pretrained(folder)
-    transformers.ViTImageProcessor(
-        size={"height": height, "width": width},
-        resample=BICUBIC,
-        do_rescale=source.scale != 1,
-        rescale_factor=source.scale,
-        image_mean=mean,
-        image_std=std,
-    ).save_pretrained(folder)
+    pixels = {"rescale_factor": source.scale, "do_rescale": source.scale != 1, "image_mean": mean, "image_std": std}
+    size = {"height": height, "width": width}
+    if source.crop_mode == "center":
+        of_centre = {"size": {"shortest_edge": height}, "crop_size": size, "do_convert_rgb": False}
+        processor = transformers.BitImageProcessor(**of_centre, resample=BICUBIC, **pixels)
+    else:
+        processor = transformers.ViTImageProcessor(size=size, resample=BICUBIC, **pixels)
+    processor.save_pretrained(folder)
     if source.head:
         own = {f"vit.{name}": tensor for name, tensor in tensors.items()}
         own |= {"classifier.weight": source.head.weight, "classifier.bias": source.head.bias}

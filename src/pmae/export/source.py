@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pmae.classify.model import is_classifier, load_classifier
-from pmae.config import Config, EncoderConfig
+from pmae.classify.model import Card, is_classifier, load_classifier
+from pmae.config import Config, DataConfig, EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError, require
@@ -44,6 +44,8 @@ class Source:
     dtype: np.dtype[Any]
     """The type of the images that were trained on."""
     head: Head | None = None
+    crop_mode: str = "squash"
+    """How a picture of another size becomes one of theirs: of its centre, or of all of it."""
 
     @property
     def stem(self) -> str:
@@ -84,6 +86,7 @@ class Source:
             "width": self.shape[2],
             "dtype": self.dtype.name,
             "scale": self.scale,
+            "crop_mode": self.crop_mode,
             "statistics": "channel" if known else "pixel, inside the graph",
             **({"mean": known[0], "std": known[1]} if known else {}),
             **({"classes": list(self.head.classes), "multi_label": self.head.multi_label} if self.head else {}),
@@ -128,9 +131,14 @@ def load_source(path: Run | Path | str, epoch: int | None) -> Source:
         head = Head(*own.head, own.card.pooling, own.classes, own.card.multi_label)
         network, dtype = EncoderConfig(**own.card.encoder), np.dtype(own.card.dtype)
         parts: dict[str, Any] = {"encoder": own.encoder, "standardize": own.embedder.standardize}
-        return Source(**parts, network=network, dtype=dtype, head=head)
+        return Source(**parts, network=network, dtype=dtype, head=head, crop_mode=crop_mode(own.card))
     run = Run(path)
     config, encoder, standardize = load_encoder(run, epoch)
     state, dtype = read_state(run.checkpoint(epoch)), np.dtype(run.environment["data"]["dtype"])
     parts = {"encoder": encoder, "standardize": standardize, "network": config.encoder, "dtype": dtype}
-    return RunSource(**parts, run=run, epoch=state["epoch"], config=config)
+    return RunSource(**parts, run=run, epoch=state["epoch"], config=config, crop_mode=crop_mode(config.data))
+
+
+def crop_mode(read: DataConfig | Card) -> str:
+    """Arrays were taken whole, so pictures are; files as the settings say."""
+    return read.crop_mode if read.resize else "squash"

@@ -9,6 +9,7 @@ import timm
 from pmae.config import EncoderConfig
 from pmae.errors import UserError, require
 from pmae.files import read_object
+from pmae.models.convnets import convnet_name
 from pmae.models.encoder import is_vit_name
 from pmae.runs import Run
 
@@ -47,7 +48,8 @@ def described_weights(path: str, name: str | None = None) -> Described:
 def require_encoder(described: Described, path: str) -> EncoderConfig:
     """The settings that build the network, which must be known."""
     if described.encoder is None:
-        known = "a config.json beside them that tells their network (timm's, or Hugging Face's of a ViT or DINOv2)"
+        kinds = "timm's, or Hugging Face's of a ViT, DINOv2, ResNet or ConvNeXt"
+        known = f"a config.json beside them that tells their network ({kinds})"
         raise UserError(f"weights {path!r} must have {known}, or --encoder must name the timm network")
     return described.encoder
 
@@ -109,6 +111,8 @@ def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
     elif str(kind).startswith("dinov2") and width in DINOV2:
         registers = "_reg4" if config.get("num_register_tokens") else ""
         encoder = EncoderConfig(f"vit_{DINOV2[width]}_patch14{registers}_dinov2", patch_size=config.get("patch_size"))
+    elif name := convnet_name(config):
+        encoder = EncoderConfig(name)
     beside = folder / "preprocessor_config.json"
     pixels = read_object(beside) if beside.is_file() else {}
     scale = pixels.get("rescale_factor", BYTES) if pixels.get("do_rescale", True) else 1.0

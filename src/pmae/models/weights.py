@@ -14,11 +14,14 @@ from torch import Tensor
 
 from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors
+from pmae.models.convnets import from_huggingface_convnet
 from pmae.models.encoder import Encoder, build_encoder
 from pmae.runs import Run
 
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
 """What a saved network may hold beside the encoder: classifiers, Hugging Face's pooler, MAE's decoder."""
+PREFIX = r"^(vit|dinov2|dinov2_with_registers|resnet|convnext|convnextv2)\."
+"""What Hugging Face puts before an encoder's names where a head stands beside it."""
 MODEL_ARGS = {
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"),
     *("class_token", "reg_tokens", "no_embed_class", "pre_norm", "init_values", "dynamic_img_size"),
@@ -129,11 +132,13 @@ def _recorded(image: Any, patch: Any, heads: Any, where: str) -> Origin:
 
 
 def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:
-    tensors = {re.sub(r"^(vit|dinov2|dinov2_with_registers)\.", "", name): t for name, t in tensors.items()}
+    tensors = {re.sub(PREFIX, "", name): t for name, t in tensors.items()}
     extra = {n for n in tensors if re.fullmatch(NOT_ENCODER, n) and n not in encoder.net.state_dict()}
     if extra:
         notes.append(f"left out {', '.join(sorted({name.split('.')[0] for name in extra}))}")
     kept = {name: tensor for name, tensor in tensors.items() if name not in extra}
+    if any(name.startswith("encoder.stages.") for name in kept):
+        return from_huggingface_convnet(kept, encoder.net.state_dict())
     return from_huggingface(kept) if any(name.startswith("embeddings.") for name in kept) else kept
 
 

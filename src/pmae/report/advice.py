@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pmae.report.compare import main_score
 from pmae.report.contents import Contents
-from pmae.results import POOLINGS, Score, pretrained, primary_pooling
+from pmae.results import POINT, POOLINGS, Score, pretrained, primary_pooling
 
 LEARNED, RISING, GAP = 0.05, 0.01, 0.1
 """R2 above which something was learned; its gain in the last third that is worth more epochs; its loss on new images
@@ -41,13 +41,18 @@ def _training(run: Contents) -> Iterator[Advice]:
         yield Advice("It has hardly learned", f"{where} after {now:g} epochs: give it more before judging it.", longer)
     elif gain > RISING:
         yield Advice(
-            "Undertrained", f"{where}, and it still rose by {gain:.1%} in the last third: train longer.", longer
+            "Undertrained",
+            f"{where}, and it still rose by {100 * gain:.1f} points in the last third: train longer.",
+            longer,
         )
     elif name == "held_out_r2" and seen and sum(seen) / len(seen) - last > GAP:
         words = f"{where}, {sum(seen) / len(seen):.1%} in training: more epochs will not help, more images may."
         yield Advice("Too few images", words)
     else:
-        yield Advice("Saturated", f"{where}, and it moved by {gain:+.1%} in the last third: more epochs will not help.")
+        yield Advice(
+            "Saturated",
+            f"{where}, and it moved by {100 * gain:+.1f} points in the last third: more epochs will not help.",
+        )
 
 
 def _pooling(run: Contents) -> Iterator[Advice]:
@@ -57,9 +62,8 @@ def _pooling(run: Contents) -> Iterator[Advice]:
         return
     chosen = primary_pooling(run.scores)
     other = next(pooling for pooling in best if pooling != chosen)
-    words = (
-        f"k-NN gets {best[chosen]:.1%} right with it on validation images, {best[other]:.1%} with {POOLINGS[other]}."
-    )
+    words = f"k-NN gets {best[chosen]:.1%} right with it on validation images, {best[other]:.1%} with {POOLINGS[other]}"
+    words += ": no clear difference." if abs(best[chosen] - best[other]) <= POINT else "."
     command = f"pmae embed {_path(run)} --data {shlex.quote(run.config.data.source)} --pooling {chosen} -o features.npz"
     yield Advice(f"Use {POOLINGS[chosen]} features", words, command)
 

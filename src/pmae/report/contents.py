@@ -79,8 +79,8 @@ class Contents:
         return bool(self.training) and self.epoch >= (self.config.train.epochs or 0)
 
 
-def load(path: Path | str, name: str | None = None) -> Contents:
-    """Read a run folder; only a folder that is no run at all is an error."""
+def load(path: Path | str, name: str | None = None, whole: bool = True) -> Contents:
+    """Read a run folder, without its tensors if not `whole`; only a folder that is no run at all is an error."""
     run, problems = Run(path), []
 
     def attempt(what: str, read: Callable[[], T], otherwise: T) -> T:
@@ -92,7 +92,7 @@ def load(path: Path | str, name: str | None = None) -> Contents:
 
     def tensors(kind: str) -> dict[str, np.ndarray]:
         file = run.path / f"{kind}.safetensors"
-        return attempt(file.name, lambda: dict(load_file(file)) if file.is_file() else {}, {})
+        return attempt(file.name, lambda: dict(load_file(file)) if whole and file.is_file() else {}, {})
 
     answers = tensors("answers")
     evaluations: list[Evaluation] = attempt("results.json", lambda: standing(run.evaluations), [])
@@ -105,7 +105,7 @@ def load(path: Path | str, name: str | None = None) -> Contents:
         evaluations=evaluations,
         scores=[replace(score, answers=answers.get(score.key)) for score in scores_of(evaluations)],
         samples=tensors("samples"),
-        fitted=attempt("fitted.safetensors", lambda: _fitted(run.path / "fitted.safetensors"), {}),
+        fitted=attempt("fitted.safetensors", lambda: _fitted(run.path / "fitted.safetensors") if whole else {}, {}),
         features=tensors("features"),
         problems=problems,
     )

@@ -36,6 +36,11 @@ function range(values, least) {
   return [low, high];
 }
 
+function swatch(run) {
+  const line = {d: "M0 4H28", stroke: run.color, "stroke-width": 3, "stroke-dasharray": DASHES[run.dash]};
+  return element("svg", {viewBox: "0 0 28 8", class: "swatch", "aria-hidden": "true"}, element("path", line));
+}
+
 // One panel: {title, log, least, series: [{run, x, y, faint}]}; `runs` is [{name, color, dash}], `shown` a set of names.
 function panel(data, runs, shown) {
   const W = 420, H = 230, L = 52, R = 12, T = 10, B = 30;
@@ -95,9 +100,7 @@ function curves(place, data, shown) {
     const box = element("input", {type: "checkbox"});
     box.checked = shown.has(run.name);
     box.addEventListener("change", () => { box.checked ? shown.add(run.name) : shown.delete(run.name); draw(); });
-    const line = element("svg", {viewBox: "0 0 28 8", class: "swatch", "aria-hidden": "true"},
-      element("path", {d: "M0 4H28", stroke: run.color, "stroke-width": 3, "stroke-dasharray": DASHES[run.dash]}));
-    return element("label", {}, box, line, run.name);
+    return element("label", {}, box, swatch(run), run.name);
   });
   const legend = element("div", {class: "toggles", role: "group", "aria-label": "Runs to show"}, ...names);
   place.replaceChildren(...(data.runs.length > 1 ? [legend] : []), grid);

@@ -117,33 +117,37 @@ def masked_pictures(run: Contents, count: int, view: View | None = None) -> dict
     return {"image": image, "visible": seen, "hidden": view.differences(target, view.scale(target))}
 
 
+def reconstructed_pictures(run: Contents, count: int) -> dict[str, Array]:
+    """The first images: whole, visible, hidden, predicted, and restored where the units of the data are known."""
+    visible, target, prediction = (run.samples[name][:count] for name in ("visible", "target", "prediction"))
+    view, columns, std = view_for(run), masked_pictures(run, count), run.fitted.get("standardize.std")
+    restored = {} if std is None else {"restored": view.pictures(visible + prediction * std)}
+    columns["predicted"] = view.differences(prediction, view.scale(target))
+    if run.method == "MAE" and restored:
+        columns["predicted"] = np.where(hidden_pixels(target), restored["restored"], 0.5)
+    return columns | restored
+
+
 @styled
 def reconstructions(run: Contents) -> Drawing:
     """What was hidden and what the model predicted for it; of images also what it saw, and the two put together."""
     count, is_mae = MASKS if is_signal(run) else ROWS, run.method == "MAE"
-    visible, target, prediction = (run.samples[name][:count] for name in ("visible", "target", "prediction"))
+    target, prediction = (run.samples[name][:count] for name in ("target", "prediction"))
     error, energy = ((prediction - target) ** 2).sum((1, 2, 3)), (target**2).sum((1, 2, 3))
     borrowed = is_mae and run.config.objective.normalize_patches
-    labels = (
-        None
-        if borrowed
-        else [minus(f"R² {r2:.0%}".replace("-0%", "0%")) for r2 in 1 - error / np.maximum(energy, 1e-12)]
-    )
+    shares = [f"R² {r2:.0%}".replace("-0%", "0%") for r2 in 1 - error / np.maximum(energy, 1e-12)]
+    labels = None if borrowed else list(map(minus, shares))
     if is_signal(run):
         figure = _lines({"hidden": target, "predicted": prediction}, labels)
         said = "What was hidden (solid) and what was predicted for it (dashed), in standard deviations."
     else:
-        view, columns, std = view_for(run), masked_pictures(run, count), run.fitted.get("standardize.std")
-        restored = {} if std is None else {"restored": view.pictures(visible + prediction * std)}
+        columns = reconstructed_pictures(run, count)
+        figure, _ = gallery(columns, labels)
         said = f"What was hidden and what the model predicted for it, on {run.measured_on}."
-        if is_mae and restored:
-            columns["predicted"] = np.where(hidden_pixels(target), restored["restored"], 0.5)
-        else:
-            scale = view.scale(target)
-            columns["predicted"] = view.differences(prediction, scale)
+        if not (is_mae and "restored" in columns):
+            scale = view_for(run).scale(target)
             said += f" Both share one scale: mid-grey is 0, black and white are ∓{scale:.2g} standard deviations."
-        said += " Restored is visible plus predicted." if restored else ""
-        figure, _ = gallery(columns | restored, labels)
+        said += " Restored is visible plus predicted." if "restored" in columns else ""
     caption = f"{said} {BORROWED if borrowed else EXPLAINED} {_note(run)}"
     return Drawing("reconstructions", "Reconstructions", caption.strip(), figure)
 

@@ -1,0 +1,127 @@
+"""How quick and how large the pages are: python -m benchmarks.pages runs/demo, which writes results/pages.md.
+
+An update of the explorer is timed in a real browser, from the slider's event to the new words on the page. The report
+is about ten runs that differ in predictions and features; the live page is asked again and again about the same ten.
+"""
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+from selenium import webdriver
+
+from pmae.app.explorer import open_page
+from pmae.app.material import Material
+from pmae.app.panels import masks
+from pmae.data.sets import load
+from pmae.files import write_text
+from pmae.report.page import write_report
+from pmae.report.watch import Watched
+from pmae.runs import Run
+
+UPDATES, RUNS = 20, 10
+SLIDE = """const done = arguments[arguments.length - 1], share = arguments[0], began = performance.now();
+const field = document.querySelector('#share input[type=range]'), place = document.querySelector('#masks');
+const seen = new MutationObserver(() => {
+  if (!place.innerText.includes(`${Math.round(100 * share)}% asked`)) return;
+  seen.disconnect();
+  done(performance.now() - began);
+});
+seen.observe(place, {childList: true, subtree: true, characterData: true});
+field.value = share;
+for (const kind of ['input', 'pointerup']) field.dispatchEvent(new Event(kind, {bubbles: true}))"""
+
+
+def updates(run: Run, folder: str) -> tuple[list[float], list[float]]:
+    """Milliseconds of each update: of the panel alone, and as the browser sees it."""
+    material = Material(load(run.config.data), run)
+    material.space(material.own_space)
+    image, alone = material.picked.images[0], []
+    for seed in range(UPDATES):
+        began = time.perf_counter()
+        masks(material, image, material.own_space, 0.3, seed)
+        alone.append(1000 * (time.perf_counter() - began))
+    page, address = open_page(material, browser=False)
+    driver = browser(folder)
+    try:
+        driver.get(address)
+        while driver.execute_script("return document.querySelectorAll('#masks figure img').length") != 5:
+            time.sleep(0.1)
+        seen = [driver.execute_async_script(SLIDE, round(0.1 + 0.03 * step, 2)) for step in range(UPDATES)]
+    finally:
+        driver.quit()
+        page.close(verbose=False)
+    return alone[1:], seen[1:]
+
+
+def browser(folder: str) -> Any:
+    """A Chromium without a window."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
+    for flag in ("--headless=new", "--no-sandbox", f"--user-data-dir={folder}/profile"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    driver.set_script_timeout(60)
+    return driver
+
+
+def ten_runs(run: Run, folder: Path) -> list[Path]:
+    """Copies in which predictions, features and neighbours differ, as those of ten trainings on the same images."""
+    made = []
+    for number in range(RUNS):
+        path, rng = folder / f"run-{number}", np.random.default_rng(number)
+        shutil.copytree(run.path, path, ignore=shutil.ignore_patterns("checkpoints", "figures", "report*"))
+        (path / "checkpoints").mkdir()
+        samples, features = (load_file(path / f"{name}.safetensors") for name in ("samples", "features"))
+        samples["prediction"] += 0.1 * rng.normal(size=samples["prediction"].shape).astype(np.float32)
+        features["features"] += 0.1 * rng.normal(size=features["features"].shape).astype(np.float32)
+        for name in ("neighbours", "random_neighbours"):
+            features[name] = rng.permutation(features[name])
+        save_file(samples, path / "samples.safetensors")
+        save_file(features, path / "features.safetensors")
+        made.append(path)
+    return made
+
+
+def main(run: Run) -> None:
+    """Measure everything and write the page."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        os.environ["GRADIO_TEMP_DIR"] = f"{temporary}/gradio"
+        alone, seen = updates(run, temporary)
+        runs, out = ten_runs(run, folder / "runs"), folder / "report.html"
+        sizes = {}
+        for count in (1, RUNS):
+            write_report(runs[:count], out)
+            sizes[count] = out.stat().st_size / 2**20
+        watched = Watched(folder / "runs")
+        began = time.process_time()
+        watched.state()
+        first, began = time.process_time() - began, time.process_time()
+        for _ in range(UPDATES):
+            watched.state()
+        again = (time.process_time() - began) / UPDATES
+    busy = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    rows = {
+        "explorer, one update in the browser, median": f"{statistics.median(seen):.0f} ms",
+        "explorer, its panel alone, median": f"{statistics.median(alone):.0f} ms",
+        "report of one run": f"{sizes[1]:.2f} MiB",
+        "report of ten runs": f"{sizes[RUNS]:.2f} MiB",
+        "live page, first look at ten runs, CPU time": f"{1000 * first:.0f} ms",
+        "live page, each look after it, CPU time": f"{1000 * again:.1f} ms",
+    }
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    text = f"# Pages\n\nMade by `python -m benchmarks.pages RUN` on a CPU with a load of {busy}.\n\n"
+    write_text(Path(__file__).parents[1] / "results" / "pages.md", f"{text}| what | measured |\n|---|---:|\n{table}")
+    print(table)
+
+
+if __name__ == "__main__":
+    main(Run(sys.argv[1]))
