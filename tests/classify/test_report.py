@@ -73,7 +73,7 @@ def test_the_page_says_what_the_classifier_does(tested: Path, tmp_path: Path, co
     assert [float(line[3]) for line in named] == pytest.approx(100 * np.sort(found.max(1)[~right])[::-1][: len(named)])
     assert len(named) == min(12, (~right).sum())
     assert "<b>.png" not in page
-    assert "://" not in page
+    assert "://" not in page.replace("http://www.w3.org/2000/svg", "")  # the name of SVG, which nothing fetches
 
 
 def test_the_verdict_follows_the_numbers(tested: Path, linear: Path, tmp_path: Path) -> None:

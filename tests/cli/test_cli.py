@@ -45,7 +45,7 @@ def test_pretrain_prints_its_settings_and_says_what_it_derived(
     assert "54 train, 6 val images of 16x16, 3 channels, uint8" in printed
     assert "6 of the 60 images are held out as val" in printed
     assert "train.batch_size              16   <- about 64 steps an epoch of 54 images" in printed
-    assert "held_out_r2" in printed
+    assert "R2 of held-out images" in printed
     # What is as always is not listed, and noise cannot be learned.
     assert "optim.betas" not in printed
     assert "it has not learned yet; give it more --epochs" in printed
@@ -56,7 +56,7 @@ def test_pretrain_prints_its_settings_and_says_what_it_derived(
 
 def test_what_was_learned_is_said_with_the_next_command() -> None:
     assert _judgement({"held_out_r2": 0.63}, "a") == "it predicts 63% of the hidden variance; next: pmae report a"
-    assert _judgement({"held_out_r2": 0.4, "linear": 0.9}, "a").endswith("not of test images; next: pmae evaluate a")
+    assert _judgement({"held_out_r2": 0.4, "linear": 0.9}, "a").endswith("; next: pmae evaluate a")
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -265,7 +265,7 @@ def test_a_flag_sets_its_setting(flags: str, expected: tuple[str, str, object]) 
 
 def test_an_unknown_device_names_the_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pretrain", "--data", "digits", "--device", "tpu", "--out", str(tmp_path / "run")]) == 2
-    assert "train.device must be auto, cpu, cuda or cuda:N, got 'tpu'" in capsys.readouterr().err
+    assert "train.device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
