@@ -235,7 +235,7 @@ def test_help_all_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as stop:
         main(["pretrain", "--help-all"])
     assert stop.value.code == 0
-    shown = set(re.findall(r"--([a-z]+\.(?!no-)[a-z-]+)", capsys.readouterr().out))
+    shown = set(re.findall(r"--([a-z]+\.(?!no-)[a-z0-9-]+)", capsys.readouterr().out))
     settings = {f"{section}.{name}" for section, values in to_dict(Config()).items() for name in values}
     assert shown == {setting.replace("_", "-") for setting in settings}
 

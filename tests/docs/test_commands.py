@@ -42,7 +42,7 @@ def test_the_pages_show_every_command() -> None:
 def test_the_list_of_what_does_not_run_is_short_and_of_lines_that_are_there() -> None:
     shown = {command for page in PAGES.values() for command in commands(page)}
     assert set(EXEMPT) <= shown
-    assert len(EXEMPT) <= 4
+    assert len(EXEMPT) <= 5
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -121,7 +121,7 @@ def with_side(config: DataConfig, found: SampleSet) -> DataConfig:
     if config.resize is not None:
         return config
     # Rows of a table come in whole groups, so of shards only the first samples are opened.
-    most = LOOKED_AT // 16 if found.sharded else LOOKED_AT
+    most = LOOKED_AT // 256 if found.sharded else LOOKED_AT
     places = [(own, i) for own in found.samples.values() for i in _spread(len(own), most, found.sharded)]
     sizes = [size for own, position in places if (size := _size(own, position))]
     if len(set(sizes)) <= 1:
