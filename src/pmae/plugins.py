@@ -71,7 +71,8 @@ def load(module: str) -> None:
             sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules[name])
         else:
-            sys.path.append(os.getcwd())
+            if os.getcwd() not in sys.path:
+                sys.path.append(os.getcwd())
             import_module(name)
     except UserError:
         raise

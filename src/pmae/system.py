@@ -27,9 +27,9 @@ def take_lock(handle: int, wait: bool) -> None:
             # Waiting gives up after ten seconds.
             msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
         except OSError as error:
-            if wait and error.errno == errno.EDEADLK:
-                take_lock(handle, wait)
-            raise BlockingIOError(errno.EWOULDBLOCK, "locked") from error
+            if not (wait and error.errno == errno.EDEADLK):
+                raise BlockingIOError(errno.EWOULDBLOCK, "locked") from error
+            take_lock(handle, wait)
         finally:
             os.lseek(handle, 0, os.SEEK_SET)
     else:

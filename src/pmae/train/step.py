@@ -100,19 +100,20 @@ class Plain:
         self.tally = Tally(self.standardize.mean.device)
         self._leaves = [p for p in self.model.parameters() if p.requires_grad]
         self._augmentations = build_augmentations(self.config.augment)
-        self._network: nn.Module = self.model
-        train, several = self.config.train, self.world.size > 1 and not self.config.train.shard
-        if several and type(self) is Plain:
-            # DDP sends buckets of gradients while others are still computed. That PMAE leaves the mask token unused it
-            # finds out at the first step or, where not every part of a batch is followed by messages, at each.
-            once, ddp = train.accumulate == 1, DistributedDataParallel
-            # Buffers were fitted together or follow from the seed: they are the same in all.
-            ddp._set_params_and_buffers_to_ignore_for_model(
-                self.model, [name for name, _ in self.model.named_buffers()]
-            )
-            self._network = ddp(self.model, static_graph=once, find_unused_parameters=not once)
-            if train.bf16_gradients:
-                self._network.register_comm_hook(None, bf16_compress_hook)
+        several = self.world.size > 1 and not self.config.train.shard  # whose hooks leave means of gradients already
+        self._network: nn.Module = self._averaging() if several else self.model
+
+    def _averaging(self) -> nn.Module:
+        """The model, whose gradients DDP makes means over processes, in buckets while others are still computed."""
+        train, ddp = self.config.train, DistributedDataParallel
+        # That PMAE leaves the mask token unused it finds out at the first step or, where not every part of a batch is
+        # followed by messages, at each. Buffers were fitted together or follow from the seed: they are alike in all.
+        once = train.accumulate == 1
+        ddp._set_params_and_buffers_to_ignore_for_model(self.model, [name for name, _ in self.model.named_buffers()])
+        network = ddp(self.model, static_graph=once, find_unused_parameters=not once)
+        if train.bf16_gradients:
+            network.register_comm_hook(None, bf16_compress_hook)
+        return network
 
     def __call__(self, inputs: Inputs) -> None:
         """Take one step."""
@@ -144,8 +145,6 @@ class Plain:
         return outcome.loss, values.detach()
 
     def _update(self, values: Tensor, take: Callable[[], object]) -> None:
-        if type(self) is Graph:  # else hooks of DDP or FSDP left means
-            self.world.average([p.grad for p in self._leaves if p.grad is not None])
         if self.config.optim.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._leaves, self.config.optim.clip_norm, foreach=True)
         take()
@@ -171,6 +170,13 @@ class Graph(Plain):
         self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]
         self._captured = CapturedStep(self.model, self.optimizer, measure, self._update, in_bf16)
         self._leaves = self._captured.leaves(self._leaves)
+
+    def _averaging(self) -> nn.Module:
+        return self.model  # whose gradients `_update` averages: DDP's hooks are not for a graph
+
+    def _update(self, values: Tensor, take: Callable[[], object]) -> None:
+        self.world.average([p.grad for p in self._leaves if p.grad is not None])
+        super()._update(values, take)
 
     def __call__(self, inputs: Inputs) -> None:
         for group in self.optimizer.param_groups:
