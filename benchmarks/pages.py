@@ -32,7 +32,7 @@ from pmae.report.page import write_report
 from pmae.report.watch import Watched
 from pmae.runs import Run
 
-UPDATES, RUNS, TRAININGS = 20, 10, 4
+UPDATES, RUNS, TRAININGS, IMAGES = 20, 10, 6, 1000
 SLIDE = """const done = arguments[arguments.length - 1], share = arguments[0], began = performance.now();
 const field = document.querySelector('#share input[type=range]'), place = document.querySelector('#masks');
 const seen = new MutationObserver(() => {
@@ -80,12 +80,13 @@ def browser(folder: str) -> Any:
 
 def watched_trainings(run: Run, folder: Path) -> list[float]:
     """Seconds of an epoch with the live page open in a browser, by those without it, of trainings in turns."""
-    config, ratios = replace(run.config, train__epochs=1, optim__warmup_epochs=0), []
+    config = replace(run.config, train__epochs=1, optim__warmup_epochs=0, train__log_every=1)
+    images, ratios = load(run.config.data).train.images[:IMAGES], []
     for number in range(TRAININGS):
         seconds = dict[bool, float]()
         for is_open in (False, True) if number % 2 else (True, False):
             with live_page(folder) if is_open else contextlib.nullcontext():
-                made = pmae.pretrain(config, None, folder / f"{number}-{is_open}", quiet=True, figures=False)
+                made = pmae.pretrain(config, images, folder / f"{number}-{is_open}", quiet=True, figures=False)
             lines = [line for line in made.metrics() if "loss" in line]
             seconds[is_open] = statistics.median(1 / line["images_per_second"] for line in lines)
         ratios.append(seconds[True] / seconds[False])
