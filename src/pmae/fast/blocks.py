@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pmae.fast import attention
+from pmae.fast.attention import Attended
 
 try:
     from pmae.fast import kernels
@@ -90,7 +91,9 @@ class Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: How, factors: Tensor | None, last: int | None, *params: Tensor) -> Tensor:
         """Each block keeps what its backward reads; what its GEMMs read lies in one tensor for all blocks."""
-        (heads, scale, eps), shape, stream, branch, kept = how, x.shape, x.flatten(0, 1), None, []
+        (heads, scale, eps), shape, stream, branch = how, x.shape, x.flatten(0, 1), None
+        kept: list[Tensor] = []
+        graphs: list[Attended | None] = []
         depth, hidden_width, (rows, width) = len(params) // PARTS, params[8].shape[0], stream.shape
         few = rows if last is None else shape[0] * last
         read: dict[str, Any] = {"device": x.device, "dtype": params[2].dtype}
@@ -103,7 +106,7 @@ class Stack(torch.autograd.Function):
             ]
             before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[block], of_branch)
             qkv = torch.addmm(b_qkv, normed[block], w_qkv.t())
-            _attend(attended[block], qkv.unflatten(0, shape[:2]), heads, scale)
+            graphs.append(_attend(attended[block], qkv.unflatten(0, shape[:2]), heads, scale))
             branch = torch.addmm(b_proj, attended[block], w_proj.t())
             # One token of each sequence would be a view with gaps, and the kernels read rows without any.
             stream = _last_tokens(before.view(shape), len(branch)).flatten(0, 1).contiguous()
@@ -114,7 +117,7 @@ class Stack(torch.autograd.Function):
         out = torch.empty(few, width, **read)
         end, *stats = kernels.add_norm(stream, branch, params[-2], params[-1], eps, out, of_branch)
         ctx.save_for_backward(*params, *kept, end, *stats, *inputs, factors)
-        ctx.heads, ctx.scale, ctx.shape, ctx.count = heads, scale, shape, len(params)
+        ctx.heads, ctx.scale, ctx.shape, ctx.count, ctx.graphs = heads, scale, shape, len(params), graphs
         return out.view(shape[0], -1, width)
 
     @staticmethod
@@ -143,9 +146,13 @@ class Stack(torch.autograd.Function):
             grad_out = to_hidden[block] @ w_in
             normed, partial, to = (x2, mean_2, rstd_2), norms[2 * block + 1], to_proj[block]
             g = kernels.norm_backward(grad_out, normed, w2, g, partial, to, of_attention[block])
-            grad_out, g = _among_all(to @ w_proj, ctx.shape), _among_all(g, ctx.shape)
-            qkv = qkv.unflatten(0, ctx.shape[:2])
-            backward_into(to_qkv[block], of_qkv[block], qkv, grad_out, ctx.heads, ctx.scale)
+            grad_out, g, qkv = to @ w_proj, _among_all(g, ctx.shape), qkv.unflatten(0, ctx.shape[:2])
+            graph: Attended | None = ctx.graphs.pop()
+            if graph:
+                graph.backward_into(to_qkv[block].view_as(qkv), of_qkv[block], grad_out)
+            else:
+                grad_out = _among_all(grad_out, ctx.shape)
+                backward_into(to_qkv[block], of_qkv[block], qkv, grad_out, ctx.heads, ctx.scale)
             grad_out = to_qkv[block] @ w_qkv
             normed, weight, partial = normed_1, w1, norms[2 * block]
         g = kernels.norm_backward(grad_out, normed, weight, g, partial)
@@ -173,14 +180,17 @@ def _among_all(rows: Tensor, shape: torch.Size) -> Tensor:
     return functional.pad(rows.view(shape[0], -1, shape[2]), (0, 0, missing, 0)).flatten(0, 1) if missing else rows
 
 
-def _attend(out: Tensor, qkv: Tensor, heads: int, scale: float) -> None:
+def _attend(out: Tensor, qkv: Tensor, heads: int, scale: float) -> Attended | None:
     """Attention (B, N, W) of every token; `out` takes the rows of each sequence's last ones."""
+    if qkv.shape[1] > attention.LIMIT:
+        return Attended.into(out, qkv, heads, scale)
     if len(out) == qkv.shape[0] * qkv.shape[1]:
         forward_into(out, qkv, heads, scale)
-        return
+        return None
     whole = out.new_empty(*qkv.shape[:2], out.shape[1])
     forward_into(whole, qkv, heads, scale)
     out.view(len(whole), -1, out.shape[1]).copy_(_last_tokens(whole, len(out)))
+    return None
 
 
 def _of_weights(to: Tensor, seen: Tensor, few: int) -> tuple[Tensor, ...]:
@@ -222,7 +232,8 @@ def _fusable(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> bool:
         return False
     same_eps = len({layer.eps for layer in blocks.modules() if isinstance(layer, nn.LayerNorm)} | {norm.eps}) == 1
     first: Any = blocks[0]
-    return same_eps and attention.available(x.device, x.shape[1], first.attn.head_dim)
+    kept = x.shape[1] > attention.LIMIT or first.attn.head_dim <= attention.WIDEST  # beyond, attention is torch's
+    return same_eps and kept and attention.on_recent_gpu(x.device)
 
 
 def _is_plain(block: Any) -> bool:
