@@ -31,7 +31,7 @@ from pmae.models import build_encoder
 from pmae.models.described import adopted
 from pmae.plugins import require_plugins
 from pmae.report.page import save_figures
-from pmae.results import primary_pooling, scores_of
+from pmae.results import Segmentation, primary_pooling, scores_of
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
@@ -166,10 +166,10 @@ def segment(
     for name, own in tokens.items():
         found = segmentation_probe(own, standardize, data)
         say(f"  {name:<16} mIoU {found.in_words()}")
-        scores[name] = dataclasses.asdict(found)
+        scores[name] = found
     counts = {"train": len(data.train.images), "test": len(data.test.images)}
-    about = {"data": splits.name, "counts": counts, "classes": list(data.values), "notes": list(data.notes)}
-    run.add_results(segmentation={**about, "scores": scores})
+    told = Segmentation(splits.name, counts, data.values, scores, data.notes)
+    run.add_results(segmentation=dataclasses.asdict(told))
     return run
 
 

@@ -20,7 +20,7 @@ from pmae.config import Config
 from pmae.config_file import from_dict, of_older_versions, to_dict
 from pmae.errors import UserError, require
 from pmae.files import disk_errors, lock, read_json, read_object, read_tensors, write_json, write_tensors
-from pmae.results import Evaluation, read_evaluations
+from pmae.results import Evaluation, Segmentation, read_evaluations
 from pmae.validation import Count, NonNegative, Rule, WholeNumber, coerced
 
 DTYPES = {"bool", "float16", "float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))}
@@ -110,6 +110,12 @@ class Run:
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation in results.json, oldest first."""
         return read_evaluations(self.results, self.path / "results.json")
+
+    @property
+    def segmentation(self) -> Segmentation | None:
+        """What the last segmentation probe found, if there was one."""
+        found = self.results.get("segmentation")
+        return None if found is None else coerced(found, Segmentation, f"{self.path / 'results.json'}: segmentation")
 
     def add_results(self, **sections: Any) -> None:
         """Merge sections into results.json, one process at a time."""
