@@ -57,6 +57,9 @@ class AugmentConfig(Settings):
     """Whether to crop at all."""
     crop_scale: CropScale = (0.2, 1.0)
     """Smallest and largest share of the image's area, or of a signal's length, that a crop keeps."""
+    crop_from: Literal["file", "square"] = "file"
+    """Cut crops, while pretraining, from the pixels of image files that are larger than the squares made of them, or
+    from the squares: blurred and without what lies beside the centre, but in less memory."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """How a crop is resized back to the full size."""
     flip: bool = True

@@ -11,7 +11,7 @@ import numpy as np
 
 from pmae.config import DataConfig
 from pmae.data.decode import SUFFIXES, reading
-from pmae.data.images import Samples
+from pmae.data.ondemand import Samples
 from pmae.data.streamed import SPLITS, SampleSet, shown
 from pmae.data.tables import ArrowSamples, ParquetSamples
 from pmae.data.webdataset import TarSamples

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmae.data.decode import reading, require_room
-from pmae.data.images import DTYPES, Blocks, Samples
+from pmae.data.images import DTYPES
+from pmae.data.ondemand import Blocks, Samples
 from pmae.errors import UserError, optional, require
 
 TABLE = " as a table"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pmae.data.decode import SUFFIXES, reading
-from pmae.data.images import Samples
+from pmae.data.ondemand import Samples
 from pmae.errors import UserError, require
 
 IMAGES = (*(suffix[1:] for suffix in SUFFIXES), "npy")

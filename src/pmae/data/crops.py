@@ -1,0 +1,203 @@
+"""Random resized crops from the files' own pixels, with their aspect ratio, resized once with antialiasing.
+
+Training on squares that were made of larger files would blow small crops up again: a fifth of a 224-pixel square is 100
+pixels wide. Files are decoded whole, no larger than crops can use, and kept: on the device, in memory, or not at all.
+"""
+
+import io
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO, Literal, NamedTuple
+
+import numpy as np
+import torch
+from rich.filesize import decimal
+from torch import Tensor
+from torch.nn import functional
+
+from pmae.config import AugmentConfig, Config
+from pmae.data.augment import Boxes, boxes_of, resize_weights
+from pmae.data.batches import AHEAD, CHUNK, read_ahead
+from pmae.data.images import ImageSet, as_tensor
+from pmae.data.ondemand import RaggedOnDemand
+from pmae.system import available_bytes
+
+TOGETHER = 64  # crops that one matrix multiplication resizes: 130 MB of windows at 224 pixels
+Place = Literal["device", "memory", "files"]
+
+
+class Ragged(NamedTuple):
+    """Images (h, w, C) of differing sizes, one after the other in one tensor."""
+
+    pixels: Tensor
+    starts: np.ndarray
+    """Where each begins (N,)."""
+    sizes: np.ndarray
+    """Heights and widths (N, 2)."""
+    channels: int
+
+    def window(self, image: int, top: int, left: int, height: int, width: int) -> Tensor:
+        """Pixels (C, height, width) of an image, not copied."""
+        row = int(self.sizes[image, 1]) * self.channels
+        start = int(self.starts[image]) + top * row + left * self.channels
+        return self.pixels.as_strided((self.channels, height, width), (1, row, self.channels), start)
+
+    def to(self, device: torch.device) -> "Ragged":
+        """The same images on a device."""
+        return self._replace(pixels=self.pixels.to(device, non_blocking=True))
+
+    def take(self, images: np.ndarray) -> "Ragged":
+        """Some of the images, copied into one piece."""
+        sizes = np.column_stack([self.sizes[images], np.full(len(images), self.channels)])
+        spans = zip(self.starts[images].tolist(), sizes.prod(1).tolist(), strict=True)
+        return ragged(torch.cat([self.pixels[start : start + length] for start, length in spans]), sizes)
+
+
+def pack(images: RaggedOnDemand, places: np.ndarray, file: BinaryIO) -> tuple[np.ndarray, torch.dtype]:
+    """Decode images into a file, one after the other; their sizes (N, 3), height, width and channels, and dtype."""
+    sizes = np.empty((len(places), 3), np.int64)
+    for start in range(0, len(places), CHUNK):
+        for number, image in enumerate(images.ragged(places[start : start + CHUNK]), start):
+            pixels = as_tensor(image.transpose(1, 2, 0))
+            sizes[number] = pixels.shape
+            file.write(pixels.numpy().data)
+    return sizes, pixels.dtype
+
+
+def in_memory(images: RaggedOnDemand, places: np.ndarray) -> Ragged:
+    """Some images, decoded."""
+    buffer = io.BytesIO()  # which grows in place
+    sizes, dtype = pack(images, places, buffer)
+    return ragged(torch.frombuffer(buffer.getbuffer(), dtype=dtype), sizes)
+
+
+def ragged(pixels: Tensor, sizes: np.ndarray) -> Ragged:
+    """Images of these sizes (N, 3) that lie one after the other."""
+    lengths = sizes.prod(1)
+    return Ragged(pixels, np.cumsum(lengths) - lengths, sizes[:, :2], int(sizes[0, 2]))
+
+
+def crop_ragged(
+    images: Ragged, places: Sequence[int], boxes: Boxes, size: tuple[int, int], interpolation: str, threads: int = 1
+) -> Tensor:
+    """Crops (B, C, *size) of the images at these places: uint8 of uint8, else float32."""
+    windows = [tuple(map(int, box)) for box in zip(places, *(each.tolist() for each in boxes[:4]), strict=True)]
+    if images.pixels.is_cuda:
+        parts = range(0, len(windows), TOGETHER)
+        cut = [slice(start, start + TOGETHER) for start in parts]
+        return torch.cat([_by_gemm(images, windows[c], boxes.flip[c], size, interpolation) for c in cut])
+
+    def resized(window: tuple[int, ...], flip: bool) -> Tensor:
+        pixels = images.window(*window)[None]
+        pixels = pixels if pixels.dtype == torch.uint8 else pixels.float()
+        made = functional.interpolate(pixels, size, mode=interpolation, antialias=True)
+        return made.flip(3) if flip else made
+
+    with ThreadPoolExecutor(threads) as pool:
+        return torch.cat(list(pool.map(resized, windows, boxes.flip.tolist()))).contiguous()
+
+
+def _by_gemm(
+    images: Ragged, windows: list[tuple[int, ...]], flip: Tensor, size: tuple[int, int], interpolation: str
+) -> Tensor:
+    """Windows resized as `rows @ (window @ columns^T)`; beyond the end of a window the weights are 0."""
+    # Half precision keeps 11 bits, 0.06 of a grey level, of numbers up to 255.
+    whole, device = images.pixels.dtype == torch.uint8, images.pixels.device
+    dtype = torch.float16 if whole else torch.float32
+    sides = torch.tensor([window[3:] for window in windows], dtype=torch.float32).T
+    high, wide = (int(side.max()) for side in sides)
+    padded = torch.zeros(len(windows), images.channels, high, wide, dtype=dtype, device=device)
+    for window, room in zip(windows, padded.unbind(), strict=True):
+        room[:, : window[3], : window[4]].copy_(images.window(*window))
+    (heights, widths), start = sides.to(device, non_blocking=True), torch.zeros(len(windows), device=device)
+    rows = resize_weights(start, heights, high, size[0], interpolation).to(dtype)
+    columns = resize_weights(start, widths, wide, size[1], interpolation).to(dtype)
+    columns = torch.where(flip.to(device, non_blocking=True)[:, None, None], columns.flip(1), columns)
+    if not whole:
+        return rows[:, None] @ (padded @ columns.transpose(1, 2)[:, None])
+    # The cubic kernel overshoots; 8-bit resizing clips what it makes of rows before it goes on to columns.
+    narrow = (padded @ columns.transpose(1, 2)[:, None]).clamp_(0, 255)
+    return (rows[:, None] @ narrow).round_().clamp_(0, 255).to(torch.uint8)
+
+
+class Plan(NamedTuple):
+    """Which files crops are cut from, and where their pixels wait."""
+
+    images: RaggedOnDemand
+    bytes: int
+    place: Place
+
+    def __str__(self) -> str:
+        where = {"device": "on the device", "memory": "in memory", "files": "decoded anew for every batch"}[self.place]
+        return f"crops are cut from the files' own pixels, about {decimal(self.bytes)}, {where}"
+
+
+def plan_crops(data: ImageSet, config: Config, device: torch.device) -> Plan | None:
+    """How to cut crops from the files of a set; nothing where none is larger than the squares made of it."""
+    augment, (channels, *size) = config.augment, data.shape
+    if data.originals is None or not augment.crop or augment.crop_from == "square":
+        return None
+    sizes = np.array(data.originals.sizes).reshape(-1, 2)
+    if not (sizes > size[0]).any():
+        return None
+    # The smallest crop has no fewer pixels than it is resized to, so more of them would be of no use.
+    short = math.ceil(size[0] / math.sqrt(augment.crop_scale[0]))
+    scale = np.minimum(1, short / sizes.min(1))
+    each = channels * as_tensor(np.empty(0, data.images.dtype)).itemsize * sizes.prod(1) * scale**2
+    expected = int(each.mean() * len(data))
+    return Plan(data.originals.capped(short), expected, _place(data.originals.keeps, expected, config, device))
+
+
+def _place(keeps: bool, expected: int, config: Config, device: torch.device) -> Place:
+    asked = config.data.keep_on
+    if (not keeps and asked != "device") or expected > available_bytes() // 2:
+        return "files"
+    fits = device.type == "cuda" and expected <= torch.cuda.mem_get_info(device)[0] // 2
+    return "device" if device.type == "cuda" and (asked == "device" or (asked == "auto" and fits)) else "memory"
+
+
+class Crops:
+    """Batches of crops on a device, each a function of its images and of the noise drawn for it."""
+
+    def __init__(self, plan: Plan, size: tuple[int, int], augment: AugmentConfig, device: torch.device) -> None:
+        self._files, self._size, self._augment, self._device = plan.images, size, augment, device
+        # Where crops are cut: of the devices that are no CPUs, CUDA alone knows antialiasing and half precision.
+        self._cuts_on = device if device.type == "cuda" else torch.device("cpu")
+        self._held: Ragged | None = None
+        if plan.place != "files":
+            held = in_memory(plan.images, np.arange(len(plan.images)))
+            self._held = held.to(device) if plan.place == "device" else held
+
+    def each(self, draws: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+        """Crops of the images at each index, one for each row of its noise: first views before second ones.
+
+        A CPU cuts them ahead; for a GPU their images are read ahead.
+        """
+        if self._cuts_on.type == "cuda":
+            yield from map(self._cut, read_ahead(self._read, draws, AHEAD))
+        else:
+            yield from (
+                crops.to(self._device) for crops in read_ahead(lambda d: self._cut(self._read(d)), draws, AHEAD)
+            )
+
+    def _read(self, draw: tuple[Tensor, Tensor]) -> tuple[Ragged, np.ndarray, Boxes]:
+        """The images of a batch, which of them each crop is of, and its box."""
+        index, noise = draw[0].numpy(), draw[1]
+        if self._held is not None and self._held.pixels.device == self._cuts_on:
+            images, places = self._held, index
+        else:
+            images, places = self._batch(index), np.arange(len(index))
+        places = np.tile(places, len(noise) // len(index))
+        heights, widths = torch.from_numpy(images.sizes[places]).float().T
+        return images, places, boxes_of(noise, heights, widths, self._augment)
+
+    def _batch(self, index: np.ndarray) -> Ragged:
+        images = in_memory(self._files, index) if self._held is None else self._held.take(index)
+        pinned = self._cuts_on.type == "cuda"
+        return images._replace(pixels=images.pixels.pin_memory()) if pinned else images
+
+    def _cut(self, batch: tuple[Ragged, np.ndarray, Boxes]) -> Tensor:
+        images, places, boxes = batch
+        given = (images.to(self._cuts_on), places.tolist(), boxes, self._size)
+        return crop_ragged(*given, self._augment.interpolation, self._files.threads)
