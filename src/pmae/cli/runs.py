@@ -98,6 +98,7 @@ class Evaluate(OtherData):
         for path in runs:
             if self.masks:
                 api.segment(path, self.masks, splits, whole, self.device, print)
+                print(f"next: pmae report {path}")
                 continue
             run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print)
             if is_main():
