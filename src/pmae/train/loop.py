@@ -47,12 +47,13 @@ def pretrain(
     quiet: bool = False,
     online_probe: OnlineProbe | None = None,
     until: int | None = None,
+    on_checkpoint: Callable[[], None] = lambda: None,
 ) -> Run:
     """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
     # Read when a step is compiled; what runs after this run is not ours to change.
     precision = torch.get_float32_matmul_precision()
     try:
-        return _pretrain(config, splits, out, resume, quiet, online_probe, until)
+        return _pretrain(config, splits, out, resume, quiet, online_probe, until, on_checkpoint)
     finally:
         torch.set_float32_matmul_precision(precision)
 
@@ -65,6 +66,7 @@ def _pretrain(
     quiet: bool,
     online_probe: OnlineProbe | None,
     until: int | None,
+    on_checkpoint: Callable[[], None],
 ) -> Run:
     device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
     pick_engine(config.train, device)
@@ -94,7 +96,7 @@ def _pretrain(
             say(note)
         with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
             with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"):
-                training = Pretraining(config, splits, run, device, pretrained, world, require_folder)
+                training = Pretraining(config, splits, run, device, pretrained, world, require_folder, on_checkpoint)
             blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
             memory = environment.memory_errors(training.batch_size, device)
             with memory, environment.stop_signals() as stop, blamed:
@@ -128,9 +130,10 @@ class Pretraining:
         pretrained: Pretrained | None = None,
         world: World = ONE_PROCESS,
         require_folder: Callable[[], None] = lambda: None,
+        on_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         self.config, self.run, self.device, self.world = config, run, device, world
-        self._require_folder, train = require_folder, config.train
+        self._require_folder, self._on_checkpoint, train = require_folder, on_checkpoint, config.train
         settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
         if None in (*settled, config.optim.base_lr):
             raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
@@ -311,6 +314,7 @@ class Pretraining:
             if self.world.main:
                 self._require_folder()
                 checkpoint.save(self.run, files, name, state, self.config.train.keep)
+                self._on_checkpoint()
 
     def _monitor(self, journal: Journal | None, online_probe: OnlineProbe | None, last: int) -> None:
         """R2 on held-out images and the scores of the online probe, where due and not there yet."""
