@@ -24,7 +24,7 @@ ALLOWED = {
     "spaces": LEAVES,
     "models": LEAVES | FILES,
     "fast": LEAVES | {"masking", "models"},
-    "data": LEAVES | {"remote"},
+    "data": LEAVES | {"files", "remote"},
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive", "spaces"},
     "results": {"errors", "validation"},

@@ -45,6 +45,9 @@ class DataConfig(Settings):
     """One mean and deviation per channel, or per pixel and channel (as the released code)."""
     keep_on: Literal["auto", "device", "host"] = "auto"
     """Where the images wait; auto: on the device if they fit in half of its free memory, and shards on the disk."""
+    cache: Name | None = None
+    """Folder that keeps the pixels of files from which crops are cut, decoded once for all runs; its size is foretold.
+    If not given, they are kept in memory where they fit, and else decoded for every batch."""
     threads: Count | None = None
     """How many threads decode shards; as many as there are cores if not given. The batches do not depend on it."""
 

@@ -1,5 +1,10 @@
 """Crops from the pixels of files: against torchvision given the same boxes, and the same wherever the pixels wait."""
 
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +19,9 @@ from pmae import api
 from pmae.config import AugmentConfig, Config, DataConfig, replace
 from pmae.data import crops
 from pmae.data.augment import Boxes, boxes_of, draw_crops
+from pmae.data.ragged import ragged
 from pmae.data.sets import load
+from pmae.errors import UserError
 from pmae.runs import Run
 
 CPU = torch.device("cpu")
@@ -64,7 +71,7 @@ def test_crops_of_two_views_are_torchvisions_of_the_same_boxes(folder: Path, int
 def test_matrix_multiplications_cut_the_same_crops(depth: torch.dtype) -> None:
     """What a GPU does, here on a CPU."""
     pixels = torch.randint(0, 256, (3 * sum(w * h for w, h in SIZES),)).to(depth)
-    images = crops.ragged(pixels, np.array([(h, w, 3) for w, h in SIZES]))
+    images = ragged(pixels, np.array([(h, w, 3) for w, h in SIZES]))
     heights, widths = torch.from_numpy(images.sizes).float().T
     boxes = boxes_of(draw_crops(6, torch.Generator().manual_seed(2), CPU), heights, widths, AugmentConfig())
     windows = [tuple(map(int, one)) for one in zip(range(6), *boxes[:4], strict=True)]
@@ -114,7 +121,10 @@ def test_training_on_files_is_a_function_of_the_seed(
     # Decoded anew for every batch, stopped and resumed, it ends with the same bits.
     monkeypatch.setattr(crops, "available_bytes", lambda: 0)
     api.pretrain(config, out=tmp_path / "cut", until=1, quiet=True)
-    api.pretrain(config, out=tmp_path / "cut", resume=True, quiet=True)
+    # From a cache too.
+    cache = tmp_path / "cache"
+    api.pretrain(replace(config, data__cache=str(cache)), out=tmp_path / "cut", resume=True)
+    assert f"in the cache {str(cache)!r}" in capsys.readouterr().out
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
     api.pretrain(replace(config, augment__crop_from="square"), out=tmp_path / "squares", quiet=True)
     assert weights(tmp_path / "squares") != weights(tmp_path / "whole")
@@ -128,3 +138,65 @@ def test_a_batch_in_parts_trains_the_same(folder: Path, tmp_path: Path, tiny: Co
     one, two = (load_file(Run(tmp_path / n).checkpoint() / "encoder.safetensors") for n in "12")
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, atol=2e-4, rtol=1e-3)
+
+
+@pytest.fixture
+def cache(folder: Path, tmp_path: Path) -> Callable[..., list[Path]]:
+    """Fill a cache with a folder's photographs, with other settings if need be; its entries afterwards."""
+
+    def fill(source: Path = folder, side: int = 16) -> list[Path]:
+        config = Config(DataConfig(str(source), resize=side, cache=str(tmp_path / "cache")))
+        plan = crops.plan_crops(load(config.data).train, config, CPU)
+        assert plan is not None
+        held = plan.held(CPU)
+        assert held is not None
+        plain = plan.images.ragged(np.arange(len(plan.images)))
+        assert all(np.array_equal(held.window(i, 0, 0, *x.shape[1:]), x) for i, x in enumerate(plain))
+        return sorted((tmp_path / "cache").iterdir())
+
+    return fill
+
+
+def test_a_cache_has_an_entry_for_other_settings_and_other_files(
+    folder: Path, tmp_path: Path, cache: Callable[..., list[Path]]
+) -> None:
+    (entry,) = cache()
+    written = {file: file.stat().st_mtime_ns for file in entry.iterdir()}
+    assert cache() == [entry]
+    assert {file: file.stat().st_mtime_ns for file in entry.iterdir()} == written
+    assert len(cache(side=12)) == 2
+    source = Path(shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copy2))
+    assert len(cache(source)) == 2
+    photograph(99, 60, 40).save(source / "00.png")
+    assert len(cache(source)) == 3
+
+
+def test_a_damaged_entry_is_written_again(cache: Callable[..., list[Path]]) -> None:
+    (entry,) = cache()
+    os.truncate(entry / "pixels.uint8", 1000)
+    assert cache() == [entry]
+
+
+def test_two_at_once_share_one_entry(cache: Callable[..., list[Path]]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: cache(), range(2)))
+    assert len([path for path in found[-1] if path.is_dir() and not path.name.startswith(".")]) == 1
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, cache: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as little:
+        little.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
+        with pytest.raises(UserError, match=r"data.cache must be a folder with room for about .* kB.* 1.0 kB are free"):
+            cache()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as later:
+        later.setattr("numpy.save", full)
+        with pytest.raises(UserError, match="failed because the disk is full"):
+            cache()
+    assert list((tmp_path / "cache").iterdir()) == []

@@ -11,7 +11,8 @@ from tests.gpu.conftest import Within
 from pmae import api
 from pmae.config import AugmentConfig, Config, replace
 from pmae.data.augment import boxes_of, draw_crops
-from pmae.data.crops import crop_ragged, ragged
+from pmae.data.crops import crop_ragged
+from pmae.data.ragged import ragged
 
 
 def test_crops_on_the_card_are_those_of_the_cpu(assert_within: Within) -> None:

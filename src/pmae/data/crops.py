@@ -1,14 +1,15 @@
 """Random resized crops from the files' own pixels, with their aspect ratio, resized once with antialiasing.
 
 Training on squares that were made of larger files would blow small crops up again: a fifth of a 224-pixel square is 100
-pixels wide. Files are decoded whole, no larger than crops can use, and kept: on the device, in memory, or not at all.
+pixels wide. Files are decoded whole, no larger than crops can use, and kept on the device, in memory, in a cache on the
+disk, or not at all; the crops are the same.
 """
 
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, Literal, NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,64 +19,16 @@ from torch.nn import functional
 
 from pmae.config import AugmentConfig, Config
 from pmae.data.augment import Boxes, boxes_of, resize_weights
-from pmae.data.batches import AHEAD, CHUNK, read_ahead
-from pmae.data.images import ImageSet, as_tensor
+from pmae.data.batches import AHEAD, read_ahead
+from pmae.data.images import ImageSet, as_tensor, require_uncut
 from pmae.data.ondemand import RaggedOnDemand
+from pmae.data.ragged import Ragged, cached, in_memory
+from pmae.files import folder_path
 from pmae.system import available_bytes
 
 TOGETHER = 64  # crops that one matrix multiplication resizes: 130 MB of windows at 224 pixels
 Place = Literal["device", "memory", "files"]
-
-
-class Ragged(NamedTuple):
-    """Images (h, w, C) of differing sizes, one after the other in one tensor."""
-
-    pixels: Tensor
-    starts: np.ndarray
-    """Where each begins (N,)."""
-    sizes: np.ndarray
-    """Heights and widths (N, 2)."""
-    channels: int
-
-    def window(self, image: int, top: int, left: int, height: int, width: int) -> Tensor:
-        """Pixels (C, height, width) of an image, not copied."""
-        row = int(self.sizes[image, 1]) * self.channels
-        start = int(self.starts[image]) + top * row + left * self.channels
-        return self.pixels.as_strided((self.channels, height, width), (1, row, self.channels), start)
-
-    def to(self, device: torch.device) -> "Ragged":
-        """The same images on a device."""
-        return self._replace(pixels=self.pixels.to(device, non_blocking=True))
-
-    def take(self, images: np.ndarray) -> "Ragged":
-        """Some of the images, copied into one piece."""
-        sizes = np.column_stack([self.sizes[images], np.full(len(images), self.channels)])
-        spans = zip(self.starts[images].tolist(), sizes.prod(1).tolist(), strict=True)
-        return ragged(torch.cat([self.pixels[start : start + length] for start, length in spans]), sizes)
-
-
-def pack(images: RaggedOnDemand, places: np.ndarray, file: BinaryIO) -> tuple[np.ndarray, torch.dtype]:
-    """Decode images into a file, one after the other; their sizes (N, 3), height, width and channels, and dtype."""
-    sizes = np.empty((len(places), 3), np.int64)
-    for start in range(0, len(places), CHUNK):
-        for number, image in enumerate(images.ragged(places[start : start + CHUNK]), start):
-            pixels = as_tensor(image.transpose(1, 2, 0))
-            sizes[number] = pixels.shape
-            file.write(pixels.numpy().data)
-    return sizes, pixels.dtype
-
-
-def in_memory(images: RaggedOnDemand, places: np.ndarray) -> Ragged:
-    """Some images, decoded."""
-    buffer = io.BytesIO()  # which grows in place
-    sizes, dtype = pack(images, places, buffer)
-    return ragged(torch.frombuffer(buffer.getbuffer(), dtype=dtype), sizes)
-
-
-def ragged(pixels: Tensor, sizes: np.ndarray) -> Ragged:
-    """Images of these sizes (N, 3) that lie one after the other."""
-    lengths = sizes.prod(1)
-    return Ragged(pixels, np.cumsum(lengths) - lengths, sizes[:, :2], int(sizes[0, 2]))
+WORDS = {"device": "on the device", "memory": "in memory", "files": "decoded anew for every batch"}
 
 
 def crop_ragged(
@@ -127,10 +80,23 @@ class Plan(NamedTuple):
     images: RaggedOnDemand
     bytes: int
     place: Place
+    cache: Path | None
+    key: str
+    """What beside the files decides what is in the cache."""
 
     def __str__(self) -> str:
-        where = {"device": "on the device", "memory": "in memory", "files": "decoded anew for every batch"}[self.place]
-        return f"crops are cut from the files' own pixels, about {decimal(self.bytes)}, {where}"
+        kept = f"in the cache {str(self.cache)!r}" + ", then on the device" * (self.place == "device")
+        where = kept if self.cache else WORDS[self.place]
+        advice = "; data.cache FOLDER would keep them" if not self.cache and self.place == "files" else ""
+        return f"crops are cut from the files' own pixels, about {decimal(self.bytes)}, {where}{advice}"
+
+    def held(self, device: torch.device) -> Ragged | None:
+        """All images where they are to wait; nothing where they stay in their files."""
+        if self.cache is None and self.place == "files":
+            return None
+        whole = np.arange(len(self.images))
+        held = cached(self.images, self.cache, self.key, self.bytes) if self.cache else in_memory(self.images, whole)
+        return held.to(device) if self.place == "device" else held
 
 
 def plan_crops(data: ImageSet, config: Config, device: torch.device) -> Plan | None:
@@ -145,16 +111,19 @@ def plan_crops(data: ImageSet, config: Config, device: torch.device) -> Plan | N
     short = math.ceil(size[0] / math.sqrt(augment.crop_scale[0]))
     scale = np.minimum(1, short / sizes.min(1))
     each = channels * as_tensor(np.empty(0, data.images.dtype)).itemsize * sizes.prod(1) * scale**2
-    expected = int(each.mean() * len(data))
-    return Plan(data.originals.capped(short), expected, _place(data.originals.keeps, expected, config, device))
+    expected, cache = int(each.mean() * len(data)), config.data.cache
+    place = _place(data.originals.keeps, expected, config, device)
+    key = f"{short} {channels} {config.data.layout} {data.images.dtype}"
+    return Plan(data.originals.capped(short), expected, place, folder_path(cache, "data.cache") if cache else None, key)
 
 
 def _place(keeps: bool, expected: int, config: Config, device: torch.device) -> Place:
-    asked = config.data.keep_on
-    if (not keeps and asked != "device") or expected > available_bytes() // 2:
+    asked, cuda = config.data.keep_on, device.type == "cuda"
+    fits = expected <= available_bytes() // 2 and (keeps or asked == "device")
+    if not fits and config.data.cache is None:
         return "files"
-    fits = device.type == "cuda" and expected <= torch.cuda.mem_get_info(device)[0] // 2
-    return "device" if device.type == "cuda" and (asked == "device" or (asked == "auto" and fits)) else "memory"
+    fits = cuda and expected <= torch.cuda.mem_get_info(device)[0] // 2
+    return "device" if cuda and (asked == "device" or (asked == "auto" and fits)) else "memory"
 
 
 class Crops:
@@ -164,10 +133,7 @@ class Crops:
         self._files, self._size, self._augment, self._device = plan.images, size, augment, device
         # Where crops are cut: of the devices that are no CPUs, CUDA alone knows antialiasing and half precision.
         self._cuts_on = device if device.type == "cuda" else torch.device("cpu")
-        self._held: Ragged | None = None
-        if plan.place != "files":
-            held = in_memory(plan.images, np.arange(len(plan.images)))
-            self._held = held.to(device) if plan.place == "device" else held
+        self._held = plan.held(device)
 
     def each(self, draws: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
         """Crops of the images at each index, one for each row of its noise: first views before second ones.
@@ -184,6 +150,8 @@ class Crops:
     def _read(self, draw: tuple[Tensor, Tensor]) -> tuple[Ragged, np.ndarray, Boxes]:
         """The images of a batch, which of them each crop is of, and its box."""
         index, noise = draw[0].numpy(), draw[1]
+        if self._held is not None and self._held.mapped is not None:
+            require_uncut(self._held.mapped)
         if self._held is not None and self._held.pixels.device == self._cuts_on:
             images, places = self._held, index
         else:

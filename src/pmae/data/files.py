@@ -42,6 +42,10 @@ class FileSamples(Samples):
         self.labels = None if labels is None else np.array(labels, np.int64)
         self.classes = classes or None
 
+    @property
+    def files(self) -> Iterator[Path]:  # type: ignore[override]
+        return (self._folder / path for path in self._paths)
+
     def __len__(self) -> int:
         return len(self._paths)
 

@@ -1,8 +1,10 @@
 """Images that threads decode when they are asked for, each of its own size or all as one array."""
 
 import copy
+import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
@@ -29,6 +31,8 @@ class Samples(ABC):
     """Names of the classes from 0 on, if the files have them."""
     without_image: Sequence[str] = ()
     """Samples that were left out because they hold no image, in words."""
+    files: Iterable[Path]
+    """The files that hold them."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -94,6 +98,15 @@ class RaggedOnDemand:
         """Widths and heights by the headers of some files: of shards the first ones, which are read as a whole."""
         places = some_of(len(self), first=not self.keeps)
         return [size for i in places if (size := size_of(self._samples, int(self._positions[i])))]
+
+    def digest(self, settings: str) -> str:
+        """A name for these images as they are decoded: other files, newer ones or other settings give another."""
+        digest = hashlib.blake2b(settings.encode(), digest_size=12)
+        digest.update(np.asarray(self._positions).astype(np.int64).data)
+        for path in self._samples.files:
+            state = path.stat()
+            digest.update(f"{os.fsencode(path.name)!r} {state.st_size} {state.st_mtime_ns}".encode())
+        return digest.hexdigest()
 
     def capped(self, short: int) -> Self:
         """The same images, decoded so that the short side of none is longer than this."""
