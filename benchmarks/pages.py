@@ -2,14 +2,18 @@
 
 An update of the explorer is timed in a real browser, from the slider's event to the new words on the page. The report
 is about ten runs that differ in predictions and features; the live page is asked again and again about the same ten.
+What it costs a training is measured by trainings in turns, without it and with it open in a browser beside them.
 """
 
+import contextlib
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +21,18 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from selenium import webdriver
 
+import pmae
 from pmae.app.explorer import open_page
 from pmae.app.material import Material
 from pmae.app.panels import masks
+from pmae.config import replace
 from pmae.data.sets import load
 from pmae.files import write_text
 from pmae.report.page import write_report
 from pmae.report.watch import Watched
 from pmae.runs import Run
 
-UPDATES, RUNS = 20, 10
+UPDATES, RUNS, TRAININGS, IMAGES = 20, 10, 6, 1000
 SLIDE = """const done = arguments[arguments.length - 1], share = arguments[0], began = performance.now();
 const field = document.querySelector('#share input[type=range]'), place = document.querySelector('#masks');
 const seen = new MutationObserver(() => {
@@ -72,6 +78,37 @@ def browser(folder: str) -> Any:
     return driver
 
 
+def watched_trainings(run: Run, folder: Path) -> list[float]:
+    """Seconds of an epoch with the live page open in a browser, by those without it, of trainings in turns."""
+    config = replace(run.config, train__epochs=1, optim__warmup_epochs=0, train__log_every=1)
+    images, ratios = load(run.config.data).train.images[:IMAGES], []
+    for number in range(TRAININGS):
+        seconds = dict[bool, float]()
+        for is_open in (False, True) if number % 2 else (True, False):
+            with live_page(folder) if is_open else contextlib.nullcontext():
+                made = pmae.pretrain(config, images, folder / f"{number}-{is_open}", quiet=True, figures=False)
+            lines = [line for line in made.metrics() if "loss" in line]
+            seconds[is_open] = statistics.median(1 / line["images_per_second"] for line in lines)
+        ratios.append(seconds[True] / seconds[False])
+    return ratios
+
+
+@contextlib.contextmanager
+def live_page(folder: Path) -> Iterator[None]:
+    """`pmae watch` in a process of its own, and a browser that looks at it."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pmae", "watch", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, tempfile.TemporaryDirectory() as own:
+        assert server.stdout is not None
+        driver = browser(own)
+        try:
+            driver.get(server.stdout.readline().split(" at ")[1].split()[0])
+            yield
+        finally:
+            driver.quit()
+            server.terminate()
+
+
 def ten_runs(run: Run, folder: Path) -> list[Path]:
     """Copies in which predictions, features and neighbours differ, as those of ten trainings on the same images."""
     made = []
@@ -91,11 +128,12 @@ def ten_runs(run: Run, folder: Path) -> list[Path]:
 
 
 def main(run: Run) -> None:
-    """Measure everything and write the page."""
+    """Measure everything and print the table."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         os.environ["GRADIO_TEMP_DIR"] = f"{temporary}/gradio"
         alone, seen = updates(run, temporary)
+        cost = watched_trainings(run, folder / "trainings")
         runs, out = ten_runs(run, folder / "runs"), folder / "report.html"
         sizes = {}
         for count in (1, RUNS):
@@ -116,6 +154,8 @@ def main(run: Run) -> None:
         "report of ten runs": f"{sizes[RUNS]:.2f} MiB",
         "live page, first look at ten runs, CPU time": f"{1000 * first:.0f} ms",
         "live page, each look after it, CPU time": f"{1000 * again:.1f} ms",
+        "training with the live page open by one without it, median": f"{statistics.median(cost):.3f}",
+        "the same, each pair": ", ".join(f"{ratio:.2f}" for ratio in sorted(cost)),
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     text = f"# Pages\n\nMade by `python -m benchmarks.pages RUN` on a CPU with a load of {busy}.\n\n"

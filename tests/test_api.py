@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -195,7 +196,11 @@ def test_a_labelled_set_can_watch_over_an_unlabelled_one(tiny: Config, tmp_path:
     assert {"held_out_r2", "effective_rank", "linear", "r2_band_0_50"} <= watched[0].keys()
 
 
-def test_public_names_are_there() -> None:
+def test_public_names_are_there_and_documented() -> None:
     assert all(callable(getattr(pmae, name)) for name in pmae.__all__)
+    page = (Path(__file__).parents[1] / "docs/api.md").read_text()
+    documented = set(re.findall(r"auto(?:function|class):: pmae\.([\w.]+)", page)) | {"Config"}  # with its module
+    others = {"spaces.build_space", "spaces.Space", "train.callbacks.Training"}
+    assert documented == {*pmae.__all__, *others}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pmae.nothing

@@ -10,7 +10,7 @@ import pmae
 
 SOURCE = Path(pmae.__file__).parent
 LEAVES = {"errors", "validation", "config", "config_file", "plugins", "system"}
-FILES = {"files", "runs"}
+FILES = {"files", "runs", "remote"}
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
@@ -24,13 +24,14 @@ ALLOWED = {
     "spaces": LEAVES,
     "models": LEAVES | FILES,
     "fast": LEAVES | {"masking", "models"},
-    "data": LEAVES,
+    "data": LEAVES | {"files", "remote"},
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive", "spaces"},
     "results": {"errors", "validation"},
     "system": set(),
     "files": {"errors", "system"},
-    "runs": LEAVES | {"files", "results"},
+    "remote": {"errors", "files"},
+    "runs": LEAVES | {"files", "remote", "results"},
     "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
     "evaluate": LEAVES
     | FILES

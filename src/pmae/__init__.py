@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from pmae.api import embed, evaluate, export, pretrain
     from pmae.classify.estimator import PMAEClassifier
     from pmae.classify.finetune import finetune
-    from pmae.classify.model import load_classifier
+    from pmae.classify.model import ImageClassifier, load_classifier
+    from pmae.classify.predict import predict
     from pmae.component_mask import ComponentMask
     from pmae.config import Config
     from pmae.estimator import PMAE
@@ -26,6 +27,7 @@ _HOMES = {
     "PMAE": "pmae.estimator",
     "PMAEClassifier": "pmae.classify.estimator",
     "Config": "pmae.config",
+    "ImageClassifier": "pmae.classify.model",
     "Run": "pmae.runs",
     "embed": "pmae.api",
     "evaluate": "pmae.api",
@@ -33,6 +35,7 @@ _HOMES = {
     "finetune": "pmae.classify.finetune",
     "load_classifier": "pmae.classify.model",
     "load_encoder": "pmae.train.checkpoint",
+    "predict": "pmae.classify.predict",
     "pretrain": "pmae.api",
     "recipe": "pmae.paper.recipes",
     "register": "pmae.plugins",
@@ -42,6 +45,7 @@ __all__ = [
     "Callback",
     "ComponentMask",
     "Config",
+    "ImageClassifier",
     "PMAEClassifier",
     "Run",
     "embed",
@@ -50,6 +54,7 @@ __all__ = [
     "finetune",
     "load_classifier",
     "load_encoder",
+    "predict",
     "pretrain",
     "recipe",
     "register",

@@ -45,6 +45,9 @@ class DataConfig(Settings):
     """One mean and deviation per channel, or per pixel and channel (as the released code)."""
     keep_on: Literal["auto", "device", "host"] = "auto"
     """Where the images wait; auto: on the device if they fit in half of its free memory, and shards on the disk."""
+    cache: Name | None = None
+    """Folder that keeps the pixels of files from which crops are cut, decoded once for all runs; its size is foretold.
+    If not given, they are kept in memory where they fit, and else decoded for every batch."""
     threads: Count | None = None
     """How many threads decode shards; as many as there are cores if not given. The batches do not depend on it."""
 
@@ -57,6 +60,9 @@ class AugmentConfig(Settings):
     """Whether to crop at all."""
     crop_scale: CropScale = (0.2, 1.0)
     """Smallest and largest share of the image's area, or of a signal's length, that a crop keeps."""
+    crop_from: Literal["file", "square"] = "file"
+    """Cut crops, while pretraining, from the pixels of image files that are larger than the squares made of them, or
+    from the squares: blurred and without what lies beside the centre, but in less memory."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """How a crop is resized back to the full size."""
     flip: bool = True

@@ -233,6 +233,34 @@ class Evaluation:
         return {"format": FORMAT, **values}
 
 
+@dataclass(frozen=True)
+class SegmentationScore:
+    """Intersection over union: of each class (None where it does not occur), and their mean with its interval."""
+
+    miou: Interval
+    accuracy: Fraction
+    iou: dict[str, Fraction | None]
+    images: int
+
+    def in_words(self) -> str:
+        """For a terminal."""
+        mean = self.miou.percent
+        each = "  ".join(f"{name}: {'none' if iou is None else f'{100 * iou:.1f}'}" for name, iou in self.iou.items())
+        right = f"pixels right {100 * self.accuracy:.1f}"
+        return f"{mean.value:.1f} (95% interval {mean.low:.1f} to {mean.high:.1f})   {right}   {each}"
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """A linear segmentation probe on one folder of masks: its classes, and the score of each representation."""
+
+    data: str
+    counts: dict[str, int]
+    classes: tuple[int, ...]
+    scores: dict[str, SegmentationScore]
+    notes: tuple[str, ...] = ()
+
+
 def scores_of(evaluations: Sequence[Evaluation]) -> list[Score]:
     """Every score that stands, pretrained representations first, baselines in their usual order."""
     found = [score for evaluation in standing(evaluations) for score in evaluation.scores]

@@ -81,18 +81,18 @@ def test_the_page_in_a_browser(
     look: Callable[[Any, int, str], None],
     barriers: Callable[[Any], list[str]],
 ) -> None:
-    look(browser, 390, "dark")
-    browser.get(served)
-    until(lambda: browser.execute_script(SHOWN, "#masks") == 5, "the masks")
-    assert browser.execute_script(FIRST_SCREEN), "a phone shows pictures, not controls alone"
-    assert ours(barriers(browser)) == []
-    look(browser, 1280, "light")
-    browser.get(served)
+    for width, theme in ((390, "light"), (390, "dark"), (1280, "dark"), (1280, "light")):
+        look(browser, width, theme)
+        browser.get(served)
+        until(lambda: browser.execute_script(SHOWN, "#masks") == 5, "the masks")
+        assert browser.execute_script(FIRST_SCREEN), "a phone shows pictures, not controls alone"
+        assert ours(barriers(browser)) == []
     _moves_the_share(browser)
     _takes_good_files_and_refuses_bad_ones(browser, tmp_path)
     _has_its_tabs_at_any_width(browser)
     problems = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert problems == []
+    assert browser.execute_script("return Object.keys(localStorage).filter(key => key.includes('history'))") == []
     assert _hosts(browser) == {"127.0.0.1"}
     assert set(addresses) <= {"127.0.0.1", "localhost"}
 

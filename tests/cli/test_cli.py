@@ -314,6 +314,11 @@ def test_evaluate_and_report_on_labelled_data(toy: Splits, tmp_path: Path, capsy
     assert all(
         name in printed for name in ("pmae epoch 1", "pmae epoch 2", "random weights", "raw pixels", "pca features")
     )
+    assert re.findall(r"(\d) of 5 representations scored, about \d:\d\d:\d\d left", printed) == ["1", "2", "3", "4"]
+    _, _, judged = printed.partition("\n\n")
+    assert re.match(r"(Yes|No|Probably|Unclear|Not convincingly)\b", judged)
+    assert "a linear probe on pmae epoch 2 (patch mean) gets" in judged
+    assert judged.endswith(f"next: pmae report {run}\n")
     assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
     assert "<html" in (tmp_path / "report.html").read_text()
 

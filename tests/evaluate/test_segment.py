@@ -1,5 +1,6 @@
 """`pmae evaluate --masks`: scikit-learn's regression on the same tokens, its Jaccard index, and masks gone wrong."""
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,22 @@ def test_the_probe_is_scikit_learns_and_the_score_its_jaccard_index(tmp_path: Pa
     np.testing.assert_allclose(list(ours["iou"].values()), each, atol=0.02)
     assert ours["miou"]["low"] <= ours["miou"]["value"] <= ours["miou"]["high"]
     assert f"mIoU {100 * ours['miou']['value']:.1f}" in said
+    assert command("report", run.path, "-o", tmp_path / "report.html")[0] == 0
+    _on_the_page(tmp_path, told["scores"])
+
+
+def _on_the_page(folder: Path, scores: dict[str, Any]) -> None:
+    page = (folder / "report.html").read_text()
+    own = ", ".join(f"{one['miou']['value']:.1%} on {name}" for name, one in list(scores.items())[:2])
+    assert f"A linear segmentation probe gets a mIoU of {own}" in page
+    with (folder / "report_files/segmentation.csv").open() as file:
+        rows = {row["tokens of"]: row for row in csv.DictReader(file)}
+    for name, one in scores.items():
+        assert float(rows[name]["mIoU %"]) == pytest.approx(100 * one["miou"]["value"], abs=1e-5)
+        assert float(rows[name]["IoU of 2 %"]) == pytest.approx(100 * one["iou"]["2"])
+        assert (
+            f'<th scope="row">{name}</th><td data-name="mIoU %" class="number">{100 * one["miou"]["value"]:.1f}' in page
+        )
 
 
 def reference(maps: list[torch.Tensor], data: MaskedData) -> np.ndarray:

@@ -177,6 +177,15 @@ def test_duplicates_are_counted_and_named(make_run: MakeRun, suite: Suite, tmp_p
     assert "d.png ~ c.png" in text
 
 
+def test_warnings_name_their_protocol_and_preset(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
+    evaluated = suite({"linear/cls/test": 0.7}, notes=["few images to search"])
+    evaluated["results"][0]["notes"] = ["training diverged"]
+    write_report([make_run(evaluation={"pmae epoch 3": evaluated}, pictures=False).path], tmp_path / "r.html")
+    text = Page(tmp_path / "r.html").text
+    assert "training diverged (linear probe on pmae epoch 3 (CLS), test, preset paper)" in text
+    assert "few images to search (preset paper)" in text
+
+
 def test_an_output_that_cannot_be_written_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"in its way|cannot be written"):

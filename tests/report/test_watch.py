@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,22 @@ def folder(write_run: Callable[..., Run], tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ThreadingHTTPServer]:
+@contextmanager
+def running(folder: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
+    """The page's server in a thread, until the end of a block."""
     said: list[str] = []
-    server = serve(folder, None, said.append)
+    server = serve(folder, port, said.append)
     assert said[0].startswith(f"watching {folder} at http://127.0.0.1:")
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ThreadingHTTPServer]:
+    with running(folder) as server:
+        yield server
 
 
 def ask(server: ThreadingHTTPServer, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
@@ -122,6 +130,23 @@ def test_runs_are_ticked_to_be_compared(
     assert browser.execute_script(WIDE) <= 0
     assert barriers(browser) == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+
+
+def test_an_open_page_goes_on_when_its_server_is_started_again(folder: Path, browser: Any) -> None:
+    lost = "return !document.getElementById('lost').hidden"
+    with running(folder) as first:
+        port = first.server_address[1]
+        browser.get(f"http://127.0.0.1:{port}/")
+        until(lambda: browser.execute_script(LINES) == 4)
+    browser.execute_script("look()")
+    until(lambda: browser.execute_script(lost))
+    assert browser.execute_script(LINES) == 4, "what was seen stays"
+    with running(folder, port):
+        browser.execute_script("look()")
+        until(lambda: not browser.execute_script(lost))
+        browser.refresh()
+        until(lambda: browser.execute_script(LINES) == 4)
+    browser.get_log("browser")  # holds the request that was not answered
 
 
 def until(holds: Callable[[], bool]) -> None:

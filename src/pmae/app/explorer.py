@@ -77,6 +77,8 @@ def open_page(
 def gradio() -> Any:
     """Gradio, told before it is imported to report to nobody and to find this machine without a proxy."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    # It would keep each answer, uploads in it, in the browser, and every update would rewrite all that were kept.
+    os.environ["GRADIO_RUN_HISTORY"] = "False"
     for name in ("NO_PROXY", "no_proxy"):
         others = [host for host in os.environ.get(name, "").split(",") if host not in ("", LOOPBACK)]
         os.environ[name] = ",".join([*others, LOOPBACK])

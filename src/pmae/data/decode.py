@@ -28,6 +28,7 @@ PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"
 CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
 DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
+ORIENTATION = 0x0112  # EXIF's tag; from 5 on, width and height change places
 BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
 SPARE = 2  # how many times as large as asked a JPEG is unpacked at least, so that resizing has enough to average
 SMALL_BYTES = 2**20  # what is not counted: as many of these as there are threads are nothing
@@ -95,32 +96,51 @@ def unpacking(values: int, bytes_each: int) -> Iterator[None]:
             _freed.notify_all()
 
 
-def decode(path: Path, config: DataConfig, content: bytes | None = None) -> np.ndarray:
-    """(C, H, W) pixels as the settings ask; with the file's `content` at hand, the path is only its name."""
+def upright_size(content: Path | bytes) -> tuple[int, int]:
+    """Width and height of an image file by its header, as the camera was held."""
+    with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
+        turned = image.getexif().get(ORIENTATION, 1) >= 5
+        return (image.height, image.width) if turned else image.size
+
+
+def decode(path: Path, config: DataConfig, content: bytes | None = None, short: int | None = None) -> np.ndarray:
+    """(C, H, W) pixels as the settings ask; with the file's `content` at hand, the path is only its name.
+
+    With `short`, images stay whole instead of becoming squares, their short side no longer than that.
+    """
 
     def opened() -> Path | BytesIO:
         return path if content is None else BytesIO(content)
 
     suffix = path.suffix.lower()
     if suffix in DICOM_SUFFIXES:
-        return convert(_read_dicom(path.read_bytes() if content is None else content), config)
+        return convert(_read_dicom(path.read_bytes() if content is None else content), config, short)
     try:
-        return _read_with_pillow(opened(), config)
+        return _read_with_pillow(opened(), config, short)
     except (LossError, UnidentifiedImageError):
         if suffix not in TIFF_SUFFIXES:
             raise
-    return convert(_read_tiff(opened()), config)
+    return convert(_read_tiff(opened()), config, short)
 
 
-def convert(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
+def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) -> np.ndarray:
     """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for."""
     if config.channels not in (None, len(pixels)):
         if len(pixels) > 1:
             raise ValueError(f"{len(pixels)} channels, which data.channels {config.channels} cannot make of them")
         pixels = np.repeat(pixels, config.channels, axis=0)
-    if config.resize is not None:
-        pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
+    if config.resize is not None or short is not None:
+        pixels = np.stack([_resize_deep(plane, config, short) for plane in pixels])
     return pixels
+
+
+def resized(image: Image.Image, config: DataConfig, short: int | None) -> Image.Image:
+    """Whole, its short side at most so long, or the square that the settings ask for, in one antialiased step."""
+    if short is None:
+        return as_square(image, config)
+    scale = short / min(image.size)
+    width, height = (max(1, round(scale * n)) for n in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC) if scale < 1 else image
 
 
 def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
@@ -132,16 +152,16 @@ def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling = Im
     return image.resize((side, side), how, (left, top, image.width - left, image.height - top))
 
 
-def _resize_deep(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
+def _resize_deep(pixels: np.ndarray, config: DataConfig, short: int | None) -> np.ndarray:
     """Bicubic in floats and back; the cubic kernel overshoots, so whole numbers are clipped to their range."""
-    result = np.asarray(as_square(Image.fromarray(pixels.astype(np.float32)), config))
+    result = np.asarray(resized(Image.fromarray(pixels.astype(np.float32)), config, short))
     if pixels.dtype.kind != "f":
         limits = np.iinfo(pixels.dtype)
         result = np.clip(np.rint(result), limits.min, limits.max).astype(pixels.dtype)
     return result
 
 
-def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
+def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | None) -> np.ndarray:
     # Twice: what Pillow unpacks, of four bytes a pixel, and its conversion or its array.
     with Image.open(file, formats=FORMATS) as image, unpacking(image.width * image.height, 8):
         # How the pixels lie in the file; it tells depths that Pillow's own mode hides.
@@ -149,9 +169,10 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
         first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
         raw_mode = first if isinstance(first, str) else ""
         _refuse_losses(image, raw_mode)
-        if config.resize is not None:
+        wanted = short or SPARE * (config.resize or 0)
+        if wanted:
             # A JPEG of many times the size is unpacked at a half, a quarter or an eighth of it: several times as fast.
-            image.draft(None, (SPARE * config.resize,) * 2)
+            image.draft(None, (wanted, wanted))
         try:
             image.load()
         except ValueError as error:
@@ -162,10 +183,10 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
             ImageOps.exif_transpose(image, in_place=True)
         if image.mode in DEEP_MODES:
             signed = "16" in raw_mode and raw_mode.endswith("S")
-            return convert(_narrow(np.asarray(image), signed)[None], config)
+            return convert(_narrow(np.asarray(image), signed)[None], config, short)
         mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
         plain = image if image.mode == mode else image.convert(mode)
-        return _first_channels(np.asarray(as_square(plain, config)))
+        return _first_channels(np.asarray(resized(plain, config, short)))
 
 
 def _refuse_losses(image: Image.Image, raw_mode: str) -> None:

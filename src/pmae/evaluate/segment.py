@@ -5,7 +5,6 @@ DINOv2, Oquab et al. 2023), and the intersection over union of each class is tak
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from pmae.evaluate.features import ORDER, mixed
 from pmae.evaluate.probes import logistic_regression, statistics
 from pmae.models import Encoder
 from pmae.models.maps import token_maps
-from pmae.results import Interval
+from pmae.results import Interval, SegmentationScore
 
 VOID = 255
 """The number of pixels that belong to no class, in masks of Pascal VOC and Cityscapes and in most others."""
@@ -48,23 +47,6 @@ class MaskedData(NamedTuple):
     test: Masked
     values: tuple[int, ...]
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class SegmentationScore:
-    """Intersection over union: of each class (None where it does not occur), and their mean with its interval."""
-
-    miou: Interval
-    accuracy: float
-    iou: dict[str, float | None]
-    images: int
-
-    def in_words(self) -> str:
-        """For a terminal."""
-        mean = self.miou.percent
-        each = "  ".join(f"{name}: {'none' if iou is None else f'{100 * iou:.1f}'}" for name, iou in self.iou.items())
-        right = f"pixels right {100 * self.accuracy:.1f}"
-        return f"{mean.value:.1f} (95% interval {mean.low:.1f} to {mean.high:.1f})   {right}   {each}"
 
 
 def read_masked(splits: Splits, folder: Path | str, seed: int = 0, read: DataConfig | None = None) -> MaskedData:

@@ -137,7 +137,7 @@ def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
     """
     score, borrowed = main_score(run), _borrowed(run, others)
     run = dataclasses.replace(run, scores=[*run.scores, *(score for found in borrowed.values() for score in found)])
-    more = [*_finetuning(run), _training_words(run)]
+    more = [*_finetuning(run), *_segmentation(run), _training_words(run)]
     if score is None:
         words = "Nothing was evaluated with labels, so this page cannot say whether pretraining helped."
         tip = "Evaluate the run together with its baselines (random weights, raw pixels, PCA features) to find out."
@@ -239,6 +239,13 @@ def _finetuning(run: Contents) -> list[str]:
     if not rivals:
         return [f"{start}; training from scratch was not evaluated."]
     return [f"{start}: {_compare(tuned[0], rivals[0], SPOKEN['from scratch'])}."]
+
+
+def _segmentation(run: Contents) -> list[str]:
+    """The mIoU of the run's patch tokens, and of what they must beat."""
+    scores = run.segmentation.scores if run.segmentation else {}
+    found = [f"{s.miou.value:.1%} on {name}" for name, s in scores.items() if s.miou.value is not None]
+    return [f"A linear segmentation probe gets a mIoU of {_listed(found)}."] if found else []
 
 
 def _training_words(run: Contents) -> str:

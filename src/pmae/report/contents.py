@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from pmae.config import Config
 from pmae.errors import UserError
-from pmae.results import Evaluation, Score, scores_of, standing
+from pmae.results import Evaluation, Score, Segmentation, scores_of, standing
 from pmae.runs import Run
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ class Contents:
     samples: dict[str, np.ndarray]
     fitted: dict[str, np.ndarray]
     features: dict[str, np.ndarray]
+    segmentation: Segmentation | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -95,7 +96,8 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         return attempt(file.name, lambda: dict(load_file(file)) if whole and file.is_file() else {}, {})
 
     answers = tensors("answers")
-    evaluations: list[Evaluation] = attempt("results.json", lambda: standing(run.evaluations), [])
+    nothing: tuple[list[Evaluation], Segmentation | None] = ([], None)
+    evaluations, segmentation = attempt("results.json", lambda: (standing(run.evaluations), run.segmentation), nothing)
     read = Contents(
         name or run.path.resolve().name,
         run.path,
@@ -107,6 +109,7 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         samples=tensors("samples"),
         fitted=attempt("fitted.safetensors", lambda: _fitted(run.path / "fitted.safetensors") if whole else {}, {}),
         features=tensors("features"),
+        segmentation=segmentation,
         problems=problems,
     )
     if not read.training:

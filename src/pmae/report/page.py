@@ -20,7 +20,7 @@ from pmae.report.curves import curve_data
 from pmae.report.feature_map import MOST_NAMED, InteractiveMap, feature_map, has_pictures
 from pmae.report.style import Drawing, as_bytes, as_inline_svg, color, save_drawing
 from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
-from pmae.results import Duplicates, Score
+from pmae.results import PROTOCOLS, Duplicates, Score
 from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
@@ -82,7 +82,8 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
     standings = [(tables.accuracy_table(read, split), bars[f"accuracy-{split}"]) for split in splits]
     metrics = [tables.metrics_table(read, split) for split in splits]
     made = [tables.runs_table(read), tables.settings_table(read), *(table for table, _ in standings), *metrics]
-    made += [tables.cost_table(read), tables.environment_table(read)]
+    segmentation = tables.segmentation_table(read)
+    made += [*([segmentation] if segmentation else []), tables.cost_table(read), tables.environment_table(read)]
     chapters = [_chapter(run, number, len(read)) for number, run in enumerate(read, 1)]
     mapped = [chapter.map for chapter in chapters if chapter.map]
     data = {
@@ -203,10 +204,16 @@ def render(template: str, **content: object) -> str:
 def _notes(run: Contents) -> list[str]:
     said = [str(note) for note in run.data.get("notes", [])]
     for evaluation in run.evaluations:
-        said += [*evaluation.data.notes, *evaluation.notes]
-        said += [note for score in evaluation.scores for note in score.notes]
+        said += [*evaluation.data.notes, *(f"{note} (preset {evaluation.preset})" for note in evaluation.notes)]
+        said += [f"{note} ({_named(score)})" for score in evaluation.scores for note in score.notes]
         said += [note for split, found in evaluation.data.duplicates.items() for note in _duplicates(split, found)]
+    said += run.segmentation.notes if run.segmentation else ()
     return list(dict.fromkeys(said))
+
+
+def _named(score: Score) -> str:
+    protocol = PROTOCOLS.get(score.protocol, score.protocol)
+    return f"{protocol} on {score.representation}, {score.split}, preset {score.preset}"
 
 
 def _duplicates(split: str, found: Duplicates) -> Iterator[str]:

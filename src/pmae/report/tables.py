@@ -207,6 +207,24 @@ def class_table(run: Contents) -> Table | None:
     return Table("classes", "Per class", ("class", "precision %", "recall %", "images"), rows, note)
 
 
+def segmentation_table(runs: Sequence[Contents]) -> Table | None:
+    """Intersection over union of the linear segmentation probe, by representation and class; None without one."""
+    found = [(run.name, run.segmentation) for run in runs if run.segmentation]
+    if not found:
+        return None
+    classes = list(dict.fromkeys(str(name) for _, told in found for name in told.classes))
+    rows: list[list[Cell]] = []
+    for name, told in found:
+        for label, score in told.scores.items():
+            each = [None if (iou := score.iou.get(one)) is None else 100 * iou for one in classes]
+            named = label if len(runs) == 1 else f"{name}: {label}"
+            rows.append([named, score.miou.percent, 100 * score.accuracy, *each])
+    header = ["tokens of", "mIoU %", "pixels right %", *(f"IoU of {name} %" for name in classes)]
+    tested = " or ".join(dict.fromkeys(f"{told.counts.get('test', 0):,} images of {told.data}" for _, told in found))
+    note = f"A linear probe on patch tokens, its answers upsampled to the pixels of {tested}; 95% bootstrap intervals."
+    return Table("segmentation", "Segmentation", header, rows, note)
+
+
 def cost_table(runs: Sequence[Contents]) -> Table:
     """What pretraining and evaluation took."""
     rows: list[list[Cell]] = []

@@ -32,8 +32,8 @@ from pmae.train.environment import describe_environment, lacks_float64
 
 FREE = (
     *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
-    *("data.root", "data.threads", "train.accumulate", "train.activation_checkpointing", "train.bf16_gradients"),
-    "train.project",
+    *("data.root", "data.threads", "data.cache", "train.accumulate", "train.activation_checkpointing"),
+    *("train.bf16_gradients", "train.project"),
 )
 """Settings that a resumed run may change."""
 FIT_RATE = {"cpu": 1e11, "cuda": 2e13}

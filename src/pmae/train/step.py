@@ -35,28 +35,31 @@ class Inputs(NamedTuple):
     """All that a step consumes: raw images, noise for their crops and masks, and the learning rate."""
 
     images: Tensor
-    crops: Tensor
+    crops: Tensor | None
+    """Noise for crops of every view; nothing where images are such crops, all first views before all second ones."""
     draw: Draw
     lr: float
     noise: tuple[Tensor, ...] = ()
     """For registered augmentations."""
+    views: int = 1
 
 
 def parts_of(inputs: Inputs, count: int) -> list[Inputs]:
     """A batch in so many parts of the same size: images, and what was drawn for each of their views."""
     if count == 1:
         return [inputs]
-    views = len(inputs.crops) // len(inputs.images)
 
-    def cut(rows: Tensor, views: int = views) -> list[Tensor]:
+    def cut(rows: Tensor, views: int = inputs.views) -> list[Tensor]:
         return [part.flatten(0, 1) for part in rows.unflatten(0, (views, -1)).chunk(count, 1)]
 
     noise = inputs.draw.noise
     masks = [noise] * count if len(noise) == 1 else cut(noise)
     extras = [cut(each) for each in inputs.noise]
+    images = cut(inputs.images, inputs.views if inputs.crops is None else 1)
+    crops = [None] * count if inputs.crops is None else cut(inputs.crops)
     return [
-        Inputs(images, crops, inputs.draw._replace(noise=mask), inputs.lr, tuple(extra[n] for extra in extras))
-        for n, (images, crops, mask) in enumerate(zip(cut(inputs.images, 1), cut(inputs.crops), masks, strict=True))
+        inputs._replace(images=i, crops=c, draw=inputs.draw._replace(noise=m), noise=tuple(e[n] for e in extras))
+        for n, (i, c, m) in enumerate(zip(images, crops, masks, strict=True))
     ]
 
 
@@ -134,13 +137,14 @@ class Plain:
             (loss / parts if parts > 1 else loss).backward()
         return values
 
-    def measure(self, images: Tensor, crops: Tensor, draw: Draw, *noise: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(self, images: Tensor, crops: Tensor | None, draw: Draw, *noise: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and (loss, error, energy, masked share) for the tally."""
         augment, (height, width) = self.config.augment, images.shape[-2:]
-        # Two crops of an image where two views of it are wanted.
-        images = images.repeat(len(crops) // len(images), 1, 1, 1)
-        x = self.standardize(crop(images, boxes_of(crops, height, width, augment), augment.interpolation))
-        outcome = self._network(augmented(x, self._augmentations, noise), draw)
+        if crops is not None:
+            # Two crops of an image where two views of it are wanted.
+            images = images.repeat(len(crops) // len(images), 1, 1, 1)
+            images = crop(images, boxes_of(crops, height, width, augment), augment.interpolation)
+        outcome = self._network(augmented(self.standardize(images), self._augmentations, noise), draw)
         values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.masked_share.mean()])
         return outcome.loss, values.detach()
 
