@@ -94,6 +94,17 @@ def _copy_here(store: Any, path: str, target: Path) -> None:
     write_whole(target, lambda temporary: store.get_file(path, str(temporary)))
 
 
+def from_hub(url: str) -> Path:
+    """A copy, in the hub's own cache, of the JSON and safetensors files of hf://USER/NAME or hf://USER/NAME@REVISION."""
+    from huggingface_hub import snapshot_download
+
+    named = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", url)
+    require(named is not None, "run", "hf://USER/NAME or hf://USER/NAME@REVISION", url)
+    assert named
+    with reaching(url):
+        return Path(snapshot_download(named[1], revision=named[2], allow_patterns=["*.json", "*.safetensors"]))
+
+
 class Mirror:
     """A run folder of this machine and its copy in a store; use as a context, after which all is there."""
 
