@@ -91,7 +91,7 @@ def _pretrain(
     config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
     if config.data.resize != given.resize:
-        reasons["data.resize"] = "the sizes of the files differ"
+        reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
     probe = splits
     if config.probe.data:
         probe = load(_probe_data(config, splits.train))

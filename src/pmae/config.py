@@ -34,7 +34,7 @@ class DataConfig(Settings):
     """For a folder of images: whether its subfolders are classes."""
     resize: Count | None = None
     """Make every image of a folder or of shards a square of this side; if not given, images stay as they are, or become
-    squares of at most 224 where their sizes differ."""
+    squares of at most 224 where their sizes differ or their short side is longer than 256."""
     crop_mode: Literal["center", "squash"] = "center"
     """How they become square: the short side is resized and the centre kept, or both sides are resized."""
     channels: Literal[1, 3] | None = None

@@ -20,7 +20,7 @@ from pmae.config import AugmentConfig, Config, DataConfig, replace
 from pmae.data import crops
 from pmae.data.augment import Boxes, boxes_of, draw_crops
 from pmae.data.ragged import ragged
-from pmae.data.sets import load
+from pmae.data.sets import load, settled
 from pmae.errors import UserError
 from pmae.runs import Run
 
@@ -200,3 +200,53 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
         with pytest.raises(UserError, match="failed because the disk is full"):
             cache()
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def odd_photographs(folder: Path) -> None:
+    """Files as they come: turned, printed, thin, much too large, cut short, in motion."""
+    folder.mkdir()
+    for number, size in enumerate([(40, 30), (300, 31), (33, 90), (64, 64)]):
+        photograph(number, *size).save(folder / f"plain{number}.jpg")
+    photograph(5, 1, 50).save(folder / "thin.png")
+    photograph(6, 70, 50).convert("CMYK").save(folder / "printed.jpg")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    photograph(7, 60, 30).save(folder / "turned.jpg", exif=turned)
+    photograph(8, 1300, 900).save(folder / "enormous.png")
+    moving = [photograph(n, 40, 40) for n in range(2)]
+    moving[0].save(folder / "moving.webp", save_all=True, append_images=moving[1:])
+    photograph(9, 80, 80).save(folder / "short.jpg", quality=95)
+    os.truncate(folder / "short.jpg", (folder / "short.jpg").stat().st_size // 2)
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.filterwarnings("ignore:skipped 3 unreadable files", "ignore:Image size")
+def test_odd_photographs_train_or_are_named(
+    tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd_photographs(tmp_path / "odd")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)
+    config = replace(tiny, data__source=str(tmp_path / "odd"), data__resize=16, train__batch_size=7, train__epochs=1)
+    run = api.pretrain(config, out=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert "7 train images of 16x16, 3 channels" in said
+    named = next(line for line in said.splitlines() if line.startswith("skipped 3 unreadable files"))
+    for name, why in (("enormous.png", "decompression bomb"), ("moving.webp", "2 pages"), ("short.jpg", "truncated")):
+        assert name in named
+        assert why in named
+    assert all(np.isfinite(line["loss"]) for line in run.metrics() if "loss" in line)
+    plan = crops.plan_crops(load(config.data).train, config, CPU)
+    assert plan is not None
+    images = plan.images.ragged(np.arange(7))
+    sizes = {name: image.shape[1:] for name, image in zip(plan.images.names, images, strict=True)}
+    assert (sizes["turned.jpg"], sizes["thin.png"], sizes["printed.jpg"]) == ((60, 30), (50, 1), (36, 50))
+
+
+def test_large_files_of_one_size_become_squares_unless_asked(tmp_path: Path) -> None:
+    for number in range(2):
+        photograph(number, 400, 300).save(tmp_path / f"{number}.jpg")
+    assert settled(DataConfig(str(tmp_path))).resize == 224
+    assert settled(DataConfig(str(tmp_path), resize=300)).resize == 300
+    for number in range(2):
+        photograph(number, 400, 256).save(tmp_path / f"{number}.jpg")
+    assert settled(DataConfig(str(tmp_path))).resize is None

@@ -220,18 +220,23 @@ class Doctor:
     examples:
       pmae doctor
       pmae doctor --data scans/
+      pmae doctor --data photographs/ --encoder vit_small_patch16_224 --resize 224
     """
 
     data: Text = None
     """A named set or the path of one, to see what training on it takes."""
     root: str = "data"
     """Folder that holds named sets."""
+    encoder: str = "vit_tiny"
+    """Whose training is foretold: vit_tiny or any timm image model."""
+    resize: Count = None
+    """Side of the squares that image files become (--data.resize)."""
 
     def run(self) -> None:
         from pmae.doctor import examine
 
         problems = 0
-        for level, subject, words, advice in examine(self.data, self.root):
+        for level, subject, words, advice in examine(self.data, self.root, self.encoder, self.resize):
             print(f"{level:<8} {subject:<14} {words}{f'   -> {advice}' if advice else ''}", flush=True)
             problems += level == "problem"
         if problems:

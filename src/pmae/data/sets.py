@@ -30,6 +30,7 @@ from pmae.remote import is_remote, stage
 
 HELD_OUT_DIGITS = 0.25
 FILE_SETTINGS = ("resize", "channels", "labels")
+LARGEST_KEPT = 256  # short side of files of one size that are trained on as they are unless a side is asked for
 NO_LABEL = -1  # the label of an image that has none, in a set where others have one
 
 
@@ -40,9 +41,9 @@ def load(config: DataConfig) -> Splits:
 
 
 def settled(config: DataConfig) -> DataConfig:
-    """The settings with the side of the squares that image files of several sizes become, where it is not given."""
+    """The settings with the side of the squares that large files and files of several sizes become, if not given."""
     found = _find(here(config)) if config.resize is None and converts(config) else None
-    return with_side(config, found) if isinstance(found, SampleSet) else config
+    return with_side(config, found, LARGEST_KEPT) if isinstance(found, SampleSet) else config
 
 
 class Chunks(NamedTuple):

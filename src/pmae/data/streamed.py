@@ -109,16 +109,17 @@ def read_samples(found: SampleSet, config: DataConfig) -> Splits:
     return Splits(found.name, sets["train"], sets.get("val"), sets.get("test"), notes)
 
 
-def with_side(config: DataConfig, found: SampleSet) -> DataConfig:
+def with_side(config: DataConfig, found: SampleSet, largest: int | None = None) -> DataConfig:
     """The settings, with a side for the squares that files of several sizes become, where none is given.
 
-    It is at most 224, and no more than nine in ten images have, so that few are enlarged.
+    So do files of one size whose short side is longer than `largest`. The side is at most 224, and no more than nine in
+    ten images have, so that few are enlarged.
     """
     if config.resize is not None:
         return config
     places = [(own, i) for own in found.samples.values() for i in some_of(len(own), found.sharded)]
     sizes = [size for own, position in places if (size := size_of(own, position))]
-    if len(set(sizes)) <= 1:
+    if not sizes or (len(set(sizes)) == 1 and (largest is None or min(sizes[0]) <= largest)):
         return config
     short = int(np.percentile([min(size) for size in sizes], 10))
     return replace(config, resize=min(LARGEST_SIDE, short - short % STEP if short > STEP else short))
