@@ -6,6 +6,7 @@ disk, or not at all; the crops are the same.
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,7 +126,9 @@ def plan_crops(data: ImageSet, config: Config, device: torch.device) -> Plan | N
 
 def _place(keeps: bool, expected: int, config: Config, device: torch.device) -> Place:
     asked, cuda = config.data.keep_on, device.type == "cuda"
-    fits = expected <= available_bytes() // 2 and (keeps or asked == "device")
+    # Every process that `torchrun` started on the machine keeps its own.
+    fits = expected * int(os.environ.get("LOCAL_WORLD_SIZE", 1)) <= available_bytes() // 2
+    fits = fits and (keeps or asked == "device")
     if not fits and config.data.cache is None:
         return "files"
     fits = cuda and expected <= torch.cuda.mem_get_info(device)[0] // 2
@@ -139,9 +142,9 @@ class Crops:
         self._files, self._size, self._augment, self._device = plan.images, size, augment, device
         # Where crops are cut: of the devices that are no CPUs, CUDA alone knows antialiasing and half precision.
         self._cuts_on = device if device.type == "cuda" else torch.device("cpu")
-        self._held = plan.held(device)
-        self._short, cuda = plan.short, device.type == "cuda"
-        self._by_nvjpeg = cuda and self._held is None and plan.plain and has_nvjpeg(device)
+        self._held, self._short = plan.held(device), plan.short
+        on_gpu = self._cuts_on.type == "cuda" and self._held is None
+        self._by_nvjpeg = on_gpu and plan.plain and has_nvjpeg(device)
 
     def each(self, draws: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
         """Crops of the images at each index, one for each row of its noise: first views before second ones.
@@ -151,16 +154,15 @@ class Crops:
         if self._cuts_on.type == "cuda":
             yield from map(self._cut, read_ahead(self._read, draws, AHEAD))
         else:
-            yield from (
-                crops.to(self._device) for crops in read_ahead(lambda d: self._cut(self._read(d)), draws, AHEAD)
-            )
+            cut = read_ahead(lambda draw: self._cut(self._read(draw)), draws, AHEAD)
+            yield from (crops.to(self._device) for crops in cut)
 
     def _read(self, draw: tuple[Tensor, Tensor]) -> tuple[Ragged, np.ndarray, Boxes]:
         """The images of a batch, which of them each crop is of, and its box."""
         index, noise = draw[0].numpy(), draw[1]
         if self._held is not None and self._held.mapped is not None:
             require_uncut(self._held.mapped)
-        if self._held is not None and self._held.pixels.device == self._cuts_on:
+        if self._held is not None and self._held.pixels.device.type == self._cuts_on.type:
             images, places = self._held, index
         else:
             images, places = self._batch(index), np.arange(len(index))
