@@ -78,7 +78,8 @@ class SpaceConfig(Settings):
 
     name: str = "pca"
     """The masking space: pca (PMAE), ica, learned, patch_pca, kernel_pca (KMAE), diffusion, cosine, fourier,
-    wavelet, pixels (MAE), or a registered one: name or name(option=value)."""
+    wavelet, pixels (MAE), or a registered one: name or name(option=value). Images of more than 32,768 numbers take
+    patch_pca instead of pca unless `components` are given."""
     grouped: bool = False
     """Hide whole bands as one: rings of frequencies, wavelet subbands, or a component of patch_pca everywhere."""
     components: Count | None = None

@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as F
 
 from pmae import api
 from pmae.config import AugmentConfig, Config, DataConfig, replace
-from pmae.data import crops
+from pmae.data import crops, jpeg
 from pmae.data.augment import Boxes, boxes_of, draw_crops
 from pmae.data.ragged import ragged
 from pmae.data.sets import load, settled
@@ -217,6 +217,36 @@ def odd_photographs(folder: Path) -> None:
     moving[0].save(folder / "moving.webp", save_all=True, append_images=moving[1:])
     photograph(9, 80, 80).save(folder / "short.jpg", quality=95)
     os.truncate(folder / "short.jpg", (folder / "short.jpg").stat().st_size // 2)
+
+
+def test_batches_of_jpeg_files_are_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nvJPEG does on a GPU, here by torchvision on the CPU: plain files in a batch, the others one by one."""
+    odd_photographs(tmp_path / "odd")
+    for name in ("enormous.png", "moving.webp", "short.jpg"):
+        (tmp_path / "odd" / name).unlink()
+    photograph(9, 60, 30).convert("L").save(tmp_path / "odd" / "grey.jpg")
+    data = load(DataConfig(str(tmp_path / "odd"), resize=16, channels=3)).train
+    assert data.originals is not None
+    images, places = data.originals.capped(64), np.arange(len(data))
+    plain = {
+        name
+        for name, content in zip(data.names, images.contents(places), strict=True)
+        if jpeg.is_plain_jpeg(content, 64)
+    }
+    assert plain == {"plain0.jpg", "plain1.jpg", "plain2.jpg", "plain3.jpg"}
+    assert jpeg.has_nvjpeg(CPU)
+    for broken in (False, True):
+        if broken:
+            monkeypatch.setattr(jpeg, "decode_jpeg", refuse)
+        found = jpeg.decode_on(CPU, images, places, 64)
+        for i, wanted in enumerate(images.ragged(places)):
+            np.testing.assert_array_equal(found.window(i, 0, 0, *wanted.shape[1:]), wanted)
+    assert not jpeg.has_nvjpeg(CPU)
+
+
+def refuse(*_: object, **__: object) -> None:
+    """As torchvision does where it has no nvJPEG, or a file is broken."""
+    raise RuntimeError("no")
 
 
 @pytest.mark.usefixtures("no_figures")

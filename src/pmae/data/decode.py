@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch.nn import functional
 
 from pmae.config import DataConfig
 from pmae.errors import UserError, optional
@@ -129,18 +131,23 @@ def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) ->
         if len(pixels) > 1:
             raise ValueError(f"{len(pixels)} channels, which data.channels {config.channels} cannot make of them")
         pixels = np.repeat(pixels, config.channels, axis=0)
-    if config.resize is not None or short is not None:
-        pixels = np.stack([_resize_deep(plane, config, short) for plane in pixels])
+    if short is not None:
+        return capped(pixels, short)
+    if config.resize is not None:
+        pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
     return pixels
 
 
-def resized(image: Image.Image, config: DataConfig, short: int | None) -> Image.Image:
-    """Whole, its short side at most so long, or the square that the settings ask for, in one antialiased step."""
-    if short is None:
-        return as_square(image, config)
-    scale = short / min(image.size)
-    width, height = (max(1, round(scale * n)) for n in image.size)
-    return image.resize((width, height), Image.Resampling.BICUBIC) if scale < 1 else image
+def capped(pixels: np.ndarray, short: int) -> np.ndarray:
+    """Whole (C, H, W) pixels, their short side no longer than this; by torch, in 8 bits thrice as fast as Pillow."""
+    height, width = pixels.shape[1:]
+    scale = short / min(height, width)
+    if scale >= 1:
+        return pixels
+    size = [max(1, round(scale * n)) for n in (height, width)]
+    given = torch.from_numpy(np.array(pixels, np.uint8 if pixels.dtype == np.uint8 else np.float32))[None]
+    made = functional.interpolate(given, size, mode="bicubic", antialias=True)[0].numpy()
+    return made if made.dtype == pixels.dtype else _rounded(made, pixels.dtype)
 
 
 def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
@@ -152,13 +159,17 @@ def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling = Im
     return image.resize((side, side), how, (left, top, image.width - left, image.height - top))
 
 
-def _resize_deep(pixels: np.ndarray, config: DataConfig, short: int | None) -> np.ndarray:
-    """Bicubic in floats and back; the cubic kernel overshoots, so whole numbers are clipped to their range."""
-    result = np.asarray(resized(Image.fromarray(pixels.astype(np.float32)), config, short))
-    if pixels.dtype.kind != "f":
-        limits = np.iinfo(pixels.dtype)
-        result = np.clip(np.rint(result), limits.min, limits.max).astype(pixels.dtype)
-    return result
+def _resize_deep(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
+    """Bicubic in floats and back."""
+    return _rounded(np.asarray(as_square(Image.fromarray(pixels.astype(np.float32)), config)), pixels.dtype)
+
+
+def _rounded(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Floats in a depth of files; the cubic kernel overshoots, so whole numbers are clipped to their range."""
+    if dtype.kind == "f":
+        return pixels.astype(dtype, copy=False)
+    limits = np.iinfo(dtype)
+    return np.clip(np.rint(pixels), limits.min, limits.max).astype(dtype)
 
 
 def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | None) -> np.ndarray:
@@ -186,7 +197,9 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | Non
             return convert(_narrow(np.asarray(image), signed)[None], config, short)
         mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
         plain = image if image.mode == mode else image.convert(mode)
-        return _first_channels(np.asarray(resized(plain, config, short)))
+        if short is not None:
+            return capped(_first_channels(np.asarray(plain)), short)
+        return _first_channels(np.asarray(as_square(plain, config)))
 
 
 def _refuse_losses(image: Image.Image, raw_mode: str) -> None:

@@ -124,6 +124,19 @@ class RaggedOnDemand:
         self._each(fill, len(places))
         return images
 
+    def contents(self, places: np.ndarray) -> list[bytes]:
+        """The files at these places, not decoded; empty where there is none or it cannot be read."""
+        contents = [b""] * len(places)
+
+        def fill(row: int) -> None:
+            with suppress(Exception):  # decoding will name it
+                content = self._samples.read(int(self._positions[places[row]]))[1]
+                if not isinstance(content, np.ndarray):
+                    contents[row] = content if isinstance(content, bytes) else content.read_bytes()
+
+        self._each(fill, len(places))
+        return contents
+
     def subset(self, index: np.ndarray) -> Self:
         """The images at these positions, still not decoded."""
         part, before = copy.copy(self), self._positions

@@ -16,6 +16,7 @@ from pmae.config import DataConfig
 from pmae.data.arrays import array_of_npy, channels_first, number_classes
 from pmae.data.decode import convert, decode, require_room
 from pmae.data.images import DTYPES, ImageSet, Splits
+from pmae.data.jpeg import decode_plain
 from pmae.data.ondemand import OnDemand, RaggedOnDemand, Samples, size_of, some_of
 from pmae.errors import UserError
 from pmae.system import cores
@@ -180,10 +181,14 @@ def _read(
             content = array_of_npy(content)
         if isinstance(content, np.ndarray):
             pixels = convert(channels_first(content[None], config.layout)[0], config, short)
+        elif short is not None:
+            content = content.read_bytes() if isinstance(content, Path) else content
+            plain = None if config.channels == 1 else decode_plain(content, short)
+            pixels = decode(Path(name), config, content, short) if plain is None else plain
         elif isinstance(content, Path):
-            pixels = decode(content, config, short=short)
+            pixels = decode(content, config)
         else:
-            pixels = decode(Path(name), config, content, short)
+            pixels = decode(Path(name), config, content)
         if pixels.dtype.name not in DTYPES:
             raise ValueError(f"unsupported depth {pixels.dtype}")
         return Picture(name, pixels, vector=isinstance(content, np.ndarray) and content.ndim == 1)

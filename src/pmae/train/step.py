@@ -23,8 +23,8 @@ from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder
 from pmae.models.encoder import layer_depths
+from pmae.system import lacks_float64
 from pmae.train.distributed import ONE_PROCESS, World, lost_process_errors
-from pmae.train.environment import lacks_float64
 
 TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-3}
 """How far the first loss may be from the plain one's, relative to it; rounding alone makes some 5e-4 and 1e-6 of it."""
