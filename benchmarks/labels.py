@@ -76,7 +76,7 @@ def load_start(name: str, run: Path | None, splits: Splits, device: torch.device
 
 
 def measure(splits: Splits, start: Start, steps: dict[str, int], done: set[Key]) -> Iterator[dict[str, Any]]:
-    """One row for every head, budget and draw that is not done yet."""
+    """One row for every head, budget and draw that is not done yet; fine-tuned where there are steps."""
     device, classes = start.standardize.mean.device, len(splits.train.classes)
     test = splits.test
     assert test is not None
@@ -98,7 +98,7 @@ def measure(splits: Splits, start: Start, steps: dict[str, int], done: set[Key])
             weights = logistic_regression(x[index], labels[index], classes, PENALTY)
             row = {"budget": budget, "draw": draw, "labels": len(places)}
             yield {"how": "linear", **row, **scores(y @ weights[:-1] + weights[-1], truth)}
-            if start.trainable and ("fine-tuned", budget, draw) not in done:
+            if steps and start.trainable and ("fine-tuned", budget, draw) not in done:
                 head = _on_raw(weights, mean, std)
                 count = steps["all" if budget == ALL else "few"]
                 logits = tuned(start, splits, places, head, classes, count, draw, held)
@@ -152,8 +152,9 @@ def run(options: argparse.Namespace) -> None:
     start = load_start(options.start, Path(options.run) if options.run else None, splits, device)
     common = {"set": name, "start": options.start, "commit": describe_environment(splits, device)["commit"]}
     done = {_key(row) for row in read(out) if (row["set"], row["start"]) == (name, options.start)}
+    steps = {} if options.frozen else {"few": options.steps, "all": options.steps_all}
     with out.open("a") as file:
-        for row in measure(splits, start, {"few": options.steps, "all": options.steps_all}, done):
+        for row in measure(splits, start, steps, done):
             if _key(row) not in done:
                 file.write(json.dumps({**common, **row}) + "\n")
                 file.flush()
@@ -212,6 +213,7 @@ def main() -> None:
     one.add_argument("--out", default="labels.jsonl")
     one.add_argument("--steps", type=int, default=STEPS["few"])
     one.add_argument("--steps-all", type=int, default=STEPS["all"])
+    one.add_argument("--frozen", action="store_true", help="linear heads and k-NN alone, without fine-tuning")
     one.add_argument("--device", default="auto")
     table = commands.add_parser("tables")
     table.add_argument("file")

@@ -151,7 +151,11 @@ def assumptions() -> str:
         ("a card's link inside the machine", f"{SITE.link_inside / 1e9:.0f} GB/s each way", "the maker's figure"),
         ("and between machines", f"{SITE.link_between / 1e9:.0f} GB/s each way", "assumed: 400 Gbit/s a card"),
         ("an image on disk", f"{SITE.image_bytes / 1e3:.0f} kB", "assumed: a JPEG of ImageNet-1k"),
-        ("images a core decodes", f"{SITE.decoded_a_core:.0f} a second", "measured: a JPEG of 500x375 to 224x224"),
+        (
+            "images a core decodes",
+            f"{SITE.decoded_a_core:.0f} a second",
+            "measured: a JPEG of 500x375 (benchmarks.decoding)",
+        ),
         ("cores beside a card", SITE.cores_a_card, "assumed"),
         ("an hour of a card", f"{SITE.dollars_an_hour:.0f} dollars", "assumed"),
     ]

@@ -49,7 +49,7 @@ class Site:
     link_inside: float = 450e9
     link_between: float = 50e9
     cores_a_card: int = 24
-    decoded_a_core: float = 190.0
+    decoded_a_core: float = 510.0
     image_bytes: float = 110e3
     dollars_an_hour: float = 3.0
 

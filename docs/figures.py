@@ -1,4 +1,4 @@
-"""Draw the figures of the method page from the embedded photographs: python docs/figures.py"""
+"""Draw the figures of the pages on the method and on photographs: python docs/figures.py"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -9,10 +9,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from PIL import Image
 
 from pmae import ComponentMask, masking
+from pmae.config import DataConfig
+from pmae.data.decode import as_square
 from pmae.data.images import as_tensor
-from pmae.data.named import load_photos
+from pmae.data.named import load_photos, photo_paths
 from pmae.report.style import NEUTRAL, PALETTE
 from pmae.spaces import Space
 
@@ -100,10 +103,35 @@ def bands(images: np.ndarray, mask: ComponentMask) -> None:
     save(figure, "bands")
 
 
-def save(figure: plt.Figure, name: str) -> None:
+def crops(side: int = 224, share: float = 0.2) -> None:
+    """A file, the square of it that evaluation sees, and the same crop cut from the square and from the file."""
+    paths = {path.stem: path for path in photo_paths()}
+    figure, axes = plt.subplots(2, 4, figsize=(7.2, 3.7), layout="constrained", width_ratios=[1.5, 1, 1, 1])
+    for row, (name, at) in zip(axes, {"coffee": (0.45, 0.3), "china": (0.3, 0.25)}.items(), strict=True):
+        file = Image.open(paths[name]).convert("RGB")
+        square = as_square(file, DataConfig(resize=side))
+        corner, length = np.array(at) * side, side * share**0.5
+        beside = np.maximum(np.array(file.size) - min(file.size), 0) / 2
+        scale = min(file.size) / side
+        boxes = [(square, corner, length), (file, beside + corner * scale, length * scale)]
+        cut = [
+            image.resize((side, side), Image.Resampling.BICUBIC, (*start, *(start + size)))
+            for image, start, size in boxes
+        ]
+        titles = [f"file, {file.width}x{file.height}", f"evaluation sees {side}x{side}", "cut from the square"]
+        for axis, picture, title in zip(row, [file, square, *cut], [*titles, "cut from the file"], strict=True):
+            axis.imshow(picture)
+            axis.set_title(title, fontsize=9)
+            axis.set_axis_off()
+        for axis, (_, start, size) in zip(row, boxes[::-1], strict=False):
+            axis.add_patch(plt.Rectangle(start, size, size, fill=False, color=HIDDEN, linewidth=1.5))
+    save(figure, "crops", dpi=100)
+
+
+def save(figure: plt.Figure, name: str, dpi: int = 130) -> None:
     """As a PNG that is the same every time."""
     IMAGES.mkdir(exist_ok=True)
-    figure.savefig(IMAGES / f"{name}.png", dpi=130, metadata={"Software": None})
+    figure.savefig(IMAGES / f"{name}.png", dpi=dpi, metadata={"Software": None})
     plt.close(figure)
 
 
@@ -114,3 +142,4 @@ if __name__ == "__main__":
         designs(photos, fitted)
         spectrum(fitted.space)
         bands(photos, fitted)
+    crops()

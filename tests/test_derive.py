@@ -146,6 +146,16 @@ def test_a_cpu_keeps_leading_components_where_the_exact_basis_is_large(
     assert ("12288 keeps all" in reasons.get("space.components", "")) == (kept == 512)
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_large_images_are_masked_in_components_of_patches(gpu: bool) -> None:
+    config, reasons = resolve(Config(), 10_000, (3, 224, 224), gpu=gpu)
+    assert (config.space.name, config.space.components) == ("patch_pca", None)
+    assert "all 150,528 components of whole images would take 725 GB to fit" in reasons["space.name"]
+    asked = replace(Config(), space__components=1024)
+    assert resolve(asked, 10_000, (3, 224, 224), gpu=gpu)[0].space == asked.space
+    assert resolve(Config(), 10_000, (3, 96, 96), gpu=gpu)[0].space.name == "pca"
+
+
 @pytest.mark.parametrize("name", ["paper", "released"])
 def test_the_papers_recipes_keep_the_exact_basis_on_every_machine(name: str) -> None:
     assert resolve(recipe(name), 50_000, (3, 64, 64), gpu=False)[0].space.components is None

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
 
 from pmae import doctor
 from pmae.cli import main
@@ -91,14 +93,28 @@ def test_too_little_room_is_a_problem_and_a_mapped_file_is_not(tmp_path: Path, m
     def found(name: str) -> dict[str, str]:
         return levels(doctor.check_data(str(tmp_path / name), "data"))
 
-    assert found("in.npz") == {"data": "ok", "set": "ok", "pca fit": "ok", "disk": "ok"}
+    assert found("in.npz") == {"data": "ok", "set": "ok", "pca fit": "ok", "training": "ok", "disk": "ok"}
     monkeypatch.setattr(doctor, "available_bytes", lambda: 1000)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    assert found("in.npz") == {"data": "ok", "set": "problem", "pca fit": "problem", "disk": "problem"}
+    troubled = dict.fromkeys(["set", "pca fit", "training", "disk"], "problem")
+    assert found("in.npz") == {"data": "ok", **troubled}
     assert found("in.npy")["set"] == "ok"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (images.nbytes, 0))
     assert found("in.npy")["set"] == "warning"
+
+
+def test_what_an_encoder_takes_is_foretold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        Image.new("RGB", (96, 80 + number), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    monkeypatch.setattr(doctor, "decimal", str)
+    found = {f.subject: f.words for f in doctor.check_data(str(tmp_path), "data", "resnet10t", "64")}
+    assert found["crops"].startswith("crops are cut from the files' own pixels")
+    assert found["training"].startswith("resnet10t, batches of 4, 1 view of ")
+    view, need = int(found["training"].split()[7]), int(found["training"].split(" needs about ")[1].split()[0])
+    # The first convolution's output alone is 24 maps of 32x32; weights, gradients and moments are 16 bytes each.
+    assert view > 4 * 24 * 32 * 32
+    assert need > 4 * view + 16 * sum(p.numel() for p in timm.create_model("resnet10t", num_classes=0).parameters())
 
 
 def test_devices_are_told_with_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
 from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, operations, published_runs
 
 from pmae.files import write_text
-from pmae.paper.runner import fill_cells, page_of, requirements
+from pmae.paper.runner import fill_cells, page_of, requirements, status
 from pmae.paper.tables import ITEMS, RATIOS, RunChoices
 from pmae.report.compare import published, published_accuracy, published_split
 from pmae.report.page import Page
@@ -163,6 +163,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "test": lambda: accuracy_tables("test"),
     "val": lambda: accuracy_tables("val"),
     "headline": headline,
+    "status": lambda: to_markdown(status(RunChoices(), Scoring(folders=(RUNS,), only_found=True))),
 }
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -13,9 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
-from pmae.data.files import shard_files
 from pmae.data.images import ImageSet, Splits
-from pmae.data.sets import converts, load, settled, with_held_out
+from pmae.data.sets import converts, is_sharded, load, settled, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
 from pmae.errors import UserError
@@ -30,12 +30,13 @@ from pmae.export import export
 from pmae.models import build_encoder
 from pmae.models.described import adopted
 from pmae.plugins import require_plugins
+from pmae.remote import Mirror, is_remote, mirrored, push_back
 from pmae.report.page import save_figures
 from pmae.results import Segmentation, primary_pooling, scores_of
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
-from pmae.train.distributed import is_main, local_device, process_group
+from pmae.train.distributed import is_main, local_device, process_group, was_restarted
 from pmae.train.environment import pick_device
 from pmae.train.journal import say
 
@@ -53,11 +54,35 @@ def pretrain(
 ) -> Run:
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
 
+    `out` may be an address in a store, as s3://bucket/a: the run is trained in runs/a and copied at every checkpoint.
+
     Images are an array or a tensor, or a torch `Dataset` or `DataLoader`, which is read once into memory.
 
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
     seconds, which count where there are many runs.
     """
+    folder = None if is_remote(out) else Path(out).expanduser()
+    url = str(out) if folder is None else mirrored(folder).get("url") if resume else None
+    if url is None:
+        return _pretrain(config, images, out, resume, quiet, until, figures)
+    mirror = Mirror(url, folder)
+    if folder is None:  # else the copy here was asked for, wherever its store stands
+        resume = resume or was_restarted(mirror.folder)
+        mirror.pull() if resume else mirror.require_vacant()
+    with mirror if is_main() else nullcontext():
+        return _pretrain(config, images, mirror.folder, resume, quiet, until, figures, mirror.push)
+
+
+def _pretrain(
+    config: Config | None,
+    images: Any,
+    out: Path | str,
+    resume: bool,
+    quiet: bool,
+    until: int | None,
+    figures: bool,
+    on_checkpoint: Callable[[], None] = lambda: None,
+) -> Run:
     config = Config() if config is None else config
     require_config(config)
     require_plugins(config)
@@ -69,7 +94,7 @@ def pretrain(
     config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
     if config.data.resize != given.resize:
-        reasons["data.resize"] = "the sizes of the files differ"
+        reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
     probe = splits
     if config.probe.data:
         probe = load(_probe_data(config, splits.train))
@@ -77,7 +102,7 @@ def pretrain(
     quiet = quiet or not is_main()
     if not quiet:
         say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]))
-    run = loop.pretrain(config, splits, out, resume, quiet, online_probe(probe), until)
+    run = loop.pretrain(config, splits, out, resume, quiet, online_probe(probe), until, on_checkpoint)
     if is_main():
         if splits.val is not None and splits is not whole:
             run.add_results(held_out=list(splits.val.names))
@@ -140,6 +165,7 @@ def evaluate(
         save_feature_map(run, load_encoder(run, epochs[-1])[1].to(where), splits, standardize, chosen)
         if figures:
             save_figures(run)
+        push_back(run.path)
     return run
 
 
@@ -170,6 +196,7 @@ def segment(
     counts = {"train": len(data.train.images), "test": len(data.test.images)}
     told = Segmentation(splits.name, counts, data.values, scores, data.notes)
     run.add_results(segmentation=dataclasses.asdict(told))
+    push_back(run.path)
     return run
 
 
@@ -213,7 +240,7 @@ def _probe_data(config: Config, train: ImageSet) -> DataConfig:
         return found
     own = config.data
     found = dataclasses.replace(found, resize=own.resize, channels=own.channels, crop_mode=own.crop_mode)
-    return found if shard_files(found.source) else dataclasses.replace(found, labels="folders")
+    return found if is_sharded(found) else dataclasses.replace(found, labels="folders")
 
 
 def _same_shape(parameter: str, shape: tuple[int, int, int], part: ImageSet) -> None:

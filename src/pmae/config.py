@@ -34,7 +34,7 @@ class DataConfig(Settings):
     """For a folder of images: whether its subfolders are classes."""
     resize: Count | None = None
     """Make every image of a folder or of shards a square of this side; if not given, images stay as they are, or become
-    squares of at most 224 where their sizes differ."""
+    squares of at most 224 where their sizes differ or their short side is longer than 256."""
     crop_mode: Literal["center", "squash"] = "center"
     """How they become square: the short side is resized and the centre kept, or both sides are resized."""
     channels: Literal[1, 3] | None = None
@@ -45,6 +45,9 @@ class DataConfig(Settings):
     """One mean and deviation per channel, or per pixel and channel (as the released code)."""
     keep_on: Literal["auto", "device", "host"] = "auto"
     """Where the images wait; auto: on the device if they fit in half of its free memory, and shards on the disk."""
+    cache: Name | None = None
+    """Folder that keeps the pixels of files from which crops are cut, decoded once for all runs; its size is foretold.
+    If not given, they are kept in memory where they fit, and else decoded for every batch."""
     threads: Count | None = None
     """How many threads decode shards; as many as there are cores if not given. The batches do not depend on it."""
 
@@ -57,12 +60,16 @@ class AugmentConfig(Settings):
     """Whether to crop at all."""
     crop_scale: CropScale = (0.2, 1.0)
     """Smallest and largest share of the image's area, or of a signal's length, that a crop keeps."""
+    crop_from: Literal["file", "square"] = "file"
+    """Cut crops, while pretraining, from the pixels of image files that are larger than the squares made of them, or
+    from the squares: blurred and without what lies beside the centre, but in less memory."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """How a crop is resized back to the full size."""
     flip: bool = True
     """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
     extra: tuple[str, ...] = ()
-    """Registered augmentations that come after, in their order: name or name(option=value)."""
+    """Augmentations that come after, in their order: color_jitter, grayscale or registered ones, with options as
+    name(option=value)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,8 @@ class SpaceConfig(Settings):
 
     name: str = "pca"
     """The masking space: pca (PMAE), ica, learned, patch_pca, kernel_pca (KMAE), diffusion, cosine, fourier,
-    wavelet, pixels (MAE), or a registered one: name or name(option=value)."""
+    wavelet, pixels (MAE), or a registered one: name or name(option=value). Images of more than 32,768 numbers take
+    patch_pca instead of pca unless `components` are given."""
     grouped: bool = False
     """Hide whole bands as one: rings of frequencies, wavelet subbands, or a component of patch_pca everywhere."""
     components: Count | None = None
@@ -117,6 +125,8 @@ class MaskingConfig(Settings):
     """One mask per image (ours), or one for the whole batch (the paper)."""
     prefix: Literal["closest", "shorter"] = "closest"
     """The prefix whose share is closest to the ratio, or the released code's, one component shorter."""
+    enabled: bool = True
+    """Hide anything at all: off, the encoder sees whole images, as in SimCLR."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,8 @@ class ObjectiveConfig(Settings):
     """Divide by ratio x total variance, by nothing (the paper's norm), or by the batch's hidden count (released)."""
     loss: str = "squared"
     """How a prediction is compared: by its squared error, or a registered objective, name or name(option=value)."""
+    reconstruction_weight: NonNegative = 1.0
+    """Weight of predicting what is hidden; 0 leaves the contrastive loss alone, and the decoder untrained."""
     contrastive_weight: NonNegative | None = None
     """Weight of NT-Xent between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
     contrastive: str = "nt_xent"
@@ -307,6 +319,11 @@ class Config(Settings):
         require(value is None, f"masking.{wrong}", rule, value)
         rule = f"{'patches' if pixels else 'components or pixels'} where space.name is {space!r}"
         require(target is None or pixels == (target == "patches"), "objective.target", rule, target)
+        predicts = self.objective.reconstruction_weight > 0
+        rule = "above 0 where objective.contrastive_weight is 0: something must be learned"
+        require(predicts or self.objective.contrastive_weight != 0, "objective.reconstruction_weight", rule, 0)
+        rule = "true unless objective.reconstruction_weight is 0 and components are hidden, not patches"
+        require(masking.enabled or not (predicts or pixels), "masking.enabled", rule, masking.enabled)
         constant = self.space.name != "learned" or self.objective.scale == "constant"
         rule = "'constant' where space.name is 'learned', whose loss is relative to the hidden energy"
         require(constant, "objective.scale", rule, self.objective.scale)

@@ -18,6 +18,9 @@ MANY_IMAGES = 8 * LARGE_BATCH
 EXACT_ON_CPU, LEADING = 4096, 512
 """Pixels from which the exact PCA is too slow for a CPU, and how many components are kept there: at 64x64x3 and 50,000
 images a seventh of the operations and 0.3 instead of 4.8 GB; 4,096 pixels take about a minute on two cores."""
+WHOLE_IMAGES = 2**15
+"""Numbers of an image up to which components of whole images are the default: fitting all D takes 32 D^2 bytes, 24 GB
+at 96x96x3 and 725 GB at 224x224x3, while those of patches take megabytes and come out level (`results/spaces.md`)."""
 SMALL_NETWORKS = {"encoder.width": 96, "encoder.depth": 4, "encoder.heads": 6}
 SMALL_NETWORKS |= {"decoder.width": 96, "decoder.depth": 1, "decoder.heads": 6}
 """For a machine without a GPU, where the paper's networks learn nothing in the time these need to learn something."""
@@ -33,6 +36,11 @@ class Case:
         self.pixels = math.prod(shape)
         self.patches = config.space.name == "pixels"  # they are hidden (MAE), not components
         self.fixed = config.masking.ratio_schedule == "fixed"
+
+    @property
+    def fit_gigabytes(self) -> float:
+        """What the exact PCA of whole images takes: four matrices in float64."""
+        return 4 * 8 * self.pixels**2 / 1e9
 
     @property
     def adapts(self) -> bool:
@@ -92,6 +100,10 @@ class Rule(NamedTuple):
 
 # A rule sees what those above it settled; of several for one setting the first that applies counts.
 RULES = (
+    Rule("space.name", lambda c: c.config.space.name == "pca" and c.config.space.components is None
+         and c.pixels > WHOLE_IMAGES and c.shape[1] > 1 and c.config.objective.scale == "constant", "patch_pca",
+         "all {c.pixels:,} components of whole images would take {c.fit_gigabytes:,.0f} GB to fit, those of patches "
+         "megabytes; space.components 1024 keeps pca, with as many leading ones", overrules=True),
     Rule("objective.target", lambda c: c.patches, "patches", "space.name is pixels"),
     Rule("objective.target", None, "components", "space.name is {c.config.space.name}"),
     Rule("masking.masked_patches", lambda c: c.patches and c.fixed, 0.75, "the usual share for patches"),

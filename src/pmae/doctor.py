@@ -15,13 +15,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
 from pmae.errors import UserError
 from pmae.system import available_bytes, end_family
+
+if TYPE_CHECKING:  # torch is slow to import, and the first lines need none
+    from pmae.config import Config
+    from pmae.method import MaskedAutoencoder
 
 
 class Finding(NamedTuple):
@@ -33,8 +37,10 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def examine(data: str | None = None, root: str = "data") -> Iterator[Finding]:
-    """Every finding, as soon as it is there; with `data`, what training on that set needs."""
+def examine(
+    data: str | None = None, root: str = "data", encoder: str = "vit_tiny", resize: int | None = None
+) -> Iterator[Finding]:
+    """Every finding, as soon as it is there; with `data`, what training an encoder on that set needs."""
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from packages()
     devices = ask("devices")
@@ -44,7 +50,7 @@ def examine(data: str | None = None, root: str = "data") -> Iterator[Finding]:
             # An empty cache, so that something is really compiled; one thread, so that no worker outlives it.
             yield from ask("compiler", TORCHINDUCTOR_CACHE_DIR=folder, TORCHINDUCTOR_COMPILE_THREADS="1")
     if data is not None:
-        yield from ask("data", data, root)
+        yield from ask("data", data, root, encoder, *([] if resize is None else [str(resize)]))
 
 
 def packages() -> Iterator[Finding]:
@@ -139,19 +145,19 @@ def check_compiler() -> Iterator[Finding]:
     yield Finding("ok", "compiler", f"torch.compile works; {triton}")
 
 
-def check_data(source: str, root: str) -> Iterator[Finding]:
-    """What training on a data set with the default settings takes, against memory, the device and the disk."""
+def check_data(source: str, root: str, encoder: str = "vit_tiny", resize: str | None = None) -> Iterator[Finding]:
+    """What training an encoder with the default settings takes, against memory, the device and the disk."""
     import numpy as np
     import torch
 
-    from pmae.config import Config, DataConfig
-    from pmae.data.sets import load
+    from pmae.config import Config, DataConfig, replace
+    from pmae.data.crops import plan_crops
+    from pmae.data.sets import load, settled
     from pmae.derive import resolve
-    from pmae.method import build_method
-    from pmae.spaces import Pixels
-    from pmae.spaces.pca import cost_of_exact
+    from pmae.spaces import build_space
 
-    splits, gpu = load(DataConfig(source=source, root=root)), torch.cuda.is_available()
+    data, gpu = settled(DataConfig(source, root, resize=int(resize) if resize else None)), torch.cuda.is_available()
+    splits = load(data)
     train, (channels, height, width) = splits.train, splits.train.shape
     words = f"{splits.name}: {len(train):,} training images of {height}x{width}, {channels} channels"
     for told in (f"{words}, {train.images.dtype}", *splits.notes):
@@ -165,18 +171,62 @@ def check_data(source: str, root: str) -> Iterator[Finding]:
     if gpu and whole > memory // 2:
         words = "more than half of the GPU, so images wait on the host, which is slower"
         yield Finding("warning", "set", words, "use smaller images (--data.resize)")
-    size = channels * height * width
-    advice = "use smaller images (--data.resize) or another --space"
-    yield _fits("pca fit", cost_of_exact(0, size).bytes, memory, "memory", advice)
-    config, _ = resolve(Config(), len(train), train.shape, gpu=gpu)
-    with torch.device("meta"):
-        # A space without a basis: the networks are the same, and no memory is asked for.
-        model = build_method(config, train.shape, Pixels(train.shape))
+    config, _ = resolve(replace(Config(), encoder__name=encoder), len(train), train.shape, train.vectors, gpu)
+    if plan := plan_crops(train, config, torch.device("cuda" if gpu else "cpu")):
+        yield Finding("ok", "crops", str(plan))
+    with torch.device("meta"):  # no memory is asked for
+        space = build_space(config.space, train.shape)
+    basis, advice = sum(4 * b.numel() for b in space.buffers()), "use smaller images (--data.resize) or another --space"
+    yield _fits(f"{config.space.name} fit", space.fit_cost(len(train)).bytes, memory, "memory", advice)
+    yield from _check_training(config, train.shape, memory, basis, gpu)
+
+
+def _check_training(
+    config: "Config", shape: tuple[int, int, int], memory: int, basis: int, gpu: bool
+) -> Iterator[Finding]:
+    """The memory of a step and the disk of a run."""
+    import torch
+
+    from pmae.method import build_method
+    from pmae.spaces import Pixels
+    from pmae.train.environment import pick_precision
+
+    # A space without a basis: the networks are the same.
+    model = build_method(config, shape, Pixels(shape)).train()
+    model.precision = pick_precision(config.train.precision, torch.device("cuda" if gpu else "cpu"))
+    views, batch = 2 if model.contrastive else 1, config.train.batch_size or 1
+    if model.contrastive:
+        model.contrastive = None  # it compares images, so a batch of them costs other than its images one by one
+    image = (saved_bytes(model, shape, 3) - saved_bytes(model, shape, 1)) // 2
     weights, kept = (sum(p.numel() * 4 for p in part.parameters()) for part in (model, model.encoder))
+    # Weights, gradients and the two moments of AdamW.
+    need = basis + 4 * weights + views * batch * image
+    told = f"{config.encoder.name}, batches of {batch}, {views} view{'s' * (views > 1)} of {decimal(image)} each: "
+    advice = "use a smaller --batch-size, or --train.accumulate, or --train.activation-checkpointing True"
+    found = _fits("training", need, memory, "memory", advice)
+    yield found._replace(words=told + found.words)
     saved = (config.train.epochs or 1) // (config.train.checkpoint_every or 1)
     # The basis; full checkpoints hold weights and two moments, the older ones the encoder alone.
-    disk = 4 * size * size + 3 * weights * config.train.keep + kept * saved
+    disk = basis + 3 * weights * config.train.keep + kept * saved
     yield _fits("disk", disk, shutil.disk_usage(".").free, "disk", "free some, or write to another --out")
+
+
+def saved_bytes(model: "MaskedAutoencoder", shape: tuple[int, int, int], images: int) -> int:
+    """What a forward pass of so many images keeps for the way back, beside the weights; it is run, on the CPU."""
+    import torch
+
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    draw = model.draw(images, float(model.ratio), torch.Generator().manual_seed(0))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.randn(images, *shape), draw)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 def _fits(subject: str, need: int, free: int, where: str, advice: str) -> Finding:

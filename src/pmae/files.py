@@ -37,7 +37,7 @@ HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 
 def folder_path(given: Path | str, parameter: str = "out") -> Path:
     """A path that a person wrote, with `~` expanded; refused where no file system could take it."""
-    require(str(given) != "", parameter, "a path", given)
+    require(str(given) != "" and "://" not in str(given), parameter, "a path on this machine", str(given))
     path = Path(given).expanduser()
     longest, whole = max((len(os.fsencode(part)) for part in path.parts), default=0), len(os.fsencode(path))
     require(longest <= LONGEST, parameter, f"a path of names of at most {LONGEST} bytes", f"one of {longest}")

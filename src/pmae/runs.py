@@ -20,6 +20,7 @@ from pmae.config import Config
 from pmae.config_file import from_dict, of_older_versions, to_dict
 from pmae.errors import UserError, require
 from pmae.files import disk_errors, lock, read_json, read_object, read_tensors, write_json, write_tensors
+from pmae.remote import Mirror, is_remote
 from pmae.results import Evaluation, Segmentation, read_evaluations
 from pmae.validation import Count, NonNegative, Rule, WholeNumber, coerced
 
@@ -80,7 +81,7 @@ class Run:
     """A run folder that exists; whatever takes a run takes its path too."""
 
     def __init__(self, path: "Path | str | Run") -> None:
-        self.path: Path = path.path if isinstance(path, Run) else Path(path).expanduser()
+        self.path: Path = path.path if isinstance(path, Run) else _here(path)
         if not (self.path / "config.json").is_file():
             raise UserError(f"run must be a folder that pretraining wrote (with a config.json), got {str(self.path)!r}")
 
@@ -157,6 +158,15 @@ class Run:
             which = "" if epoch is None else f" of epoch {epoch}"
             raise UserError(f"run {str(self.path)!r} must hold a checkpoint{which}")
         return found[-1]
+
+
+def _here(path: Path | str) -> Path:
+    """The folder of a run on this machine; one in a store is copied first."""
+    if not is_remote(path):
+        return Path(path).expanduser()
+    mirror = Mirror(str(path))
+    mirror.pull()
+    return mirror.folder
 
 
 def require_vacant(path: Path) -> None:

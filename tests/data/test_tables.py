@@ -18,7 +18,8 @@ from PIL import Image
 from pmae.config import DataConfig
 from pmae.data import tables
 from pmae.data.batches import Batches
-from pmae.data.images import ImageSet, OnDemand
+from pmae.data.images import ImageSet
+from pmae.data.ondemand import OnDemand
 from pmae.data.sets import load, read_chunks
 from pmae.errors import UserError
 

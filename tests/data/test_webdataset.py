@@ -19,7 +19,8 @@ from pmae.config import DataConfig
 from pmae.data import files
 from pmae.data.batches import Batches, fit_standardize
 from pmae.data.files import braces, shard_files
-from pmae.data.images import ImageSet, OnDemand
+from pmae.data.images import ImageSet
+from pmae.data.ondemand import OnDemand
 from pmae.data.sets import converts, load, read_chunks, settled
 from pmae.data.webdataset import Member, members
 from pmae.errors import UserError

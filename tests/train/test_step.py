@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from pmae.config import Config, OptimConfig, TrainConfig, replace
+from pmae.data.augment import Standardize
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
+from pmae.method import build_method
 from pmae.train.environment import pick_engine
 from pmae.train.loop import pretrain
-from pmae.train.step import build_optimizer
+from pmae.train.step import Inputs, Plain, build_optimizer
 
 
 class Small(nn.Module):
@@ -59,6 +61,26 @@ def test_a_batch_in_parts_is_the_batch(tiny: Config, toy: Splits, tmp_path: Path
 def test_one_mask_for_a_batch_is_one_for_its_parts(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     whole = losses(tiny, toy, tmp_path / "whole", masking__per="batch")
     assert losses(tiny, toy, tmp_path / "parts", masking__per="batch", train__accumulate=2) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    "encoder", ["vit_small_patch16_224", "vit_base_patch16_reg4_gap_256", "resnet50", "convnext_tiny"]
+)
+def test_encoders_of_timm_take_a_step(encoder: str) -> None:
+    """At 64 pixels, without a run folder: its checkpoints would be gigabytes."""
+    shape = (3, 64, 64)
+    given = replace(Config(), encoder__name=encoder, space__name="patch_pca", decoder__depth=1, train__batch_size=2)
+    config = resolve(given, 8, shape, gpu=False)[0]
+    torch.manual_seed(0)
+    model = build_method(config, shape).train()
+    model.space.fit([torch.randn(8, *shape)])
+    standardize = Standardize(torch.zeros(3, 1, 1), torch.ones(3, 1, 1))
+    step = Plain(model, standardize, config, build_optimizer(model, config.optim, on_graph=False))
+    first = next(p for p in model.encoder.parameters() if p.ndim == 4)
+    before, draw = first.detach().clone(), model.draw(2, 0.2, torch.Generator().manual_seed(0))
+    step(Inputs(torch.randn(2, *shape), None, draw, lr=1e-3))
+    assert step.tally.read()[1] == -1  # no step whose loss is not finite
+    assert not torch.equal(first.detach(), before)
 
 
 @pytest.mark.parametrize("encoder", ["vit_tiny", "resnet10t"])

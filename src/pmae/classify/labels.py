@@ -11,9 +11,9 @@ import numpy as np
 
 from pmae.config import DataConfig
 from pmae.data.decode import failing_as
-from pmae.data.files import FileSamples, shard_files
+from pmae.data.files import FileSamples
 from pmae.data.images import ImageSet, Splits
-from pmae.data.sets import converts, load
+from pmae.data.sets import converts, is_sharded, load
 from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown
 from pmae.errors import UserError, optional, require
 from pmae.evaluate.features import hold_out
@@ -63,7 +63,7 @@ def read_labelled(config: DataConfig, labels: Path | str | None = None) -> Label
     if labels is not None:
         found = _from_table(Path(labels).expanduser(), source, config)
     else:
-        folder = converts(config) and shard_files(config.source) is None
+        folder = converts(config) and not is_sharded(config)
         found = from_splits(load(replace(config, labels="folders") if folder else config))
     _check(found)
     return found

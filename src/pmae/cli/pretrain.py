@@ -47,7 +47,7 @@ class Start:
     """The options that choose where the settings start from."""
 
     out: Text = None
-    """Run folder to write; runs/DATA-SPACE if not given."""
+    """Run folder to write, or its address in a store (s3://...); runs/DATA-SPACE if not given."""
     resume: Switch = False
     """Continue the run in --out from its last checkpoint."""
     recipe: Text = None
@@ -63,6 +63,13 @@ class Start:
         except SystemExit:
             return Start()
 
+    def place(self) -> Path | str:
+        """The run folder, or its address in a store."""
+        from pmae.files import folder_path
+        from pmae.remote import is_remote
+
+        return str(self.out) if is_remote(self.out) else folder_path(str(self.out))
+
     def base(self) -> Config:
         """The settings of the recipe, the file or the run."""
         from pmae.files import folder_path
@@ -74,7 +81,7 @@ class Start:
         if self.resume:
             if self.out is None:
                 raise UserError("--resume must come with --out, the run folder to continue")
-            return Run(folder_path(self.out)).config
+            return Run(self.place()).config
         if self.config is not None:
             return read_config(folder_path(self.config, "config"))
         return recipe("ours" if self.recipe is None else self.recipe)
@@ -97,7 +104,7 @@ class Common(Start):
     """
 
     data: Text = None
-    """A named set, or the path of a folder, .npy or .npz file, or shards; the embedded photos if not given."""
+    """A named set, or the path or address of a folder, an array file or shards; the embedded photos if not given."""
     root: Text = None
     """Folder that holds the files of named sets; data if not given."""
     epochs: Count = None
@@ -151,17 +158,16 @@ class Pretrain(Common):
     def run(self) -> None:
         config = self.configured()
         from pmae import api
-        from pmae.files import folder_path
         from pmae.train.distributed import is_main
 
         default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name.partition('(')[0]}"
-        run = api.pretrain(config, out=default if self.out is None else folder_path(self.out), resume=self.resume)
+        run = api.pretrain(config, out=default if self.out is None else self.place(), resume=self.resume)
         if not is_main():
             return
         scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
         print("\n".join(f"  {CALLED.get(name, name):<44} {value:.4f}" for name, value in scores.items()))
         print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
-        print(_judgement(scores, str(run.path)))
+        print(_judgement(scores, str(run.path), run.config.objective.reconstruction_weight > 0))
 
 
 def _print_all_settings(kind: type[Pretrain]) -> None:
@@ -174,18 +180,20 @@ def _print_all_settings(kind: type[Pretrain]) -> None:
         print(page.getvalue().replace("(default: None)", " " * 15), end="")
 
 
-def _judgement(scores: dict[str, float], path: str) -> str:
+def _judgement(scores: dict[str, float], path: str, predicts: bool = True) -> str:
     """Whether anything was learned, and the next command."""
+    command = "pmae evaluate" if "linear" in scores else "pmae report"
+    if not predicts:
+        return f"nothing was to be predicted, so there is no R2; next: {command} {path}"
     r2 = scores.get("held_out_r2", scores.get("train_r2", 0.0))
     if r2 < 0.05:
         return f"R2 {r2:.2f} is no better than predicting the mean: it has not learned yet; give it more --epochs"
-    command = "pmae evaluate" if "linear" in scores else "pmae report"
     return f"it predicts {r2:.0%} of the hidden variance; next: {command} {path}"
 
 
 @dataclass(frozen=True)
 class Data:
-    """Fetch and verify a named data set; the only command that uses the network.
+    """Fetch and verify a named data set, from the first host that has it; what broke off is resumed.
 
     examples:
       pmae data cifar10
@@ -214,18 +222,23 @@ class Doctor:
     examples:
       pmae doctor
       pmae doctor --data scans/
+      pmae doctor --data photographs/ --encoder vit_small_patch16_224 --resize 224
     """
 
     data: Text = None
     """A named set or the path of one, to see what training on it takes."""
     root: str = "data"
     """Folder that holds named sets."""
+    encoder: str = "vit_tiny"
+    """Whose training is foretold: vit_tiny or any timm image model."""
+    resize: Count = None
+    """Side of the squares that image files become (--data.resize)."""
 
     def run(self) -> None:
         from pmae.doctor import examine
 
         problems = 0
-        for level, subject, words, advice in examine(self.data, self.root):
+        for level, subject, words, advice in examine(self.data, self.root, self.encoder, self.resize):
             print(f"{level:<8} {subject:<14} {words}{f'   -> {advice}' if advice else ''}", flush=True)
             problems += level == "problem"
         if problems:

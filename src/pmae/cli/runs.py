@@ -219,6 +219,7 @@ class Export:
     examples:
       pmae export runs/a --format timm -o exported/timm
       pmae export runs/a --format onnx -o exported/onnx --epoch 50
+      pmae export runs/a --format timm -o exported/hub --push me/scans-encoder --dry-run
     """
 
     path: RunFolder
@@ -229,12 +230,29 @@ class Export:
     """Folder to write, new or empty."""
     epoch: Count = None
     """Which checkpoint; the last if not given."""
+    data_licence: Text = None
+    """Licence of the images, for the model card: cc-by-4.0, say."""
+    push: Text = None
+    """Upload the folder to this repository of the Hugging Face hub, USER/NAME."""
+    public: Switch = False
+    """Let everybody see a repository that --push makes."""
+    dry_run: Switch = False
+    """With --push: write the folder, show what would be uploaded, and upload nothing."""
 
     def run(self) -> None:
         from pmae.export import export
+        from pmae.export.hub import contents, push, require_hub
 
-        difference = export(self.path, self.format, self.out, self.epoch)
+        require(self.push is not None or not (self.dry_run or self.public), "push", "given with these options", None)
+        if self.push is not None and not self.dry_run:
+            require_hub(self.push)
+        difference = export(self.path, self.format, self.out, self.epoch, self.data_licence, self.push)
         print(f"exported: {self.out}   (largest difference from the original {difference:.1e})")
+        if self.push is not None and self.dry_run:
+            seen = "public" if self.public else "private"
+            print(f"would be uploaded to {self.push}, {seen} if it is new:", *contents(self.out), sep="\n")
+        elif self.push is not None:
+            print(f"uploaded: {push(self.out, self.push, self.public)}")
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
 """Random resized crop, flip and standardization of a whole batch on its device, as two small GEMMs per image."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pmae.config import AugmentConfig
+from pmae.data import color  # noqa: F401  # it registers its names
 from pmae.errors import require
 from pmae.plugins import build
 
 ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
 NOISE = 16  # uniform numbers an image for a registered augmentation that does not ask for another count
+
+WHITE = {"uint8": 255.0, "uint16": 65535.0}  # the largest number of an image file
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
 """A registered one: standardized images (B, C, H, W) and noise (B, 16), all that is random, to images as large."""
@@ -41,38 +44,41 @@ def draw_boxes(
     return boxes_of(draw_crops(count, generator, device), height, width, config)
 
 
-def boxes_of(noise: Tensor, height: int, width: int, config: AugmentConfig) -> Boxes:
-    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits."""
-    count, device = len(noise), noise.device
+def boxes_of(noise: Tensor, height: int | Tensor, width: int | Tensor, config: AugmentConfig) -> Boxes:
+    """Boxes as torchvision's RandomResizedCrop draws them: area uniform, aspect log-uniform, first of ten that fits.
+
+    Images have one height and width, or (B,) of them.
+    """
+    count, device, is_signal = len(noise), noise.device, isinstance(height, int) and height == 1
+    tall, wide = (noise.new_full((count,), n) if isinstance(n, int) else n for n in (height, width))
     # Of a signal, one row, the length is uniform, and it is never mirrored: backwards it is rarely natural.
-    mirrored = config.flip and height > 1
+    mirrored = config.flip and not is_signal
     flip = (noise[:, -1] < 0.5) if mirrored else torch.zeros(count, dtype=torch.bool, device=device)
     if not config.crop:
         zero = torch.zeros(count, device=device)
-        return Boxes(zero, zero, zero + height, zero + width, flip)
+        return Boxes(zero, zero, tall, wide, flip)
     low, high = config.crop_scale
-    area = height * width * (low + (high - low) * noise[:, :ATTEMPTS])
-    if height == 1:
+    area = (tall * wide)[:, None] * (low + (high - low) * noise[:, :ATTEMPTS])
+    if is_signal:
         w, h = area[:, 0].round().clamp(min=1), torch.ones(count, device=device)
     else:
-        w, h = _shapes(area, noise[:, ATTEMPTS : 2 * ATTEMPTS], height, width)
-    top = (noise[:, -3] * (height - h + 1)).floor().clamp(max=height - 1)
-    left = (noise[:, -2] * (width - w + 1)).floor().clamp(max=width - 1)
+        w, h = _shapes(area, noise[:, ATTEMPTS : 2 * ATTEMPTS], tall, wide)
+    top = (noise[:, -3] * (tall - h + 1)).floor().minimum(tall - 1)
+    left = (noise[:, -2] * (wide - w + 1)).floor().minimum(wide - 1)
     return Boxes(top, left, h, w, flip)
 
 
-def _shapes(area: Tensor, noise: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+def _shapes(area: Tensor, noise: Tensor, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
     """Widths and heights (B,) of boxes of random aspect: the first of the attempts that fits, else the largest."""
     narrow, wide = map(math.log, ASPECT)  # on the host: a tensor made there would wait for the device at every step
     aspect = (narrow + (wide - narrow) * noise).exp()
     w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
-    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    fits = (w > 0) & (w <= width[:, None]) & (h > 0) & (h <= height[:, None])
     first, none = fits.to(torch.int32).argmax(1, keepdim=True), ~fits.any(1)
-    nearest = min(max(width / height, ASPECT[0]), ASPECT[1])
-    largest_w, largest_h = min(width, round(height * nearest)), min(height, round(width / nearest))
+    nearest = (width / height).clamp(*ASPECT)
     return (
-        torch.where(none, float(largest_w), w.gather(1, first).squeeze(1)),
-        torch.where(none, float(largest_h), h.gather(1, first).squeeze(1)),
+        torch.where(none, (height * nearest).round().minimum(width), w.gather(1, first).squeeze(1)),
+        torch.where(none, (width / nearest).round().minimum(height), h.gather(1, first).squeeze(1)),
     )
 
 
@@ -80,18 +86,19 @@ def crop(images: Tensor, boxes: Boxes, interpolation: Literal["bicubic", "biline
     """Cut each image to its box, resize it to the full size with antialiasing and mirror where asked: float32."""
     height, width = images.shape[-2:]
     # Resizing is separable, `rows @ image @ columns^T` with weights of the box alone: no loop over images, one graph.
-    rows = _weights(boxes.top, boxes.height, height, interpolation)
-    columns = _weights(boxes.left, boxes.width, width, interpolation)
+    rows = resize_weights(boxes.top, boxes.height, height, height, interpolation)
+    columns = resize_weights(boxes.left, boxes.width, width, width, interpolation)
     columns = torch.where(boxes.flip[:, None, None], columns.flip(1), columns)
     return rows[:, None] @ images.float() @ columns.transpose(1, 2)[:, None]
 
 
-def _weights(start: Tensor, length: Tensor, size: int, interpolation: str) -> Tensor:
-    """(B, size, size): row i holds the weights that make output pixel i out of the input pixels of the box."""
-    pixel = torch.arange(size, device=start.device, dtype=torch.float32)
+def resize_weights(start: Tensor, length: Tensor, pixels: int, size: int, interpolation: str) -> Tensor:
+    """(B, size, pixels): row i holds the weights that make output pixel i out of the input pixels of the box."""
+    pixel = torch.arange(pixels, device=start.device, dtype=torch.float32)
+    made = torch.arange(size, device=start.device, dtype=torch.float32)
     start, length = start[:, None, None], length[:, None, None]
     step = length / size
-    centre = start + step * (pixel[None, :, None] + 0.5)
+    centre = start + step * (made[None, :, None] + 0.5)
     stretch = step.clamp(min=1.0)
     distance = ((pixel[None, None, :] + 0.5 - centre) / stretch).abs()
     inside = (pixel >= start) & (pixel < start + length)
@@ -106,9 +113,29 @@ def _weights(start: Tensor, length: Tensor, size: int, interpolation: str) -> Te
     return weight / weight.sum(2, keepdim=True)
 
 
-def build_augmentations(config: AugmentConfig) -> list[Augmentation]:
-    """The registered augmentations that the settings name."""
-    return [build("augmentation", each, "augment.extra") for each in config.extra]
+def build_augmentations(config: AugmentConfig, standardize: "Standardize", dtype: str) -> list[Augmentation]:
+    """The augmentations that the settings name; those of colors get images in [0, 1] instead of standardized ones."""
+    found = []
+    for name in config.extra:
+        made = build("augmentation", name, "augment.extra")
+        if getattr(made, "on_pixels", False):
+            fits = dtype in WHITE and len(standardize.mean) == 3
+            got = f"{dtype} images with {len(standardize.mean)} channels"
+            require(fits, f"augment.extra {name!r}", "left out but for 8- and 16-bit images in color", got)
+            made = OnPixels(made, standardize, WHITE[dtype])
+        found.append(made)
+    return found
+
+
+class OnPixels:
+    """An augmentation of images in [0, 1] as one of standardized images."""
+
+    def __init__(self, made: Augmentation, standardize: "Standardize", white: float) -> None:
+        self._made, self._standardize, self._white = made, standardize, white
+        self.noise = getattr(made, "noise", NOISE)
+
+    def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
+        return self._standardize(self._white * self._made(self._standardize.invert(x) / self._white, noise))
 
 
 def draw_noise(
@@ -119,7 +146,7 @@ def draw_noise(
     return tuple(torch.rand(count, size, generator=generator, device=device) for size in sizes)
 
 
-def augmented(x: Tensor, augmentations: list[Augmentation], noise: tuple[Tensor, ...]) -> Tensor:
+def augmented(x: Tensor, augmentations: Sequence[Augmentation], noise: tuple[Tensor, ...]) -> Tensor:
     """Images after every registered augmentation."""
     for each, drawn in zip(augmentations, noise, strict=True):
         before, x = x.shape, each(x, drawn)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pmae.data.augment import Standardize
-from pmae.data.images import OnDemand, as_tensor, require_uncut
+from pmae.data.images import as_tensor, require_uncut
+from pmae.data.ondemand import OnDemand
 from pmae.errors import UserError
 from pmae.system import available_bytes
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch.nn import functional
 
 from pmae.config import DataConfig
 from pmae.errors import UserError, optional
@@ -28,6 +30,7 @@ PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"
 CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
 DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
+ORIENTATION = 0x0112  # EXIF's tag; from 5 on, width and height change places
 BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
 SPARE = 2  # how many times as large as asked a JPEG is unpacked at least, so that resizing has enough to average
 SMALL_BYTES = 2**20  # what is not counted: as many of these as there are threads are nothing
@@ -95,32 +98,56 @@ def unpacking(values: int, bytes_each: int) -> Iterator[None]:
             _freed.notify_all()
 
 
-def decode(path: Path, config: DataConfig, content: bytes | None = None) -> np.ndarray:
-    """(C, H, W) pixels as the settings ask; with the file's `content` at hand, the path is only its name."""
+def upright_size(content: Path | bytes) -> tuple[int, int]:
+    """Width and height of an image file by its header, as the camera was held."""
+    with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
+        turned = image.getexif().get(ORIENTATION, 1) >= 5
+        return (image.height, image.width) if turned else image.size
+
+
+def decode(path: Path, config: DataConfig, content: bytes | None = None, short: int | None = None) -> np.ndarray:
+    """(C, H, W) pixels as the settings ask; with the file's `content` at hand, the path is only its name.
+
+    With `short`, images stay whole instead of becoming squares, their short side no longer than that.
+    """
 
     def opened() -> Path | BytesIO:
         return path if content is None else BytesIO(content)
 
     suffix = path.suffix.lower()
     if suffix in DICOM_SUFFIXES:
-        return convert(_read_dicom(path.read_bytes() if content is None else content), config)
+        return convert(_read_dicom(path.read_bytes() if content is None else content), config, short)
     try:
-        return _read_with_pillow(opened(), config)
+        return _read_with_pillow(opened(), config, short)
     except (LossError, UnidentifiedImageError):
         if suffix not in TIFF_SUFFIXES:
             raise
-    return convert(_read_tiff(opened()), config)
+    return convert(_read_tiff(opened()), config, short)
 
 
-def convert(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
+def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) -> np.ndarray:
     """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for."""
     if config.channels not in (None, len(pixels)):
         if len(pixels) > 1:
             raise ValueError(f"{len(pixels)} channels, which data.channels {config.channels} cannot make of them")
         pixels = np.repeat(pixels, config.channels, axis=0)
+    if short is not None:
+        return capped(pixels, short)
     if config.resize is not None:
         pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
     return pixels
+
+
+def capped(pixels: np.ndarray, short: int) -> np.ndarray:
+    """Whole (C, H, W) pixels, their short side no longer than this; by torch, in 8 bits thrice as fast as Pillow."""
+    height, width = pixels.shape[1:]
+    scale = short / min(height, width)
+    if scale >= 1:
+        return pixels
+    size = [max(1, round(scale * n)) for n in (height, width)]
+    given = torch.from_numpy(np.array(pixels, np.uint8 if pixels.dtype == np.uint8 else np.float32))[None]
+    made = functional.interpolate(given, size, mode="bicubic", antialias=True)[0].numpy()
+    return made if made.dtype == pixels.dtype else _rounded(made, pixels.dtype)
 
 
 def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
@@ -133,15 +160,19 @@ def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling = Im
 
 
 def _resize_deep(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
-    """Bicubic in floats and back; the cubic kernel overshoots, so whole numbers are clipped to their range."""
-    result = np.asarray(as_square(Image.fromarray(pixels.astype(np.float32)), config))
-    if pixels.dtype.kind != "f":
-        limits = np.iinfo(pixels.dtype)
-        result = np.clip(np.rint(result), limits.min, limits.max).astype(pixels.dtype)
-    return result
+    """Bicubic in floats and back."""
+    return _rounded(np.asarray(as_square(Image.fromarray(pixels.astype(np.float32)), config)), pixels.dtype)
 
 
-def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
+def _rounded(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Floats in a depth of files; the cubic kernel overshoots, so whole numbers are clipped to their range."""
+    if dtype.kind == "f":
+        return pixels.astype(dtype, copy=False)
+    limits = np.iinfo(dtype)
+    return np.clip(np.rint(pixels), limits.min, limits.max).astype(dtype)
+
+
+def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | None) -> np.ndarray:
     # Twice: what Pillow unpacks, of four bytes a pixel, and its conversion or its array.
     with Image.open(file, formats=FORMATS) as image, unpacking(image.width * image.height, 8):
         # How the pixels lie in the file; it tells depths that Pillow's own mode hides.
@@ -149,9 +180,10 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
         first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
         raw_mode = first if isinstance(first, str) else ""
         _refuse_losses(image, raw_mode)
-        if config.resize is not None:
+        wanted = short or SPARE * (config.resize or 0)
+        if wanted:
             # A JPEG of many times the size is unpacked at a half, a quarter or an eighth of it: several times as fast.
-            image.draft(None, (SPARE * config.resize,) * 2)
+            image.draft(None, (wanted, wanted))
         try:
             image.load()
         except ValueError as error:
@@ -162,9 +194,11 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig) -> np.ndarray:
             ImageOps.exif_transpose(image, in_place=True)
         if image.mode in DEEP_MODES:
             signed = "16" in raw_mode and raw_mode.endswith("S")
-            return convert(_narrow(np.asarray(image), signed)[None], config)
+            return convert(_narrow(np.asarray(image), signed)[None], config, short)
         mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
         plain = image if image.mode == mode else image.convert(mode)
+        if short is not None:
+            return capped(_first_channels(np.asarray(plain)), short)
         return _first_channels(np.asarray(as_square(plain, config)))
 
 

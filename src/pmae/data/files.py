@@ -11,7 +11,7 @@ import numpy as np
 
 from pmae.config import DataConfig
 from pmae.data.decode import SUFFIXES, reading
-from pmae.data.images import Samples
+from pmae.data.ondemand import Samples
 from pmae.data.streamed import SPLITS, SampleSet, shown
 from pmae.data.tables import ArrowSamples, ParquetSamples
 from pmae.data.webdataset import TarSamples
@@ -41,6 +41,10 @@ class FileSamples(Samples):
         self._folder, self._paths = folder, paths
         self.labels = None if labels is None else np.array(labels, np.int64)
         self.classes = classes or None
+
+    @property
+    def files(self) -> Iterator[Path]:  # type: ignore[override]
+        return (self._folder / path for path in self._paths)
 
     def __len__(self) -> int:
         return len(self._paths)

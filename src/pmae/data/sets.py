@@ -13,27 +13,37 @@ from pmae.data import fetch
 from pmae.data.arrays import read_npy, read_npz
 from pmae.data.batches import Part, read_ahead
 from pmae.data.download import checksum
-from pmae.data.files import folder_samples, is_tinyimagenet, printable, shard_files, shard_samples, tinyimagenet_samples
+from pmae.data.files import (
+    braces,
+    folder_samples,
+    is_tinyimagenet,
+    printable,
+    shard_files,
+    shard_samples,
+    tinyimagenet_samples,
+)
 from pmae.data.images import ImageSet, Splits
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
 from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples, with_side
 from pmae.errors import UserError, unknown_name
+from pmae.remote import is_remote, stage
 
 HELD_OUT_DIGITS = 0.25
 FILE_SETTINGS = ("resize", "channels", "labels")
+LARGEST_KEPT = 256  # short side of files of one size that are trained on as they are unless a side is asked for
 NO_LABEL = -1  # the label of an image that has none, in a set where others have one
 
 
 def load(config: DataConfig) -> Splits:
     """The images that the settings name: in memory, in a mapped file, or, of shards, decoded when asked for."""
-    found = _find(config)
+    found = _find(here(config))
     return found if isinstance(found, Splits) else read_samples(found, with_side(config, found))
 
 
 def settled(config: DataConfig) -> DataConfig:
-    """The settings with the side of the squares that image files of several sizes become, where it is not given."""
-    found = _find(config) if config.resize is None and converts(config) else None
-    return with_side(config, found) if isinstance(found, SampleSet) else config
+    """The settings with the side of the squares that large files and files of several sizes become, if not given."""
+    found = _find(here(config)) if config.resize is None and converts(config) else None
+    return with_side(config, found, LARGEST_KEPT) if isinstance(found, SampleSet) else config
 
 
 class Chunks(NamedTuple):
@@ -48,7 +58,7 @@ class Chunks(NamedTuple):
 def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = (0, 1)) -> Chunks:
     """The images that `load` would give, in order, at most `size` at a time; several processes take them in turn."""
     # Image files, shards and .npy files may be more than memory holds; .npz files and named sets are read whole.
-    found, unreadable = _find(config), None
+    found, unreadable = _find(here(config)), None
     own = found.parts if isinstance(found, Splits) else found.samples
     there = [name for name, images in own.items() if len(images)]
     if split != "all" and split not in there:
@@ -82,8 +92,21 @@ def _chunks(
         unreadable.warn()
 
 
+def here(config: DataConfig) -> DataConfig:
+    """The settings with a source on this machine: one in a store is copied below data.root."""
+    if not is_remote(config.source):
+        return config
+    return replace(config, source=stage(config.source, list(braces(config.source)), Path(config.root).expanduser()))
+
+
+def is_sharded(config: DataConfig) -> bool:
+    """Whether a source is shards."""
+    return shard_files(here(config).source) is not None
+
+
 def converts(config: DataConfig) -> bool:
     """Whether a source is image files, in a folder or in shards, which can be resized."""
+    config = here(config)
     path = Path(config.source).expanduser()
     if config.source in NAMED or cifar10_form(path) is not None or is_tinyimagenet(path):
         return False

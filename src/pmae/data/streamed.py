@@ -5,28 +5,25 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from pmae.config import DataConfig
 from pmae.data.arrays import array_of_npy, channels_first, number_classes
-from pmae.data.decode import FORMATS, convert, decode, require_room
-from pmae.data.images import DTYPES, ImageSet, OnDemand, Samples, Splits
+from pmae.data.decode import convert, decode, require_room
+from pmae.data.images import DTYPES, ImageSet, Splits
+from pmae.data.jpeg import decode_plain
+from pmae.data.ondemand import OnDemand, RaggedOnDemand, Samples, size_of, some_of
 from pmae.errors import UserError
 from pmae.system import cores
 
 SPLITS = ("train", "val", "test")
 SHOWN = 5
-LARGEST_SIDE, STEP, LOOKED_AT = 224, 16, 1024
-"""Of squares that are not asked for: the largest side, what divides it, and how many files are looked at."""
-ORIENTATION = 0x0112  # EXIF's tag; from 5 on, width and height change places
+LARGEST_SIDE, STEP = 224, 16  # of squares that are not asked for: the largest side, and what divides it
 
 
 class SampleSet(NamedTuple):
@@ -113,38 +110,20 @@ def read_samples(found: SampleSet, config: DataConfig) -> Splits:
     return Splits(found.name, sets["train"], sets.get("val"), sets.get("test"), notes)
 
 
-def with_side(config: DataConfig, found: SampleSet) -> DataConfig:
+def with_side(config: DataConfig, found: SampleSet, largest: int | None = None) -> DataConfig:
     """The settings, with a side for the squares that files of several sizes become, where none is given.
 
-    It is at most 224, and no more than nine in ten images have, so that few are enlarged.
+    So do files of one size whose short side is longer than `largest`. The side is at most 224, and no more than nine in
+    ten images have, so that few are enlarged.
     """
     if config.resize is not None:
         return config
-    # Rows of a table come in whole groups, so of shards only the first samples are opened.
-    most = LOOKED_AT // 256 if found.sharded else LOOKED_AT
-    places = [(own, i) for own in found.samples.values() for i in _spread(len(own), most, found.sharded)]
-    sizes = [size for own, position in places if (size := _size(own, position))]
-    if len(set(sizes)) <= 1:
+    places = [(own, i) for own in found.samples.values() for i in some_of(len(own), found.sharded)]
+    sizes = [size for own, position in places if (size := size_of(own, position))]
+    if not sizes or (len(set(sizes)) == 1 and (largest is None or min(sizes[0]) <= largest)):
         return config
     short = int(np.percentile([min(size) for size in sizes], 10))
     return replace(config, resize=min(LARGEST_SIDE, short - short % STEP if short > STEP else short))
-
-
-def _spread(count: int, most: int, first: bool) -> list[int]:
-    """At most so many positions: the first ones, or evenly from the first to the last."""
-    places = range(min(count, most)) if first else np.linspace(0, count - 1, min(count, most)).astype(int)
-    return [int(place) for place in places]
-
-
-def _size(samples: Samples, position: int) -> tuple[int, int] | None:
-    """Width and height by the file's header, held upright; None where Pillow cannot tell."""
-    with suppress(Exception):  # broken files are named when they are read
-        content = samples.read(position)[1]
-        file = BytesIO(content) if isinstance(content, bytes) else content
-        with Image.open(file, formats=FORMATS) as image:  # type: ignore[arg-type]
-            turned = image.getexif().get(ORIENTATION, 1) >= 5
-            return (image.height, image.width) if turned else image.size
-    return None
 
 
 def open_images(
@@ -163,8 +142,12 @@ def open_images(
             first = first or next(filter(None, map(read, range(len(samples)))), None)
             if first is None:
                 raise UserError(f"data.source must have at least one readable image, got none: {unreadable}")
-            images = OnDemand(samples, partial(_pixels, read, first), first.pixels, threads)
-            sets[split] = ImageSet(images, labels, classes if labels is not None else (), images.names, first.vector)
+            decode = partial(_pixels, read, first)
+            images, originals = OnDemand(samples, decode, first.pixels, threads), None
+            if config.resize is not None and config.crop_mode == "center":
+                originals = RaggedOnDemand(samples, decode, threads, keeps=not found.sharded)
+            own = classes if labels is not None else ()
+            sets[split] = ImageSet(images, labels, own, images.names, first.vector, originals)
     return sets
 
 
@@ -182,15 +165,26 @@ def _class_numbers(samples: Mapping[str, Samples]) -> tuple[list[np.ndarray | No
     return labels, named
 
 
-def _read(split: str, samples: Samples, config: DataConfig, unreadable: Unreadable, position: int) -> Picture | None:
-    """One sample, decoded; None if it cannot be read."""
+def _read(
+    split: str,
+    samples: Samples,
+    config: DataConfig,
+    unreadable: Unreadable,
+    position: int,
+    short: int | None = None,
+) -> Picture | None:
+    """One sample, decoded, whole if its short side may have so many pixels; None if it cannot be read."""
     name, content = f"sample {position}", None
     try:
         name, content = samples.read(position)
         if isinstance(content, bytes) and name.lower().endswith(".npy"):
             content = array_of_npy(content)
         if isinstance(content, np.ndarray):
-            pixels = convert(channels_first(content[None], config.layout)[0], config)
+            pixels = convert(channels_first(content[None], config.layout)[0], config, short)
+        elif short is not None:
+            content = content.read_bytes() if isinstance(content, Path) else content
+            plain = None if config.channels == 1 else decode_plain(content, short)
+            pixels = decode(Path(name), config, content, short) if plain is None else plain
         elif isinstance(content, Path):
             pixels = decode(content, config)
         else:
@@ -206,15 +200,18 @@ def _read(split: str, samples: Samples, config: DataConfig, unreadable: Unreadab
         return None
 
 
-def _pixels(read: Callable[[int], Picture | None], first: Picture, position: int) -> np.ndarray | None:
+def _pixels(
+    read: Callable[..., Picture | None], first: Picture, position: int, short: int | None = None
+) -> np.ndarray | None:
     """One image; one that is unlike the first is refused, with the setting that would make them alike."""
-    other = read(position)
+    other = read(position, short=short)
     if other is None:
         return None
     a, b = first.pixels, other.pixels
-    if a.shape == b.shape and a.dtype == b.dtype:
+    same_size = short is not None or a.shape[1:] == b.shape[1:]
+    if same_size and len(a) == len(b) and a.dtype == b.dtype:
         return b
-    if a.shape[1:] != b.shape[1:]:
+    if not same_size:
         setting = "data.resize must be given when sizes differ"
         one, two = (f"{x.shape[2]}x{x.shape[1]}" for x in (a, b))
     elif a.shape[0] != b.shape[0]:

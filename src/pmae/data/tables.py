@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmae.data.decode import reading, require_room
-from pmae.data.images import DTYPES, Blocks, Samples
+from pmae.data.images import DTYPES
+from pmae.data.ondemand import Blocks, Samples
 from pmae.errors import UserError, optional, require
 
 TABLE = " as a table"
@@ -70,7 +71,7 @@ class ArrowSamples(TableSamples):
     """Files of the Arrow stream format, mapped: the disk is read where a row is asked for."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        arrow = _pyarrow()
+        arrow, self.files = _pyarrow(), paths
         tables: list[Any] = []
         columns: Any = None
         for path in paths:
@@ -92,7 +93,7 @@ class ParquetSamples(TableSamples):
     """Parquet files, of which the row groups read last are kept."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        parquet = _pyarrow().parquet
+        parquet, self.files = _pyarrow().parquet, paths
         files: list[Any] = []
         columns: Any = None
         for path in paths:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pmae.data.decode import SUFFIXES, reading
-from pmae.data.images import Samples
+from pmae.data.ondemand import Samples
 from pmae.errors import UserError, require
 
 IMAGES = (*(suffix[1:] for suffix in SUFFIXES), "npy")
@@ -120,7 +120,7 @@ class TarSamples(Samples):
     def __init__(self, paths: Sequence[Path]) -> None:
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(index_shard, paths))
-        self._paths = paths
+        self._paths = self.files = paths
         self._shard = np.repeat(np.arange(len(paths), dtype=np.int32), [len(places) for places, _ in found])
         self._start, self._length, labels = np.concatenate([places for places, _ in found]).T.copy()
         self.without_image = [name for _, without in found for name in without]

@@ -16,8 +16,19 @@ TOLERANCE = 1e-4
 """Largest difference, as a share of the largest feature, that rounding in another library's kernels may make."""
 
 
-def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None = None) -> float:
-    """Write the folder `out`, new or empty, whole or not at all; returns the largest difference that was found."""
+def export(
+    run: Run | Path | str,
+    kind: str,
+    out: Path | str,
+    epoch: int | None = None,
+    data_licence: str | None = None,
+    repo: str | None = None,
+) -> float:
+    """Write the folder `out`, new or empty, whole or not at all; returns the largest difference that was found.
+
+    The model card names the licence of the images, and loads the model from `repo`, USER/NAME on the Hugging Face hub,
+    where the folder is to be uploaded (`pmae.export.hub.push`).
+    """
     if kind not in FORMATS:
         raise unknown_name("format", kind, FORMATS)
     out = Path(out).expanduser().resolve()
@@ -41,9 +52,10 @@ def export(run: Run | Path | str, kind: str, out: Path | str, epoch: int | None 
             raise UserError(told) from error
         write_json(folder / "preprocessing.json", source.preprocessing())
         # A name that Python or Markdown would read otherwise is left for the reader to fill in.
-        name = out.name if re.fullmatch(r"[\w .=+-]+", out.name) else "FOLDER"
+        name = repo or (out.name if re.fullmatch(r"[\w .=+-]+", out.name) else "FOLDER")
         usage = FORMATS[kind].classifier_usage if source.head else FORMATS[kind].usage
-        write_card(source, folder, usage.replace("FOLDER", name), FORMATS[kind].library, difference)
+        usage = usage.replace("local-dir:", "hf-hub:") if repo else usage
+        write_card(source, folder, usage.replace("FOLDER", name), FORMATS[kind].library, difference, data_licence)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, write)

@@ -13,9 +13,13 @@ from pmae.results import PROTOCOLS, scores_of
 
 LOCAL = ("data.source", "data.root", "probe.data", "encoder.weights", "train.device")
 """Settings that say where things lie on the machine that trained, which is nobody else's business."""
+LICENCES = {"bloodmnist": "cc-by-4.0", "dermamnist": "cc-by-nc-4.0", "pathmnist": "cc-by-4.0"}
+"""Of the named sets whose publisher states one."""
 
 
-def write_card(source: Source, folder: Path, usage: str, library: str, difference: float) -> None:
+def write_card(
+    source: Source, folder: Path, usage: str, library: str, difference: float, data_licence: str | None = None
+) -> None:
     """Write README.md."""
     checked = (
         f"Re-loaded with {library} {version(library)} and compared with the original on images of noise: "
@@ -25,6 +29,7 @@ def write_card(source: Source, folder: Path, usage: str, library: str, differenc
     front = f"---\nlibrary_name: {library}\npipeline_tag: {task}\ntags: [pmae, masked-autoencoder]\n---"
     use = f"## Use\n\n```python\n{usage.strip()}\n```\n\n{checked}"
     parts = [front, *(_of_run(source, use) if isinstance(source, RunSource) else _of_classifier(source, use))]
+    parts.insert(-1, f"## Licence of the images\n\n{_licence(source, data_licence)}")
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -85,6 +90,11 @@ def _data(source: RunSource) -> str:
     start = source.run.environment.get("start")
     notes = [*data["notes"], *(["training did not start from random weights"] if start else [])]
     return "\n".join([f"{_text(data['name'])}: {_text(counts)} images.", *(f"- {_text(note)}" for note in notes)])
+
+
+def _licence(source: Source, given: str | None) -> str:
+    known = LICENCES.get(source.config.data.source) if isinstance(source, RunSource) else None
+    return _text(given or known or "Not stated by whoever exported this; ask before you use it for more than research.")
 
 
 def _evaluation(source: RunSource) -> str:

@@ -19,8 +19,10 @@ from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
 from pmae.models.weights import require_fit
 from pmae.plugins import require_plugins
+from pmae.remote import from_hub
 from pmae.runs import Run, create_run, read_state
 from pmae.spaces import Space, build_space
+from pmae.train.exported import is_exported, load_exported
 from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors", "extra.safetensors")
@@ -107,7 +109,14 @@ def _load_extra(model: MaskedAutoencoder, path: Path) -> None:
 
 
 def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
-    """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need."""
+    """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need.
+
+    A folder that was exported for timm or Hugging Face will do, and its address, hf://USER/NAME, on the hub.
+    """
+    run = from_hub(str(run)) if str(run).startswith("hf://") else run
+    if not isinstance(run, Run) and is_exported(run):
+        require(epoch is None, "epoch", "left out for an exported encoder, which has one state", epoch)
+        return load_exported(run)
     run = Run(run)
     config, standardize = run.config, load_standardize(run)
     require_plugins(config)

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -14,6 +14,7 @@ from pmae import fast, masking
 from pmae.config import Config
 from pmae.data.augment import Standardize, build_augmentations, draw_crops, draw_noise
 from pmae.data.batches import Batches
+from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError, require
 from pmae.files import folder_path, write_tensors
@@ -24,6 +25,8 @@ from pmae.models.encoder import run_blocks_checkpointed
 from pmae.models.weights import Pretrained, load_weights
 from pmae.plugins import plugin_errors, require_plugins
 from pmae.runs import Run
+from pmae.spaces import Learned
+from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
@@ -46,12 +49,13 @@ def pretrain(
     quiet: bool = False,
     online_probe: OnlineProbe | None = None,
     until: int | None = None,
+    on_checkpoint: Callable[[], None] = lambda: None,
 ) -> Run:
     """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
     # Read when a step is compiled; what runs after this run is not ours to change.
     precision = torch.get_float32_matmul_precision()
     try:
-        return _pretrain(config, splits, out, resume, quiet, online_probe, until)
+        return _pretrain(config, splits, out, resume, quiet, online_probe, until, on_checkpoint)
     finally:
         torch.set_float32_matmul_precision(precision)
 
@@ -64,6 +68,7 @@ def _pretrain(
     quiet: bool,
     online_probe: OnlineProbe | None,
     until: int | None,
+    on_checkpoint: Callable[[], None],
 ) -> Run:
     device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
     pick_engine(config.train, device)
@@ -74,6 +79,9 @@ def _pretrain(
     with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
         # A dry build without memory: what does not fit the data is refused before anything is written.
         model = build_method(config, splits.train.shape)
+    # Whose rotation is solved for in every step.
+    narrow = lacks_float64(device) and isinstance(model.space, Learned)
+    require(not narrow, "train.device", f"one with float64, as cpu, for the space {config.space.name!r}", device.type)
     with distributed.process_group(device) as world:
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
@@ -86,12 +94,14 @@ def _pretrain(
         with world.all_agree():
             fit = (model.space, len(splits.train), device)
             notes += setup.threads_note(out, device) if resume else setup.expected_fit(*fit)
+        plan = plan_crops(splits.train, config, device)
+        notes += [str(plan)] if plan else []
         quiet = quiet or not world.main
         for note in [] if quiet else notes:
             say(note)
         with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
             with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"):
-                training = Pretraining(config, splits, run, device, pretrained, world, require_folder)
+                training = Pretraining(config, splits, run, device, pretrained, world, require_folder, on_checkpoint)
             blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
             memory = environment.memory_errors(training.batch_size, device)
             with memory, environment.stop_signals() as stop, blamed:
@@ -125,17 +135,20 @@ class Pretraining:
         pretrained: Pretrained | None = None,
         world: World = ONE_PROCESS,
         require_folder: Callable[[], None] = lambda: None,
+        on_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         self.config, self.run, self.device, self.world = config, run, device, world
-        self._require_folder, train = require_folder, config.train
+        self._require_folder, self._on_checkpoint, train = require_folder, on_checkpoint, config.train
         settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
         if None in (*settled, config.optim.base_lr):
             raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
         self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
         self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
+        plan, size = plan_crops(splits.train, config, device), splits.train.shape[1:]
+        self.crops = Crops(plan, size, config.augment, device) if plan else None
         # Where the model is looked at: fits, R2 and probes need float64.
-        self.looks = torch.device("cpu") if environment.lacks_float64(device) else device
+        self.looks = torch.device("cpu") if lacks_float64(device) else device
         self.steps = len(splits.train) // self.batch_size
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, splits.train.shape, world)
@@ -153,8 +166,9 @@ class Pretraining:
             checkpoint_activations(self.model)
         if world.size > 1 and self.model.contrastive and getattr(self.model.contrastive.module, "gathers", True):
             self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
+        self.views = 2 if self.model.contrastive else 1
         self.metrics: dict[str, float] = {}
-        self.augmentations = build_augmentations(config.augment)
+        self.augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
         self.callbacks = Callbacks(train.callbacks)
         if train.callbacks:
             self.callbacks.start(self)
@@ -165,7 +179,7 @@ class Pretraining:
         world.require_same(self.model.state_dict() | checkpoint.optimizer_tensors(self.model, self.optimizer))
         if train.shard:
             distributed.shard(self.model, self.optimizer, world)
-        given = (self.model, self.standardize, config, self.optimizer, world)
+        given = (self.model, self.standardize, config, self.optimizer, world, self.augmentations)
         self.stepper: Plain | FastEngine = Plain(*given)
         if graph:
             self.stepper = FastEngine(lambda kind: kind(*given), train.engine == "graph", train.self_check)
@@ -216,7 +230,7 @@ class Pretraining:
         order = self.order(epoch)[first:, self.world.rank_slice(self.batch_size)]
         optim = self.config.optim
         warmup = optim.warmup_epochs if optim.warmup_steps is None else optim.warmup_steps / self.steps
-        for position, images in enumerate(self.batches.each(order), first):
+        for position, images in enumerate(self._images(epoch, first, order), first):
             # The released schedule steps once an epoch, so it is asked for the epoch that is running.
             now = epoch if optim.schedule == "released" else epoch + (position + 1) / self.steps
             lr = self.peak_lr * rate(optim.schedule, now, self.epochs, warmup or 0.0)
@@ -242,23 +256,33 @@ class Pretraining:
         if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == last:
             self._save()
 
+    def _images(self, epoch: int, first: int, order: Tensor, whole: bool = False) -> Iterator[Tensor]:
+        """The images of every batch from `first` on, or the crops of them that are cut from files."""
+        if self.crops is None:
+            return self.batches.each(order)
+        # Drawn on the host, where it is then known without waiting which pixels a crop needs.
+        seeds = (step_seed(self.config.train.seed, epoch, -2 - first - row) for row in range(len(order)))
+        generators, host = (torch.Generator().manual_seed(seed) for seed in seeds), torch.device("cpu")
+        noise = (self._mine(draw_crops(self.batch_size * self.views, g, host), whole) for g in generators)
+        return self.crops.each(zip(order.cpu(), noise, strict=True))
+
+    def _mine(self, drawn: Tensor, whole: bool) -> Tensor:
+        """Of what was drawn for every view of a batch, the part of this process."""
+        rows = slice(None) if whole else self.world.rank_slice(self.batch_size)
+        return drawn.unflatten(0, (self.views, -1))[:, rows].flatten(0, 1)
+
     def inputs(self, epoch: int, position: int, images: Tensor, lr: float = 0.0, whole: bool = False) -> Inputs:
         """All that a step consumes: a function of seed, epoch and position, however many processes share it."""
         seed = step_seed(self.config.train.seed, epoch, position)
         generator = torch.Generator(self.device).manual_seed(seed)
-        views = 2 if self.model.contrastive else 1
-        count = self.batch_size * views
-        crops = draw_crops(count, generator, self.device)
+        count = self.batch_size * self.views
+        crops = self._mine(draw_crops(count, generator, self.device), whole)
         ratio = masking.draw_ratio(self.config.masking, random.Random(seed))
         draw = self.model.draw(count, ratio, generator)
-        rows = slice(None) if whole else self.world.rank_slice(self.batch_size)
-
-        def mine(drawn: Tensor) -> Tensor:
-            return drawn.unflatten(0, (views, -1))[:, rows].flatten(0, 1)
-
-        draw = draw if len(draw.noise) == 1 else draw._replace(noise=mine(draw.noise))
+        draw = draw if len(draw.noise) == 1 else draw._replace(noise=self._mine(draw.noise, whole))
         noise = draw_noise(self.augmentations, count, generator, self.device)
-        return Inputs(images, mine(crops), draw, lr, tuple(mine(each) for each in noise))
+        mine = tuple(self._mine(each, whole) for each in noise)
+        return Inputs(images, None if self.crops else crops, draw, lr, mine, self.views)
 
     def order(self, epoch: int) -> Tensor:
         """Positions of the images (steps, batch) of an epoch: a function of the seed and the epoch."""
@@ -295,6 +319,7 @@ class Pretraining:
             if self.world.main:
                 self._require_folder()
                 checkpoint.save(self.run, files, name, state, self.config.train.keep)
+                self._on_checkpoint()
 
     def _monitor(self, journal: Journal | None, online_probe: OnlineProbe | None, last: int) -> None:
         """R2 on held-out images and the scores of the online probe, where due and not there yet."""
@@ -334,7 +359,7 @@ class Pretraining:
         """Repeat the draw of the first non-finite step, which its number determines, and save it for inspection."""
         epoch, position = divmod(step, self.steps)
         index = self.order(epoch)[position]
-        inputs = self.inputs(epoch, position, self.batches.take(index), whole=True)
+        inputs = self.inputs(epoch, position, next(self._images(epoch, position, index[None], True)), whole=True)
         finite = self.standardize(inputs.images).flatten(1).isfinite().all(1)
         hidden = hidden_parts(self.model, inputs.draw)
         tensors = {"images": inputs.images, "index": index, "hidden": hidden, "finite_images": finite}

@@ -5,7 +5,7 @@ Everything random comes in as arguments and everything measured stays on the dev
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,14 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pmae import fast
 from pmae.config import Config, OptimConfig
-from pmae.data.augment import Standardize, augmented, boxes_of, build_augmentations, crop
+from pmae.data.augment import Augmentation, Standardize, augmented, boxes_of, crop
 from pmae.errors import UserError, require
 from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder
 from pmae.models.encoder import layer_depths
+from pmae.system import lacks_float64
 from pmae.train.distributed import ONE_PROCESS, World, lost_process_errors
-from pmae.train.environment import lacks_float64
 
 TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-3}
 """How far the first loss may be from the plain one's, relative to it; rounding alone makes some 5e-4 and 1e-6 of it."""
@@ -35,28 +35,31 @@ class Inputs(NamedTuple):
     """All that a step consumes: raw images, noise for their crops and masks, and the learning rate."""
 
     images: Tensor
-    crops: Tensor
+    crops: Tensor | None
+    """Noise for crops of every view; nothing where images are such crops, all first views before all second ones."""
     draw: Draw
     lr: float
     noise: tuple[Tensor, ...] = ()
     """For registered augmentations."""
+    views: int = 1
 
 
 def parts_of(inputs: Inputs, count: int) -> list[Inputs]:
     """A batch in so many parts of the same size: images, and what was drawn for each of their views."""
     if count == 1:
         return [inputs]
-    views = len(inputs.crops) // len(inputs.images)
 
-    def cut(rows: Tensor, views: int = views) -> list[Tensor]:
+    def cut(rows: Tensor, views: int = inputs.views) -> list[Tensor]:
         return [part.flatten(0, 1) for part in rows.unflatten(0, (views, -1)).chunk(count, 1)]
 
     noise = inputs.draw.noise
     masks = [noise] * count if len(noise) == 1 else cut(noise)
     extras = [cut(each) for each in inputs.noise]
+    images = cut(inputs.images, inputs.views if inputs.crops is None else 1)
+    crops = [None] * count if inputs.crops is None else cut(inputs.crops)
     return [
-        Inputs(images, crops, inputs.draw._replace(noise=mask), inputs.lr, tuple(extra[n] for extra in extras))
-        for n, (images, crops, mask) in enumerate(zip(cut(inputs.images, 1), cut(inputs.crops), masks, strict=True))
+        inputs._replace(images=i, crops=c, draw=inputs.draw._replace(noise=m), noise=tuple(e[n] for e in extras))
+        for n, (i, c, m) in enumerate(zip(images, crops, masks, strict=True))
     ]
 
 
@@ -95,11 +98,11 @@ class Plain:
     config: Config
     optimizer: torch.optim.Optimizer
     world: World = ONE_PROCESS
+    augmentations: Sequence[Augmentation] = ()
 
     def __post_init__(self) -> None:
         self.tally = Tally(self.standardize.mean.device)
         self._leaves = [p for p in self.model.parameters() if p.requires_grad]
-        self._augmentations = build_augmentations(self.config.augment)
         several = self.world.size > 1 and not self.config.train.shard  # whose hooks leave means of gradients already
         self._network: nn.Module = self._averaging() if several else self.model
 
@@ -134,13 +137,14 @@ class Plain:
             (loss / parts if parts > 1 else loss).backward()
         return values
 
-    def measure(self, images: Tensor, crops: Tensor, draw: Draw, *noise: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(self, images: Tensor, crops: Tensor | None, draw: Draw, *noise: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and (loss, error, energy, masked share) for the tally."""
         augment, (height, width) = self.config.augment, images.shape[-2:]
-        # Two crops of an image where two views of it are wanted.
-        images = images.repeat(len(crops) // len(images), 1, 1, 1)
-        x = self.standardize(crop(images, boxes_of(crops, height, width, augment), augment.interpolation))
-        outcome = self._network(augmented(x, self._augmentations, noise), draw)
+        if crops is not None:
+            # Two crops of an image where two views of it are wanted.
+            images = images.repeat(len(crops) // len(images), 1, 1, 1)
+            images = crop(images, boxes_of(crops, height, width, augment), augment.interpolation)
+        outcome = self._network(augmented(self.standardize(images), self.augmentations, noise), draw)
         values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.masked_share.mean()])
         return outcome.loss, values.detach()
 

@@ -1,0 +1,184 @@
+"""Random resized crops from the files' own pixels, with their aspect ratio, resized once with antialiasing.
+
+Training on squares that were made of larger files would blow small crops up again: a fifth of a 224-pixel square is 100
+pixels wide. Files are decoded whole, no larger than crops can use, and kept on the device, in memory, in a cache on the
+disk, or not at all; the crops are the same.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from rich.filesize import decimal
+from torch import Tensor
+from torch.nn import functional
+
+from pmae.config import AugmentConfig, Config
+from pmae.data.augment import Boxes, boxes_of, resize_weights
+from pmae.data.batches import AHEAD, read_ahead
+from pmae.data.images import ImageSet, as_tensor, require_uncut
+from pmae.data.jpeg import decode_on, has_nvjpeg
+from pmae.data.ondemand import RaggedOnDemand
+from pmae.data.ragged import Ragged, cached, in_memory
+from pmae.files import folder_path
+from pmae.system import available_bytes
+
+TOGETHER = 64  # crops that one matrix multiplication resizes: 130 MB of windows at 224 pixels
+Place = Literal["device", "memory", "files"]
+WORDS = {"device": "on the device", "memory": "in memory", "files": "decoded anew for every batch"}
+
+
+def crop_ragged(
+    images: Ragged, places: Sequence[int], boxes: Boxes, size: tuple[int, int], interpolation: str, threads: int = 1
+) -> Tensor:
+    """Crops (B, C, *size) of the images at these places: uint8 of uint8, else float32."""
+    windows = [tuple(map(int, box)) for box in zip(places, *(each.tolist() for each in boxes[:4]), strict=True)]
+    if images.pixels.is_cuda:
+        parts = range(0, len(windows), TOGETHER)
+        cut = [slice(start, start + TOGETHER) for start in parts]
+        return torch.cat([_by_gemm(images, windows[c], boxes.flip[c], size, interpolation) for c in cut])
+
+    def resized(window: tuple[int, ...], flip: bool) -> Tensor:
+        pixels = images.window(*window)[None]
+        pixels = pixels if pixels.dtype == torch.uint8 else pixels.float()
+        made = functional.interpolate(pixels, size, mode=interpolation, antialias=True)
+        return made.flip(3) if flip else made
+
+    with ThreadPoolExecutor(threads) as pool:
+        return torch.cat(list(pool.map(resized, windows, boxes.flip.tolist()))).contiguous()
+
+
+def _by_gemm(
+    images: Ragged, windows: list[tuple[int, ...]], flip: Tensor, size: tuple[int, int], interpolation: str
+) -> Tensor:
+    """Windows resized as `rows @ (window @ columns^T)`; beyond the end of a window the weights are 0."""
+    # Half precision keeps 11 bits, 0.06 of a grey level, of numbers up to 255.
+    whole, device = images.pixels.dtype == torch.uint8, images.pixels.device
+    dtype = torch.float16 if whole else torch.float32
+    sides = torch.tensor([window[3:] for window in windows], dtype=torch.float32).T
+    high, wide = (int(side.max()) for side in sides)
+    padded = torch.zeros(len(windows), images.channels, high, wide, dtype=dtype, device=device)
+    for window, room in zip(windows, padded.unbind(), strict=True):
+        room[:, : window[3], : window[4]].copy_(images.window(*window))
+    (heights, widths), start = sides.to(device, non_blocking=True), torch.zeros(len(windows), device=device)
+    rows = resize_weights(start, heights, high, size[0], interpolation).to(dtype)
+    columns = resize_weights(start, widths, wide, size[1], interpolation).to(dtype)
+    columns = torch.where(flip.to(device, non_blocking=True)[:, None, None], columns.flip(1), columns)
+    if not whole:
+        return rows[:, None] @ (padded @ columns.transpose(1, 2)[:, None])
+    # The cubic kernel overshoots; 8-bit resizing clips what it makes of rows before it goes on to columns.
+    narrow = (padded @ columns.transpose(1, 2)[:, None]).clamp_(0, 255)
+    return (rows[:, None] @ narrow).round_().clamp_(0, 255).to(torch.uint8)
+
+
+class Plan(NamedTuple):
+    """Which files crops are cut from, and where their pixels wait."""
+
+    images: RaggedOnDemand
+    short: int
+    """What the short side of images may have."""
+    plain: bool
+    """Whether they are three channels of 8 bits."""
+    bytes: int
+    place: Place
+    cache: Path | None
+    key: str
+    """What beside the files decides what is in the cache."""
+
+    def __str__(self) -> str:
+        kept = f"in the cache {str(self.cache)!r}" + ", then on the device" * (self.place == "device")
+        where = kept if self.cache else WORDS[self.place]
+        advice = "; data.cache FOLDER would keep them" if not self.cache and self.place == "files" else ""
+        return f"crops are cut from the files' own pixels, about {decimal(self.bytes)}, {where}{advice}"
+
+    def held(self, device: torch.device) -> Ragged | None:
+        """All images where they are to wait; nothing where they stay in their files."""
+        if self.cache is None and self.place == "files":
+            return None
+        whole = np.arange(len(self.images))
+        held = cached(self.images, self.cache, self.key, self.bytes) if self.cache else in_memory(self.images, whole)
+        return held.to(device) if self.place == "device" else held
+
+
+def plan_crops(data: ImageSet, config: Config, device: torch.device) -> Plan | None:
+    """How to cut crops from the files of a set; nothing where none is larger than the squares made of it."""
+    augment, (channels, *size) = config.augment, data.shape
+    if data.originals is None or not augment.crop or augment.crop_from == "square":
+        return None
+    sizes = np.array(data.originals.sizes).reshape(-1, 2)
+    if not (sizes > size[0]).any():
+        return None
+    # The smallest crop has no fewer pixels than it is resized to, so more of them would be of no use.
+    short = math.ceil(size[0] / math.sqrt(augment.crop_scale[0]))
+    scale = np.minimum(1, short / sizes.min(1))
+    each = channels * as_tensor(np.empty(0, data.images.dtype)).itemsize * sizes.prod(1) * scale**2
+    expected, cache = int(each.mean() * len(data)), config.data.cache
+    place = _place(data.originals.keeps, expected, config, device)
+    key = f"{short} {channels} {config.data.layout} {data.images.dtype}"
+    folder, plain = folder_path(cache, "data.cache") if cache else None, channels == 3 and data.images.dtype == np.uint8
+    return Plan(data.originals.capped(short), short, plain, expected, place, folder, key)
+
+
+def _place(keeps: bool, expected: int, config: Config, device: torch.device) -> Place:
+    asked, cuda = config.data.keep_on, device.type == "cuda"
+    # Every process that `torchrun` started on the machine keeps its own.
+    fits = expected * int(os.environ.get("LOCAL_WORLD_SIZE", 1)) <= available_bytes() // 2
+    fits = fits and (keeps or asked == "device")
+    if not fits and config.data.cache is None:
+        return "files"
+    fits = cuda and expected <= torch.cuda.mem_get_info(device)[0] // 2
+    return "device" if cuda and (asked == "device" or (asked == "auto" and fits)) else "memory"
+
+
+class Crops:
+    """Batches of crops on a device, each a function of its images and of the noise drawn for it."""
+
+    def __init__(self, plan: Plan, size: tuple[int, int], augment: AugmentConfig, device: torch.device) -> None:
+        self._files, self._size, self._augment, self._device = plan.images, size, augment, device
+        # Where crops are cut: of the devices that are no CPUs, CUDA alone knows antialiasing and half precision.
+        self._cuts_on = device if device.type == "cuda" else torch.device("cpu")
+        self._held, self._short = plan.held(device), plan.short
+        on_gpu = self._cuts_on.type == "cuda" and self._held is None
+        self._by_nvjpeg = on_gpu and plan.plain and has_nvjpeg(device)
+
+    def each(self, draws: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+        """Crops of the images at each index, one for each row of its noise: first views before second ones.
+
+        A CPU cuts them ahead; for a GPU their images are read ahead.
+        """
+        if self._cuts_on.type == "cuda":
+            yield from map(self._cut, read_ahead(self._read, draws, AHEAD))
+        else:
+            cut = read_ahead(lambda draw: self._cut(self._read(draw)), draws, AHEAD)
+            yield from (crops.to(self._device) for crops in cut)
+
+    def _read(self, draw: tuple[Tensor, Tensor]) -> tuple[Ragged, np.ndarray, Boxes]:
+        """The images of a batch, which of them each crop is of, and its box."""
+        index, noise = draw[0].numpy(), draw[1]
+        if self._held is not None and self._held.mapped is not None:
+            require_uncut(self._held.mapped)
+        if self._held is not None and self._held.pixels.device.type == self._cuts_on.type:
+            images, places = self._held, index
+        else:
+            images, places = self._batch(index), np.arange(len(index))
+        places = np.tile(places, len(noise) // len(index))
+        heights, widths = torch.from_numpy(images.sizes[places]).float().T
+        return images, places, boxes_of(noise, heights, widths, self._augment)
+
+    def _batch(self, index: np.ndarray) -> Ragged:
+        if self._by_nvjpeg:
+            # Beyond twice what crops can use, unpacking at a half of the size on the CPU is less work.
+            return decode_on(self._device, self._files, index, 2 * self._short)
+        images = in_memory(self._files, index) if self._held is None else self._held.take(index)
+        pinned = self._cuts_on.type == "cuda"
+        return images._replace(pixels=images.pixels.pin_memory()) if pinned else images
+
+    def _cut(self, batch: tuple[Ragged, np.ndarray, Boxes]) -> Tensor:
+        images, places, boxes = batch
+        given = (images.to(self._cuts_on), places.tolist(), boxes, self._size)
+        return crop_ragged(*given, self._augment.interpolation, self._files.threads)

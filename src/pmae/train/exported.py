@@ -1,0 +1,49 @@
+"""An encoder from the folder that it was exported to, for timm or Hugging Face: weights and JSON, no pickle."""
+
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import torch
+
+from pmae.config import Config
+from pmae.data.augment import Standardize
+from pmae.errors import require
+from pmae.files import read_object
+from pmae.models import Encoder, build_encoder
+from pmae.models.described import described_weights, require_encoder
+from pmae.models.weights import load_weights
+from pmae.validation import Count, Positive, coerced
+
+FILE = "preprocessing.json"
+
+
+class Preprocessing(TypedDict):
+    """What preprocessing.json says of the images, as far as an encoder needs it; statistics are of scaled pixels."""
+
+    channels: Count
+    height: Count
+    width: Count
+    scale: Positive
+    mean: NotRequired[list[float]]
+    std: NotRequired[list[Positive]]
+
+
+def is_exported(folder: Path | str) -> bool:
+    """Whether a folder is one that `export` wrote."""
+    return (Path(folder).expanduser() / FILE).is_file()
+
+
+def load_exported(folder: Path | str) -> tuple[Config, Encoder, Standardize]:
+    """The encoder, the settings that build it, and the statistics its images need, in the units of the images."""
+    path = Path(folder).expanduser()
+    found = read_object(path / FILE)
+    own = {name: found[name] for name in Preprocessing.__annotations__ if name in found}
+    known: dict[str, Any] = coerced(own, Preprocessing, str(path / FILE))
+    shape = known["channels"], known["height"], known["width"]
+    require("mean" in known, "run", "an encoder that was exported for timm or Hugging Face", str(folder))
+    config = Config(encoder=require_encoder(described_weights(str(path)), str(path)))
+    with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
+        encoder = build_encoder(config.encoder, shape)
+    encoder.net.load_state_dict(load_weights(str(path), encoder).tensors)
+    mean, std = (torch.tensor(known[name]).reshape(-1, 1, 1) / known["scale"] for name in ("mean", "std"))
+    return config, encoder.eval(), Standardize(mean, std)

@@ -1,0 +1,64 @@
+"""Photographs on the card: crops from files as the CPU cuts them, and a run whose crops are cut there."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.conftest import smooth_images
+from tests.gpu.conftest import Within
+
+from pmae import api
+from pmae.config import AugmentConfig, Config, DataConfig, replace
+from pmae.data import jpeg
+from pmae.data.augment import boxes_of, draw_crops
+from pmae.data.crops import crop_ragged
+from pmae.data.ragged import ragged
+from pmae.data.sets import load
+
+CUDA = torch.device("cuda")
+
+
+def test_crops_on_the_card_are_those_of_the_cpu(assert_within: Within) -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.column_stack([rng.integers(80, 320, 100), rng.integers(80, 420, 100), np.full(100, 3)])
+    pixels = torch.from_numpy(rng.integers(0, 256, int(sizes.prod(1).sum()), dtype=np.uint8))
+    images, places = ragged(pixels, sizes), np.tile(np.arange(100), 2).tolist()
+    heights, widths = torch.from_numpy(images.sizes[places]).float().T
+    noise = draw_crops(200, torch.Generator().manual_seed(0), torch.device("cpu"))
+    boxes = boxes_of(noise, heights, widths, AugmentConfig())
+    given = (places, boxes, (96, 96), "bicubic")
+    ours, plain = crop_ragged(images.to(torch.device("cuda")), *given), crop_ragged(images, *given)
+    assert_within("crops from files, grey levels", float((ours.cpu().int() - plain.int()).abs().max()), 1)
+
+
+def test_a_folder_trains_alike_from_the_device_and_from_the_host(tmp_path: Path, tiny: Config) -> None:
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(smooth_images(32, (3, 48, 64))):
+        Image.fromarray(image.transpose(1, 2, 0)).save(tmp_path / "images" / f"{number:02d}.png")
+    changes = {"data__source": str(tmp_path / "images"), "data__resize": 32, "train__device": "cuda"}
+    config = replace(tiny, **changes, train__batch_size=8, train__epochs=4, objective__contrastive_weight=1.0)
+    losses = []
+    for place in ("device", "host"):
+        run = api.pretrain(replace(config, data__keep_on=place), out=tmp_path / place, quiet=True, figures=False)
+        losses.append([line["loss"] for line in run.metrics() if "loss" in line])
+    np.testing.assert_allclose(*losses, rtol=2e-2)
+    assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or not jpeg.has_nvjpeg(CUDA), reason="torchvision without nvJPEG")
+def test_nvjpeg_decodes_what_pillow_does(tmp_path: Path, assert_within: Within) -> None:
+    for number, image in enumerate(smooth_images(16, (3, 96, 128))):
+        turned = Image.Exif()
+        turned[0x0112] = 3 if number == 1 else 1
+        photograph = Image.fromarray(image.transpose(1, 2, 0)).resize((128 + number, 96), Image.Resampling.BICUBIC)
+        photograph.save(tmp_path / f"{number:02d}.jpg", quality=95, exif=turned)
+    data = load(DataConfig(str(tmp_path), resize=32)).train
+    assert data.originals is not None
+    images, places = data.originals.capped(200), np.arange(16)
+    found, plain = jpeg.decode_on(CUDA, images, places, 400), images.ragged(places)
+    assert found.pixels.is_cuda
+    ours = [found.window(i, 0, 0, *image.shape[1:]).cpu().numpy() for i, image in enumerate(plain)]
+    apart = [np.abs(a.astype(int) - b).mean() for a, b in zip(ours, plain, strict=True)]
+    assert_within("nvJPEG against Pillow, grey levels on average", max(apart), 2)
