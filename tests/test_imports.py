@@ -1,6 +1,7 @@
 """Who may import whom: the rooms have one way up."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -114,3 +115,20 @@ def test_the_package_imports_without_any_extra() -> None:
     code = f"import sys\nfor m in {extras}: sys.modules[m] = None\nimport pmae, pmae.api, pmae.cli"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_messages_to_callers_in_python_name_no_options() -> None:
+    """They have parameters, not `--options`; whole commands to type are told as such."""
+    for_terminals = {"cli", "sweep", "paper", "doctor", "app", "config_file"}
+    wrong = []
+    for file in SOURCE.rglob("*.py"):
+        if file.relative_to(SOURCE).parts[0].removesuffix(".py") not in for_terminals:
+            refused = [node for node in ast.walk(ast.parse(file.read_text())) if is_refusal(node)]
+            told = [ast.unparse(node) for node in refused]
+            wrong += [text for text in told if re.search(r"""[ ("']--[a-z]""", text) and "pmae " not in text]
+    assert not wrong
+
+
+def is_refusal(node: ast.AST) -> bool:
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require"
+    return called or isinstance(node, ast.Raise)

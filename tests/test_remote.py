@@ -137,7 +137,8 @@ def weights(folder: Path | str) -> dict[str, Any]:
 
 @pytest.fixture
 def two(tiny: Config) -> Config:
-    return replace(tiny, train=replace(tiny.train, epochs=2, keep=1))
+    train = replace(tiny.train, epochs=2, keep=1, batch_size=64)
+    return replace(tiny, train=train, probe=replace(tiny.probe, every=2))
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -172,7 +173,7 @@ def test_a_store_that_is_full_costs_a_sentence(two: Config, toy: Splits) -> None
     assert 1 <= len(told) <= 3
     assert not Faulty.store
     Faulty.error = None
-    pretrain(two, toy, "faulty://b/a", quiet=True, resume=True)
+    pretrain(two, toy, "runs/a", quiet=True, resume=True)  # which knows where it is copied to
     assert "/b/a/checkpoints/epoch_0002/state.json" in Faulty.store
 
 

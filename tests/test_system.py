@@ -20,7 +20,8 @@ from pmae.config import Config, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.train import environment, loop, step
+from pmae.spaces import base
+from pmae.train import loop, step
 from pmae.train.environment import pick_device
 
 SOURCE = Path(pmae.__file__).parent
@@ -99,12 +100,13 @@ class NoFloat64(TorchDispatchMode):
         return found
 
 
+@pytest.mark.parametrize("space", [{}, {"space__name": "cosine", "space__grouped": True}], ids=["pca", "grouped"])
 def test_steps_need_no_float64_where_a_device_has_none(
-    tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    space: dict[str, Any], tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = resolve(replace(tiny, train__epochs=1), 128, (3, 16, 16), gpu=False)[0]
+    config = resolve(replace(tiny, train__epochs=1, **space), 128, (3, 16, 16), gpu=False)[0]
     plain = loop.pretrain(config, toy, tmp_path / "plain", quiet=True)
-    for module in (environment, step):
+    for module in (loop, step, base):
         monkeypatch.setattr(module, "lacks_float64", lambda device: True)
     epoch = loop.Pretraining._epoch
 
@@ -117,6 +119,10 @@ def test_steps_need_no_float64_where_a_device_has_none(
     weights = [(run.checkpoint() / "encoder.safetensors").read_bytes() for run in (plain, other)]
     assert weights[0] == weights[1]
     assert other.results["pretrain"]["held_out_r2"] == plain.results["pretrain"]["held_out_r2"]
+    learned = resolve(replace(tiny, space__name="learned"), 128, (3, 16, 16), gpu=False)[0]
+    with pytest.raises(UserError, match=r"train.device must be one with float64, as cpu, for the space 'learned'"):
+        loop.pretrain(learned, toy, tmp_path / "learned", quiet=True)
+    assert not (tmp_path / "learned").exists()
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -30,7 +30,7 @@ from pmae.export import export
 from pmae.models import build_encoder
 from pmae.models.described import adopted
 from pmae.plugins import require_plugins
-from pmae.remote import Mirror, is_remote, push_back
+from pmae.remote import Mirror, is_remote, mirrored, push_back
 from pmae.report.page import save_figures
 from pmae.results import Segmentation, primary_pooling, scores_of
 from pmae.runs import Run
@@ -61,11 +61,14 @@ def pretrain(
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
     seconds, which count where there are many runs.
     """
-    if not is_remote(out):
+    folder = None if is_remote(out) else Path(out).expanduser()
+    url = str(out) if folder is None else mirrored(folder).get("url") if resume else None
+    if url is None:
         return _pretrain(config, images, out, resume, quiet, until, figures)
-    mirror = Mirror(str(out))
-    resume = resume or was_restarted(mirror.folder)
-    mirror.pull() if resume else mirror.require_vacant()
+    mirror = Mirror(url, folder)
+    if folder is None:  # else the copy here was asked for, wherever its store stands
+        resume = resume or was_restarted(mirror.folder)
+        mirror.pull() if resume else mirror.require_vacant()
     with mirror if is_main() else nullcontext():
         return _pretrain(config, images, mirror.folder, resume, quiet, until, figures, mirror.push)
 

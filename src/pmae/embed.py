@@ -202,7 +202,7 @@ def fitting(
     """The chunks, if their images are like those that were trained on."""
     for number, (split, part) in enumerate(chunks):
         if list(part.shape) != list(shape):
-            hint = "; --resize and --channels convert image files" if converts(data) else ""
+            hint = "; resize and channels convert image files" if converts(data) else ""
             rule = f"data must have images of the shape that the run was trained on, {_size(shape)}"
             raise UserError(f"{rule}, got {_size(part.shape)}{hint}")
         if number == 0 and str(part.images.dtype) != dtype:

@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
 """Signals that ask a run to stop: Ctrl-C, the end of a session or a machine, and a scheduler's warning before it."""
@@ -71,6 +75,11 @@ def flush(path: Path) -> None:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lacks_float64(device: "torch.device") -> bool:
+    """Whether a device computes in float32 at best: what needs more, fits and probes, is done on the CPU."""
+    return device.type == "mps"
 
 
 def available_bytes() -> int:

@@ -248,7 +248,7 @@ def test_weights_of_timm_and_of_hugging_face_are_a_start(labelled: Path, tmp_pat
         assert code == 0, said
         assert len(pmae.load_classifier(out, "cpu").predict(stripes(np.arange(3)))) == 3
     code, said = command("finetune", tmp_path / "hf", "--data", labelled, "--resize", 9, "--out", tmp_path / "odd")
-    assert (code, "the patches of the weights, of 4 pixels, divide (for files --resize 8), got 9x9" in said) == (
+    assert (code, "the patches of the weights, of 4 pixels, divide (for files resize=8), got 9x9" in said) == (
         2,
         True,
     )

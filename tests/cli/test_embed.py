@@ -113,7 +113,7 @@ def test_mistakes_get_one_line_and_write_nothing(run: Run, tmp_path: Path, capsy
     cases: dict[str, list[object]] = {
         "3 channels of 8x12, got 1 channel of 8x12": ["--data", tmp_path / "grey.npy", "-o", out],
         "got 1 channel of 8x8": ["--data", "digits", "-o", out],
-        "got 3 channels of 8x8; --resize and --channels": ["--data", tmp_path / "small", "-o", out],
+        "got 3 channels of 8x8; resize and channels": ["--data", tmp_path / "small", "-o", out],
         "holds no images": ["--data", tmp_path / "void", "-o", out],
         "there is no file or folder": ["--data", tmp_path / "gone.npy", "-o", out],
         "data.resize is for folders": [*right, "-o", out, "--resize", 16],

@@ -77,7 +77,7 @@ def _require_folder(path: Path, resume: bool) -> None:
     if resume and not (path / SETTINGS).is_file():
         raise UserError(f"out must be a folder with unfinished fine-tuning to be resumed, got {str(path)!r}")
     if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"out must be a new or an empty folder, got {str(path)!r}; continue with --resume")
+        raise UserError(f"out must be a new or an empty folder, got {str(path)!r}; resume it, or name another")
 
 
 def _begin(path: Path, config: FinetuneConfig, resume: bool) -> None:

@@ -42,7 +42,7 @@ def load_start(source: Path | str | Run, images: ImageSet, name: str | None = No
     if is_run(source):
         config, found, standardize = load_encoder(source)
         if images.shape != found.shape:
-            rule = "of the shape that the run was trained on (--resize and --channels convert image files)"
+            rule = "of the shape that the run was trained on (resize and channels convert image files)"
             raise UserError(f"data must have images {rule}, {found.shape}, got {images.shape}")
         return Start(found, config.encoder, standardize)
     place = Path(str(source)).expanduser()
@@ -65,7 +65,7 @@ def _require_patches(patch: int | None, shape: tuple[int, int, int]) -> None:
     """Refuse sides that the patches of given weights do not divide, with one that they do."""
     if patch and shape[1] > 1 and (shape[1] % patch or shape[2] % patch):
         fitting = patch * max(1, round(max(shape[1:]) / patch))
-        rule = f"sides that the patches of the weights, of {patch} pixels, divide (for files --resize {fitting})"
+        rule = f"sides that the patches of the weights, of {patch} pixels, divide (for files resize={fitting})"
         raise UserError(f"data must have images with {rule}, got {shape[1]}x{shape[2]}")
 
 

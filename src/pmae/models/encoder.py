@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -38,6 +38,16 @@ def run_blocks_checkpointed(blocks: nn.Sequential, norm: nn.Module, x: Tensor, l
     return norm(x) if last is None else norm(x)[:, -last:]
 
 
+class Network(nn.Module):
+    """The type of `Encoder.net`, which itself is of timm's own class: what all of timm's image models have."""
+
+    num_features: int
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, width) or a feature map of images."""
+        raise NotImplementedError
+
+
 class Encoder(nn.Module):
     """A timm model seen as a map from images to prefix tokens (such as [CLS]) and patch tokens.
 
@@ -48,9 +58,9 @@ class Encoder(nn.Module):
 
     def __init__(self, net: nn.Module, shape: tuple[int, int, int]) -> None:
         super().__init__()
-        self.net = net
+        self.net = cast(Network, net)
         self.shape = shape
-        self.width: int = net.num_features  # type: ignore[assignment]
+        self.width = self.net.num_features
         self.is_vit = isinstance(net, VisionTransformer)
         self.embed_patches: Callable[[nn.Module, Tensor], Tensor] = embed_patches
         self.run_blocks: Callable[..., Tensor] = run_blocks

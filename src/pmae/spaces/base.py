@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
 from pmae.spaces.moments import ONE_PROCESS, DistributedFit
+from pmae.system import lacks_float64
 
 LIMIT = 64 * 2**30  # bytes beyond which a fit is refused whatever the machine has
 
@@ -133,8 +134,9 @@ class Space(nn.Module, ABC):
         if self.mask_groups is None:
             return values
         # In float64, so that the order in which a GPU adds does not show: masks depend on every bit of these sums.
-        sums = values.new_zeros(*values.shape[:-1], self.mask_group_count, dtype=torch.float64)
-        return sums.index_add(-1, self.mask_groups, values.double()).to(values.dtype)
+        wide = values.dtype if lacks_float64(values.device) else torch.float64
+        sums = values.new_zeros(*values.shape[:-1], self.mask_group_count, dtype=wide)
+        return sums.index_add(-1, self.mask_groups, values.to(wide)).to(values.dtype)
 
     def expand_mask(self, hidden: Tensor) -> Tensor:
         """Booleans of mask groups (B, G) as booleans of coefficients (B, K)."""

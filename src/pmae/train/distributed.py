@@ -110,7 +110,7 @@ def local_device(device: torch.device) -> torch.device:
     rule = "auto, cpu or cuda when there are several processes: each takes the GPU of its number"
     require(device.index is None, "train.device", rule, str(device))
     if local >= there:
-        raise UserError(f"--nproc-per-node must be at most the number of GPUs, {there}, got at least {local + 1}")
+        raise UserError(f"processes on a machine must be at most its GPUs, {there}, got at least {local + 1}")
     return torch.device("cuda", local)
 
 

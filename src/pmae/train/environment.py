@@ -38,11 +38,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def lacks_float64(device: torch.device) -> bool:
-    """Whether a device computes in float32 at best: what needs more, fits and probes, is done on the CPU."""
-    return device.type == "mps"
-
-
 def pick_precision(name: str, device: torch.device) -> torch.dtype:
     """bfloat16 on CUDA and on CPUs with matrix units for it (AMX), where a step takes 0.5 to 0.8 of float32's time."""
     if name == "auto":

@@ -25,6 +25,8 @@ from pmae.models.encoder import run_blocks_checkpointed
 from pmae.models.weights import Pretrained, load_weights
 from pmae.plugins import plugin_errors, require_plugins
 from pmae.runs import Run
+from pmae.spaces import Learned
+from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
@@ -77,6 +79,9 @@ def _pretrain(
     with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
         # A dry build without memory: what does not fit the data is refused before anything is written.
         model = build_method(config, splits.train.shape)
+    # Whose rotation is solved for in every step.
+    narrow = lacks_float64(device) and isinstance(model.space, Learned)
+    require(not narrow, "train.device", f"one with float64, as cpu, for the space {config.space.name!r}", device.type)
     with distributed.process_group(device) as world:
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
@@ -143,7 +148,7 @@ class Pretraining:
         plan, size = plan_crops(splits.train, config, device), splits.train.shape[1:]
         self.crops = Crops(plan, size, config.augment, device) if plan else None
         # Where the model is looked at: fits, R2 and probes need float64.
-        self.looks = torch.device("cpu") if environment.lacks_float64(device) else device
+        self.looks = torch.device("cpu") if lacks_float64(device) else device
         self.steps = len(splits.train) // self.batch_size
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, splits.train.shape, world)
@@ -163,7 +168,7 @@ class Pretraining:
             self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
         self.views = 2 if self.model.contrastive else 1
         self.metrics: dict[str, float] = {}
-        self.augmentations = build_augmentations(config.augment)
+        self.augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
         self.callbacks = Callbacks(train.callbacks)
         if train.callbacks:
             self.callbacks.start(self)
@@ -174,7 +179,7 @@ class Pretraining:
         world.require_same(self.model.state_dict() | checkpoint.optimizer_tensors(self.model, self.optimizer))
         if train.shard:
             distributed.shard(self.model, self.optimizer, world)
-        given = (self.model, self.standardize, config, self.optimizer, world)
+        given = (self.model, self.standardize, config, self.optimizer, world, self.augmentations)
         self.stepper: Plain | FastEngine = Plain(*given)
         if graph:
             self.stepper = FastEngine(lambda kind: kind(*given), train.engine == "graph", train.self_check)

@@ -25,10 +25,10 @@ from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.spaces import Space, build_space
 from pmae.spaces.moments import DistributedFit
-from pmae.system import available_bytes, take_lock
+from pmae.system import available_bytes, lacks_float64, take_lock
 from pmae.train import checkpoint
 from pmae.train.distributed import World
-from pmae.train.environment import describe_environment, lacks_float64
+from pmae.train.environment import describe_environment
 
 FREE = (
     *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
