@@ -5,6 +5,7 @@ of one H200 (85,500 images/s) and of two CPU cores (56) for 17 tokens an image. 
 each recipe spells out its side.
 """
 
+import functools
 from collections.abc import Callable
 
 from pmae.config import (
@@ -187,6 +188,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 }
 
 
+@functools.cache  # a list of all tables asks thousands of times
 def recipe(name: str) -> Config:
     """The configuration of this name, not yet resolved against data."""
     if name not in RECIPES:
