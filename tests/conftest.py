@@ -1,5 +1,6 @@
 """Small data and small settings that many tests share."""
 
+import gc
 import os
 import shutil
 import sys
@@ -26,6 +27,16 @@ BROWSER_FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no collection of garbage, of which every run has one, looks through it again."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end it goes, for some libraries count what is left."""
+    gc.unfreeze()
 
 
 def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:

@@ -21,7 +21,7 @@ from pmae.report.tables import Table
 from pmae.runs import Run
 
 UNSHOWN = ("knn", "effective_rank")
-COLOURED = ("ours", "mae", "paper", "masking", "mae_masking", "mae_ours", "released", "mae_released", "kmae")
+COLOURED = ("ours", "mae", "paper", "masking", "mae_masking", "mae_ours", "released", "mae_released", "kmae", "simclr")
 """Recipes in the order in which they get a colour."""
 
 

@@ -65,7 +65,7 @@ def _linear(run: Run) -> dict[str, float]:
 
 def long_kinds(data: str, folder: Path) -> list[Kind]:
     """The long runs of a data set in the order of telling: the baseline, the paper's method, ours."""
-    order = ("mae", "mae_released", "mae_masking", "mae_ours", "paper", "released", "kmae", "masking", "ours")
+    order = ("mae", "mae_released", "mae_masking", "mae_ours", "paper", "released", "kmae", "masking", "ours", "simclr")
     return sorted(
         (kind for kind in published_runs(folder) if (kind.data, kind.epochs) == (data, LONG)),
         key=lambda kind: order.index(kind.recipe),

@@ -19,7 +19,7 @@ from pmae.sweep.find import finished
 
 SHORT = {
     "paper": "paper", "mae": "paper", "kmae": "paper", "released": "released", "mae_released": "released",
-    "ours": "contrast", "mae_ours": "contrast",
+    "ours": "contrast", "mae_ours": "contrast", "simclr": "simclr",
 }  # fmt: skip
 """What a folder's name says of a recipe; nothing of masking alone."""
 LINES = 100

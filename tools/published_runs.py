@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 RUNS, FIGURES = ROOT / "results" / "runs", ROOT / "results" / "figures"
 RECIPES = {
     True: ("mae", "mae_released", "mae_masking", "mae_ours"),
-    False: ("paper", "released", "masking", "ours", "kmae"),
+    False: ("paper", "released", "masking", "ours", "kmae", "simclr"),
 }
 """The recipes that hide patches, and those that hide components; of equally near ones the first counts."""
 VARIED = MACHINE | {

@@ -68,7 +68,8 @@ class AugmentConfig(Settings):
     flip: bool = True
     """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
     extra: tuple[str, ...] = ()
-    """Registered augmentations that come after, in their order: name or name(option=value)."""
+    """Augmentations that come after, in their order: color_jitter, grayscale or registered ones, with options as
+    name(option=value)."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class MaskingConfig(Settings):
     """One mask per image (ours), or one for the whole batch (the paper)."""
     prefix: Literal["closest", "shorter"] = "closest"
     """The prefix whose share is closest to the ratio, or the released code's, one component shorter."""
+    enabled: bool = True
+    """Hide anything at all: off, the encoder sees whole images, as in SimCLR."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,8 @@ class ObjectiveConfig(Settings):
     """Divide by ratio x total variance, by nothing (the paper's norm), or by the batch's hidden count (released)."""
     loss: str = "squared"
     """How a prediction is compared: by its squared error, or a registered objective, name or name(option=value)."""
+    reconstruction_weight: NonNegative = 1.0
+    """Weight of predicting what is hidden; 0 leaves the contrastive loss alone, and the decoder untrained."""
     contrastive_weight: NonNegative | None = None
     """Weight of NT-Xent between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
     contrastive: str = "nt_xent"
@@ -314,6 +319,11 @@ class Config(Settings):
         require(value is None, f"masking.{wrong}", rule, value)
         rule = f"{'patches' if pixels else 'components or pixels'} where space.name is {space!r}"
         require(target is None or pixels == (target == "patches"), "objective.target", rule, target)
+        predicts = self.objective.reconstruction_weight > 0
+        rule = "above 0 where objective.contrastive_weight is 0: something must be learned"
+        require(predicts or self.objective.contrastive_weight != 0, "objective.reconstruction_weight", rule, 0)
+        rule = "true unless objective.reconstruction_weight is 0 and components are hidden, not patches"
+        require(masking.enabled or not (predicts or pixels), "masking.enabled", rule, masking.enabled)
         constant = self.space.name != "learned" or self.objective.scale == "constant"
         rule = "'constant' where space.name is 'learned', whose loss is relative to the hidden energy"
         require(constant, "objective.scale", rule, self.objective.scale)

@@ -63,6 +63,8 @@ def settings_given(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 def with_settings(config: Config, given: Mapping[str, str]) -> Config:
     """A copy with settings changed by dotted name, their values as text: `with_settings(c, {"train.epochs": "3"})`."""
+    if not given:
+        return config
     values, kinds = to_dict(config), typing.get_type_hints(Config)
     for name, text in given.items():
         section, _, key = name.partition(".")

@@ -50,7 +50,9 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     linear = 2 * 2 * patches * numbers * wide + 3 * 2 * tokens * wide * decoder_wide
     linear += 3 * 2 * patches * decoder_wide * numbers
     blocks = deep * _block(tokens, wide) + decoder_deep * _block(patches + 1, decoder_wide)
-    if is_mae and not whole:
+    if not config.objective.reconstruction_weight:  # nothing is decoded
+        linear, blocks = 2 * 2 * patches * numbers * wide, deep * _block(tokens, wide)
+    elif is_mae and not whole:
         linear -= 3 * 2 * (tokens - 1) * decoder_wide * numbers
         blocks -= 16 * tokens * decoder_wide**2
     one = linear + 3 * blocks + projection_flops(config, shape)
@@ -70,5 +72,6 @@ def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
     if config.space.name == "patch_pca":
         rows, columns = patch_sides(patch_side(shape[1], shape[2], config.space.patch), shape[1])
         kept = shape[0] * rows * columns
-    gemms = (2 if config.objective.target == "pixels" else 4) + (config.space.components is not None)
+    both = config.objective.target == "components" and config.objective.reconstruction_weight > 0
+    gemms = (4 if both else 2) + (config.space.components is not None)
     return gemms * 2 * pixels * (kept or pixels)

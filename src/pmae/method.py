@@ -57,6 +57,9 @@ class MaskedAutoencoder(nn.Module):
         """Patches (B, N, P), or the hidden ones in a mask's order, and the mean patch token (B, width)."""
         with self._autocast(x):
             prefix, tokens = self.encoder(x) if mask is None else self.encoder(x, mask.keep)
+            if not self.config.objective.reconstruction_weight:
+                count = self.patches if mask is None else mask.drop.shape[1]
+                return x.new_zeros(len(x), count, x[0].numel() // self.patches), tokens.mean(1)
             patches = self.decoder(prefix, tokens, None if mask is None else mask.order)
         return patches.float(), tokens.mean(1)
 
@@ -65,7 +68,7 @@ class MaskedAutoencoder(nn.Module):
     ) -> Outcome:
         """The scaled loss and, in training, the contrastive one between two views of every image."""
         scale = "hidden" if self.space.learns else self.config.objective.scale
-        loss = objectives.scaled(found, scale, self.ratio * energy)
+        loss = self.config.objective.reconstruction_weight * objectives.scaled(found, scale, self.ratio * energy)
         if self.contrastive and self.training:
             with self._autocast(features):
                 loss = loss + self.contrastive(features, x)
@@ -96,7 +99,7 @@ class PrincipalMAE(MaskedAutoencoder):
 
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
         z, hidden, visible = self.hide(x, draw)
-        patches, features = self.predict(visible)
+        patches, features = self.predict(visible if self.config.masking.enabled else x)
         y = unpatchify(patches, self.patch, self.encoder.shape)
         share = (self.space.variance_share * hidden).sum(1).expand(len(x))
         if not self.on_pixels:

@@ -14,7 +14,7 @@ from pmae.errors import UserError
 from pmae.spaces import SPACES, Space, build_space
 from pmae.spaces.moments import DistributedFit
 
-SHAPES = [(3, 8, 8), (1, 6, 10), (5, 4, 4), (2, 1, 16)]
+SHAPES = [(3, 4, 8), (1, 6, 10), (5, 4, 4), (2, 1, 16)]
 VARIANTS = {name: SpaceConfig(name) for name in sorted(SPACES)}
 VARIANTS |= {f"{name} grouped": SpaceConfig(name, grouped=True) for name, kind in SPACES.items() if kind.has_bands}
 VARIANTS |= {"pca and rest": SpaceConfig("pca", components=5)}
@@ -65,21 +65,24 @@ def test_mask_groups_have_all_of_the_variance(fitted: tuple[Space, torch.Tensor]
     torch.testing.assert_close((spread * space.variance_share).sum(1), space.mask_group_share, atol=1e-6, rtol=1e-5)
 
 
-def test_streamed_fit_equals_full_fit(fitted: tuple[Space, torch.Tensor]) -> None:
-    # In float64, so that two orders of summation cannot turn eigenvectors of nearly equal variance into each other.
-    space, x = fitted[0], fitted[1].double()
-    streamed, whole = build_space(space.config, space.shape), build_space(space.config, space.shape)
-    streamed.fit(x.split(64))
-    whole.fit([x])
+@pytest.fixture(scope="module")
+def streamed(fitted: tuple[Space, torch.Tensor]) -> Space:
+    """In float64, so that two orders of summation cannot turn eigenvectors of nearly equal variance into each other."""
+    space = build_space(fitted[0].config, fitted[0].shape)
+    space.fit(fitted[1].double().split(64))
+    return space
+
+
+def test_streamed_fit_equals_full_fit(fitted: tuple[Space, torch.Tensor], streamed: Space) -> None:
+    whole = build_space(streamed.config, streamed.shape)
+    whole.fit([fitted[1].double()])
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(streamed.state_dict()[name], value, rtol=1e-5, atol=1e-5)
 
 
-def test_distributed_fit_equals_single_fit(fitted: tuple[Space, torch.Tensor]) -> None:
+def test_distributed_fit_equals_single_fit(fitted: tuple[Space, torch.Tensor], streamed: Space) -> None:
     # Three processes, played by threads, with parts of unequal size; float64 as above.
-    space, x = fitted[0], fitted[1].double()
-    alone, parts = build_space(space.config, space.shape), [build_space(space.config, space.shape) for _ in range(3)]
-    alone.fit(x.split(64))
+    x, parts = fitted[1].double(), [build_space(streamed.config, streamed.shape) for _ in range(3)]
     bounds, meeting, said = [0, 70, 201, len(x)], threading.Barrier(3, timeout=60), [torch.zeros(())] * 3
 
     def fit(rank: int) -> None:
@@ -95,7 +98,7 @@ def test_distributed_fit_equals_single_fit(fitted: tuple[Space, torch.Tensor]) -
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(fit, range(3)))
-    for name, value in alone.state_dict().items():
+    for name, value in streamed.state_dict().items():
         for part in parts:
             torch.testing.assert_close(part.state_dict()[name], value, rtol=1e-6, atol=1e-6)
 

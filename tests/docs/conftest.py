@@ -120,18 +120,24 @@ def reader(stand_ins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path
 
 
+def few(whole: Splits, step: int) -> Splits:
+    """Every so manieth image of a set with a test part."""
+    assert whole.test is not None
+    train, test = (part.take(np.arange(0, len(part), step)) for part in (whole.train, whole.test))
+    return Splits(whole.name, train, None, test)
+
+
 def few_photos() -> Splits:
     """Every twelfth crop, and of its pixels every other one in both directions."""
-    photos = load_photos()
+    photos = few(load_photos(), 12)
     assert photos.test is not None
-    parts = [part.take(np.arange(0, len(part), 12)) for part in (photos.train, photos.test)]
-    train, test = (replace(part, images=part.images[:, :, ::2, ::2].copy()) for part in parts)
+    train, test = (replace(p, images=p.images[:, :, ::2, ::2].copy()) for p in (photos.train, photos.test))
     return Splits(photos.name, train, None, test)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, few photographs, short protocols, one solution for one covariance.
+    """One thread, few photographs and digits, short protocols, one solution for one covariance.
 
     Figures of every run, and the doctor's processes, have tests of their own.
     """
@@ -139,6 +145,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     monkeypatch.setattr(demo, "load_photos", few_photos)
     monkeypatch.setitem(NAMED, "photos", lambda _: few_photos())
+    monkeypatch.setitem(NAMED, "digits", lambda root, whole=NAMED["digits"]: few(whole(root), 6))
     monkeypatch.setattr(api, "save_figures", lambda run: [])
     monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: list(CHECKS[name].run(*given)))
     for name, settings in protocols.PRESETS.items():

@@ -47,7 +47,7 @@ def smaller(command: list[str]) -> list[str]:
     for pattern, value in (("epochs", "1"), ("data.resize", "16"), ("seeds", "0")):
         text = re.sub(rf"({pattern}[\0=])[\d\0]*\d", rf"\g<1>{value}", text)
     # Four processes go on where two stopped; one does the same, also another number, for a quarter of the time.
-    command = text.replace("nproc-per-node\0004", "nproc-per-node\0001").split("\0")
+    command = re.sub(r"(nproc-per-node\0)4|(at-once\0)\d", r"\1\g<2>1", text).split("\0")
     name = next(word for word in command if word in COMMANDS)
     more = MORE.get(name, [])
     if "--encoder" in command:  # whose sizes are its own

@@ -44,6 +44,12 @@ class Page(HTMLParser):
         self.text += data
 
 
+@pytest.fixture
+def page_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No files beside the page: figures of each kind take seconds, and tests of words do not look at them."""
+    monkeypatch.setattr("pmae.report.page._write_beside", lambda *_: None)
+
+
 def test_one_page_and_its_files(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
     both = {"linear/cls/test": 0.7, "linear/cls/val": 0.6}
     a = make_run("a", evaluation={"pmae epoch 3": suite(both), "random weights": suite({"linear/cls/test": 0.5})})
@@ -71,9 +77,14 @@ def test_one_page_and_its_files(make_run: MakeRun, suite: Suite, tmp_path: Path)
     assert not [name for name in files if name.startswith(".")]
 
 
-def test_nothing_comes_from_outside(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
-    write_report([make_run(evaluation={"pmae epoch 3": suite({"linear/cls/test": 0.7})}).path], tmp_path / "r.html")
-    page = Page(tmp_path / "r.html")
+def test_nothing_comes_from_outside_and_the_same_runs_make_the_same_page(
+    make_run: MakeRun, suite: Suite, tmp_path: Path
+) -> None:
+    run = make_run(evaluation={"pmae epoch 3": suite({"linear/cls/test": 0.7})})
+    for name in ("one", "two"):
+        write_report([run.path], tmp_path / f"{name}.html")
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+    page = Page(tmp_path / "one.html")
     assert page.links
     assert all(link.startswith(("#", "data:")) for link in page.links)
     assert not {"iframe", "object", "embed"} & set(page.tags)
@@ -84,6 +95,7 @@ def test_nothing_comes_from_outside(make_run: MakeRun, suite: Suite, tmp_path: P
     assert "default-src 'none'" in page.source
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_names_of_runs_classes_and_notes_are_harmless(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
     evaluated = suite({"linear/cls/test": 0.7}, data=EVIL, classes=[EVIL, "b"], notes=[EVIL])
     data = {"name": EVIL, "notes": [EVIL], "classes": [EVIL, "b"]}
@@ -114,6 +126,7 @@ def test_folders_that_are_no_run_are_refused_or_left_out(
     assert "toy: a closer look" in text
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_the_page_says_how_much_was_asked_to_be_hidden_and_how_much_was(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(pictures=False, masking__masked_variance=0.3)
     write_report([run.path], tmp_path / "r.html")
@@ -125,6 +138,7 @@ def test_the_page_says_how_much_was_asked_to_be_hidden_and_how_much_was(make_run
     assert "75% of patchesvit_tiny" in Page(tmp_path / "r.html").text
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_an_interrupted_run_makes_a_page_that_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(epochs=2)
     (run.path / "samples.safetensors").unlink()
@@ -143,6 +157,7 @@ def test_an_interrupted_run_makes_a_page_that_says_so(make_run: MakeRun, tmp_pat
 BROKEN = [(name, "broken\n") for name in ("samples.safetensors", "results.json", "metrics.jsonl", "environment.json")]
 
 
+@pytest.mark.usefixtures("page_alone")
 @pytest.mark.parametrize(("name", "content"), [*BROKEN, ("metrics.jsonl", '{"loss": 1}\n'), ("results.json", "[]")])
 def test_a_broken_file_is_named_and_the_rest_is_shown(
     make_run: MakeRun, tmp_path: Path, name: str, content: str
@@ -155,6 +170,7 @@ def test_a_broken_file_is_named_and_the_rest_is_shown(
     assert "All settings of toy" in text
 
 
+@pytest.mark.usefixtures("page_alone")
 @pytest.mark.parametrize("found", [{"results": [{"protocol": "linear"}]}, 3])
 def test_an_evaluation_of_another_shape_is_named(make_run: MakeRun, tmp_path: Path, found: Any) -> None:
     write_report(
@@ -164,6 +180,7 @@ def test_an_evaluation_of_another_shape_is_named(make_run: MakeRun, tmp_path: Pa
     assert "results.json could not be read" in Page(tmp_path / "r.html").text
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_duplicates_are_counted_and_named(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
     evaluated = suite({"linear/cls/test": 0.7})
     exact = {"count": 11, "pairs": [{"train": "a.png", "held_out": "b.png"}]}
@@ -177,6 +194,7 @@ def test_duplicates_are_counted_and_named(make_run: MakeRun, suite: Suite, tmp_p
     assert "d.png ~ c.png" in text
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_warnings_name_their_protocol_and_preset(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
     evaluated = suite({"linear/cls/test": 0.7}, notes=["few images to search"])
     evaluated["results"][0]["notes"] = ["training diverged"]
@@ -198,13 +216,6 @@ def test_an_output_that_cannot_be_written_is_refused(make_run: MakeRun, tmp_path
     (tmp_path / "report_files").write_text("in the way")
     with pytest.raises(UserError, match="in its way"):
         write_report([make_run("other").path], tmp_path / "report.html")
-
-
-def test_the_same_runs_make_the_same_page(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run()
-    for name in ("one", "two"):
-        write_report([run.path], tmp_path / f"{name}.html")
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
 def test_seconds_are_images_over_speed(make_run: MakeRun) -> None:

@@ -167,7 +167,7 @@ class Pretrain(Common):
         scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
         print("\n".join(f"  {CALLED.get(name, name):<44} {value:.4f}" for name, value in scores.items()))
         print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
-        print(_judgement(scores, str(run.path)))
+        print(_judgement(scores, str(run.path), run.config.objective.reconstruction_weight > 0))
 
 
 def _print_all_settings(kind: type[Pretrain]) -> None:
@@ -180,12 +180,14 @@ def _print_all_settings(kind: type[Pretrain]) -> None:
         print(page.getvalue().replace("(default: None)", " " * 15), end="")
 
 
-def _judgement(scores: dict[str, float], path: str) -> str:
+def _judgement(scores: dict[str, float], path: str, predicts: bool = True) -> str:
     """Whether anything was learned, and the next command."""
+    command = "pmae evaluate" if "linear" in scores else "pmae report"
+    if not predicts:
+        return f"nothing was to be predicted, so there is no R2; next: {command} {path}"
     r2 = scores.get("held_out_r2", scores.get("train_r2", 0.0))
     if r2 < 0.05:
         return f"R2 {r2:.2f} is no better than predicting the mean: it has not learned yet; give it more --epochs"
-    command = "pmae evaluate" if "linear" in scores else "pmae report"
     return f"it predicts {r2:.0%} of the hidden variance; next: {command} {path}"
 
 

@@ -1,19 +1,22 @@
 """Random resized crop, flip and standardization of a whole batch on its device, as two small GEMMs per image."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pmae.config import AugmentConfig
+from pmae.data import color  # noqa: F401  # it registers its names
 from pmae.errors import require
 from pmae.plugins import build
 
 ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
 NOISE = 16  # uniform numbers an image for a registered augmentation that does not ask for another count
+
+WHITE = {"uint8": 255.0, "uint16": 65535.0}  # the largest number of an image file
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
 """A registered one: standardized images (B, C, H, W) and noise (B, 16), all that is random, to images as large."""
@@ -110,9 +113,29 @@ def resize_weights(start: Tensor, length: Tensor, pixels: int, size: int, interp
     return weight / weight.sum(2, keepdim=True)
 
 
-def build_augmentations(config: AugmentConfig) -> list[Augmentation]:
-    """The registered augmentations that the settings name."""
-    return [build("augmentation", each, "augment.extra") for each in config.extra]
+def build_augmentations(config: AugmentConfig, standardize: "Standardize", dtype: str) -> list[Augmentation]:
+    """The augmentations that the settings name; those of colors get images in [0, 1] instead of standardized ones."""
+    found = []
+    for name in config.extra:
+        made = build("augmentation", name, "augment.extra")
+        if getattr(made, "on_pixels", False):
+            fits = dtype in WHITE and len(standardize.mean) == 3
+            got = f"{dtype} images with {len(standardize.mean)} channels"
+            require(fits, f"augment.extra {name!r}", "left out but for 8- and 16-bit images in color", got)
+            made = OnPixels(made, standardize, WHITE[dtype])
+        found.append(made)
+    return found
+
+
+class OnPixels:
+    """An augmentation of images in [0, 1] as one of standardized images."""
+
+    def __init__(self, made: Augmentation, standardize: "Standardize", white: float) -> None:
+        self._made, self._standardize, self._white = made, standardize, white
+        self.noise = getattr(made, "noise", NOISE)
+
+    def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
+        return self._standardize(self._white * self._made(self._standardize.invert(x) / self._white, noise))
 
 
 def draw_noise(
@@ -123,7 +146,7 @@ def draw_noise(
     return tuple(torch.rand(count, size, generator=generator, device=device) for size in sizes)
 
 
-def augmented(x: Tensor, augmentations: list[Augmentation], noise: tuple[Tensor, ...]) -> Tensor:
+def augmented(x: Tensor, augmentations: Sequence[Augmentation], noise: tuple[Tensor, ...]) -> Tensor:
     """Images after every registered augmentation."""
     for each, drawn in zip(augmentations, noise, strict=True):
         before, x = x.shape, each(x, drawn)

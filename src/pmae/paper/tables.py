@@ -225,8 +225,10 @@ def cost_lines(chosen: RunChoices, scoring: Scoring, speed: float | None, wanted
         rows = not chosen.methods or any(row.key in chosen.methods for row in item.rows)
         scored = not scoring.protocols or any(name in scoring.protocols for name in item.protocols)
         if wanted or (rows and scored):
-            cost = cost_of(item, chosen, scoring)
-            hours = [cost_of(item, chosen, scoring, name not in SMALL).hours(speeds[name]) for name in speeds]
+            costs = {
+                gpu: cost_of(item, chosen, scoring, gpu) for gpu in {True, *(name not in SMALL for name in speeds)}
+            }
+            cost, hours = costs[True], [costs[name not in SMALL].hours(speeds[name]) for name in speeds]
             shown = [f"{h:,.0f}" if h >= 10 else f"{h:.1f}" if h >= 0.05 else f"{h:.2f}" for h in hours]
             images = f"{cost.images / 1e6:,.1f} million" if cost.images else "none"
             columns = "".join(f"{text:>20}" for text in shown)

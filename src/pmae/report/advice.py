@@ -29,6 +29,8 @@ def advice(run: Contents) -> list[Advice]:
 def _training(run: Contents) -> Iterator[Advice]:
     """Whether more epochs or more images would help, from R2 and how it moved in the last third."""
     name = run.r2_name
+    if run.config.objective.reconstruction_weight == 0:
+        return
     points = [(line["epoch"], line[name]) for line in run.signals if line.get(name) is not None]
     if not points:
         return

@@ -18,7 +18,7 @@ from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
 from pmae.report.curves import curve_data
 from pmae.report.feature_map import MOST_NAMED, InteractiveMap, feature_map, has_pictures
-from pmae.report.style import Drawing, as_bytes, as_inline_svg, color, save_drawing
+from pmae.report.style import Drawing, as_inline_svg, color, save_drawing
 from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
 from pmae.results import PROTOCOLS, Duplicates, Score
 from pmae.runs import Run
@@ -189,7 +189,7 @@ def render(template: str, **content: object) -> str:
 
     def first_with(drawing: Drawing, run: str) -> str:
         """The run whose figure this one repeats, pixel by pixel: runs of the same data have the same spectrum."""
-        return drawn.setdefault(f"{drawing.name} {hash(as_bytes(drawing.figure, 'svg'))}", run)
+        return drawn.setdefault(f"{drawing.name} {hash(drawing.svg)}", run)
 
     style, *scripts = (files("pmae.report").joinpath(name).read_text("utf-8") for name in PARTS)
     script = "\n".join(scripts)

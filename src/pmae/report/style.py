@@ -66,6 +66,11 @@ class Drawing:
     caption: str
     figure: "Figure"
 
+    @functools.cached_property
+    def svg(self) -> bytes:
+        """The file, made once: a page also compares it with those of other runs."""
+        return as_bytes(self.figure, "svg")
+
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
     """Run a drawing function under the house style and put matplotlib's settings back."""
@@ -180,7 +185,8 @@ def sheet(columns: Sequence[Array]) -> tuple[Array, list[float], list[float]]:
 
 def save_drawing(drawing: Drawing, path: Path) -> Path:
     """Write one figure, whole or not at all, in the format that the file's suffix names."""
-    content = as_bytes(drawing.figure, path.suffix.removeprefix("."))
+    kind = path.suffix.removeprefix(".")
+    content = drawing.svg if kind == "svg" else as_bytes(drawing.figure, kind)
     write_whole(path, lambda temporary: temporary.write_bytes(content))
     return path
 

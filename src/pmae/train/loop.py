@@ -168,7 +168,7 @@ class Pretraining:
             self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
         self.views = 2 if self.model.contrastive else 1
         self.metrics: dict[str, float] = {}
-        self.augmentations = build_augmentations(config.augment)
+        self.augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
         self.callbacks = Callbacks(train.callbacks)
         if train.callbacks:
             self.callbacks.start(self)
@@ -179,7 +179,7 @@ class Pretraining:
         world.require_same(self.model.state_dict() | checkpoint.optimizer_tensors(self.model, self.optimizer))
         if train.shard:
             distributed.shard(self.model, self.optimizer, world)
-        given = (self.model, self.standardize, config, self.optimizer, world)
+        given = (self.model, self.standardize, config, self.optimizer, world, self.augmentations)
         self.stepper: Plain | FastEngine = Plain(*given)
         if graph:
             self.stepper = FastEngine(lambda kind: kind(*given), train.engine == "graph", train.self_check)

@@ -5,7 +5,7 @@ Everything random comes in as arguments and everything measured stays on the dev
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pmae import fast
 from pmae.config import Config, OptimConfig
-from pmae.data.augment import Standardize, augmented, boxes_of, build_augmentations, crop
+from pmae.data.augment import Augmentation, Standardize, augmented, boxes_of, crop
 from pmae.errors import UserError, require
 from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
 from pmae.masking import Draw
@@ -98,11 +98,11 @@ class Plain:
     config: Config
     optimizer: torch.optim.Optimizer
     world: World = ONE_PROCESS
+    augmentations: Sequence[Augmentation] = ()
 
     def __post_init__(self) -> None:
         self.tally = Tally(self.standardize.mean.device)
         self._leaves = [p for p in self.model.parameters() if p.requires_grad]
-        self._augmentations = build_augmentations(self.config.augment)
         several = self.world.size > 1 and not self.config.train.shard  # whose hooks leave means of gradients already
         self._network: nn.Module = self._averaging() if several else self.model
 
@@ -144,7 +144,7 @@ class Plain:
             # Two crops of an image where two views of it are wanted.
             images = images.repeat(len(crops) // len(images), 1, 1, 1)
             images = crop(images, boxes_of(crops, height, width, augment), augment.interpolation)
-        outcome = self._network(augmented(self.standardize(images), self._augmentations, noise), draw)
+        outcome = self._network(augmented(self.standardize(images), self.augmentations, noise), draw)
         values = torch.stack([outcome.loss, outcome.error.mean(), outcome.energy.mean(), outcome.masked_share.mean()])
         return outcome.loss, values.detach()
 

@@ -1,0 +1,79 @@
+"""Color jitter and grayscale of a whole batch on its device, each image with its own chance and strengths.
+
+Each adjustment is torchvision's; their order, which torchvision draws, is one: brightness, contrast, saturation, hue.
+"""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from pmae.plugins import register
+from pmae.validation import NonNegative, Rule
+
+LUMA = (0.2989, 0.587, 0.114)
+"""What red, green and blue add to grey."""
+Chance = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
+Hue = Annotated[float, Rule("in [0, 0.5]", lambda x: 0 <= x <= 0.5)]
+
+
+def grey(x: Tensor) -> Tensor:
+    """(B, 1, H, W) of colors (B, 3, H, W)."""
+    return (x * x.new_tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
+
+
+def blend(x: Tensor, other: Tensor | float, factor: Tensor) -> Tensor:
+    """Between the other image (0) and this one (1), or beyond it."""
+    return (factor * x + (1 - factor) * other).clamp(0, 1)
+
+
+def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
+    """Colors in [0, 1] with their hue moved by a part of the circle."""
+    value, least = x.amax(1), x.amin(1)
+    chroma = value - least
+    red, green, blue = x.unbind(1)
+    safe = torch.where(chroma > 0, chroma, 1.0)
+    hue = torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    hue = torch.where(value == red, (green - blue) / safe, hue) / 6 + turns[:, 0]
+    # A channel falls below the value by its distance, in sixths, from where on the circle it is the largest.
+    sector = (x.new_tensor((5.0, 3.0, 1.0))[:, None, None] + 6 * hue[:, None]) % 6
+    return value[:, None] - chroma[:, None] * torch.minimum(sector, 4 - sector).clamp(0, 1)
+
+
+@register("augmentation", "color_jitter")
+class ColorJitter:
+    """Brightness, contrast and saturation times 1 plus or minus at most their strength, and another hue."""
+
+    on_pixels, noise = True, 5
+
+    def __init__(
+        self,
+        *,
+        brightness: NonNegative = 0.4,
+        contrast: NonNegative = 0.4,
+        saturation: NonNegative = 0.4,
+        hue: Hue = 0.1,
+        p: Chance = 0.8,
+    ) -> None:
+        self.strengths, self.hue, self.p = (brightness, contrast, saturation), hue, p
+
+    def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
+        spread = 2 * noise[:, :, None, None, None] - 1
+        light, contrast, color = ((1 + s * spread[:, i]).clamp(min=0) for i, s in enumerate(self.strengths))
+        y = blend(x.clamp(0, 1), 0.0, light)
+        y = blend(y, grey(y).mean((2, 3), keepdim=True), contrast)
+        y = turn_hue(blend(y, grey(y), color), self.hue * spread[:, 3])
+        return torch.where(noise[:, 4, None, None, None] < self.p, y, x)
+
+
+@register("augmentation", "grayscale")
+class Grayscale:
+    """Some of the images without their colors."""
+
+    on_pixels, noise = True, 1
+
+    def __init__(self, *, p: Chance = 0.2) -> None:
+        self.p = p
+
+    def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
+        return torch.where(noise[:, :, None, None] < self.p, grey(x).expand_as(x), x)

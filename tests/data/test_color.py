@@ -1,0 +1,109 @@
+"""Color augmentations against torchvision's, given the same strengths, and SimCLR, which needs them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import functional as reference
+
+from pmae.cli import main
+from pmae.config import replace
+from pmae.contrastive import nt_xent
+from pmae.data.color import ColorJitter, Grayscale, turn_hue
+from pmae.derive import resolve
+from pmae.flops import flops_per_image
+from pmae.method import build_method
+from pmae.paper.recipes import recipe
+from pmae.runs import Run
+
+SHAPE = (3, 16, 16)
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    """Noise, with a grey and a black image, which have no hue."""
+    x = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(0))
+    x[0], x[1] = x[0, :1], 0.0
+    return x
+
+
+def test_jitter_is_torchvisions_with_the_same_factors(images: torch.Tensor) -> None:
+    noise = torch.rand(6, 5, generator=torch.Generator().manual_seed(1))
+    noise[:, 4] = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.9])
+    found = ColorJitter(brightness=0.4, contrast=0.5, saturation=0.6, hue=0.2)(images, noise)
+    for x, n, y in zip(images, noise.tolist(), found, strict=True):
+        expected = reference.adjust_brightness(x, 1 + 0.4 * (2 * n[0] - 1))
+        expected = reference.adjust_contrast(expected, 1 + 0.5 * (2 * n[1] - 1))
+        expected = reference.adjust_saturation(expected, 1 + 0.6 * (2 * n[2] - 1))
+        expected = reference.adjust_hue(expected, 0.2 * (2 * n[3] - 1))
+        torch.testing.assert_close(y, expected if n[4] < 0.8 else x, atol=2e-5, rtol=0)
+
+
+def test_a_whole_turn_of_the_hue_changes_nothing(images: torch.Tensor) -> None:
+    torch.testing.assert_close(turn_hue(images, torch.ones(6, 1, 1, 1)), images, atol=1e-5, rtol=0)
+
+
+def test_grayscale_is_torchvisions_for_a_share_of_the_images(images: torch.Tensor) -> None:
+    noise = torch.linspace(0, 1, 6)[:, None]
+    found = Grayscale(p=0.5)(images, noise)
+    torch.testing.assert_close(found[:3], reference.rgb_to_grayscale(images[:3], 3))
+    assert torch.equal(found[3:], images[3:])
+
+
+def test_simclr_is_the_contrastive_loss_of_whole_images(images: torch.Tensor) -> None:
+    sizes = {"width": 24, "depth": 1, "heads": 2}
+    small = {f"{part}__{key}": size for part in ("encoder", "decoder") for key, size in sizes.items()}
+    config, _ = resolve(replace(recipe("simclr"), encoder__patch_size=8, train__batch_size=3, **small), 64, SHAPE)
+    torch.manual_seed(0)
+    model = build_method(config, SHAPE).train()
+    outcome = model(images, model.draw(6, 0.2, torch.Generator().manual_seed(0)))
+    assert model.contrastive is not None
+    features = model.encoder(images)[1].mean(1)
+    z = super(type(model.contrastive.module), model.contrastive.module).forward(features)
+    torch.testing.assert_close(outcome.loss, nt_xent(z, 0.2))
+    outcome.loss.backward()
+    assert all(p.grad is None or not p.grad.any() for n, p in model.decoder.named_parameters() if "projector" not in n)
+    masked = replace(config, masking__enabled=True)
+    predicting = replace(masked, objective__reconstruction_weight=1.0)
+    assert flops_per_image(masked, SHAPE) < flops_per_image(predicting, SHAPE)
+
+
+def test_simclr_trains_from_the_command_line_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = tmp_path / "x.npy", tmp_path / "run"
+    np.save(data, np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), np.uint8))
+    common = ["pretrain", "--data", str(data), "--recipe", "simclr", "--epochs", "1", "--batch-size", "16"]
+    sizes = {"width": 24, "depth": 1, "heads": 2}
+    common += [f"--{part}.{key}={size}" for part in ("encoder", "decoder") for key, size in sizes.items()]
+    assert main([*common, "--out", str(out)]) == 0
+    assert "nothing was to be predicted" in capsys.readouterr().out
+    assert Run(out).config.augment.extra == ("color_jitter", "grayscale")
+    assert all(line["loss"] > 0 for line in Run(out).metrics() if "loss" in line)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--augment.extra", "color_jitter(hue=0.7)"], "color_jitter.hue must be in [0, 0.5], got 0.7"),
+        (["--augment.extra", "grayscale(p=2)"], "grayscale.p must be in [0, 1], got 2"),
+        (["--masking.no-enabled"], "masking.enabled must be true unless objective.reconstruction_weight is 0"),
+        (["--objective.reconstruction-weight", "0"], "objective.reconstruction_weight must be above 0 where"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "x.npy"
+    np.save(data, np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), np.uint8))
+    given = ["--data", str(data), "--epochs", "1", "--out", str(tmp_path / "run"), *options]
+    assert main(["pretrain", *given]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_grey_images_have_no_colors_to_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "x.npy"
+    np.save(data, np.random.default_rng(0).integers(0, 256, (40, 16, 16, 1), np.uint8))
+    given = ["--data", str(data), "--epochs", "1", "--out", str(tmp_path / "run"), "--augment.extra", "grayscale"]
+    assert main(["pretrain", *given]) == 2
+    assert "8- and 16-bit images in color, got 'uint8 images with 1 channels'" in capsys.readouterr().err
