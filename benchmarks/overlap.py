@@ -29,7 +29,7 @@ from pmae.spaces import build_space
 from pmae.train.distributed import World
 from pmae.train.step import Plain, build_optimizer
 
-SHAPE, IMAGES = (3, 32, 32), 16
+SHAPE, IMAGES = (3, 32, 32), 8
 WAYS = ("nothing", "one message", "buckets")
 
 
