@@ -151,7 +151,7 @@ def simclr() -> Config:
     a name leaves the colors as they are, `--objective.reconstruction-weight 1` predicts what is hidden.
     pmae pretrain --recipe simclr --data cifar10 --out runs/simclr
     Cost: 7.5 million images of two views, as `ours` without its decoder (not timed).
-    Expect: not run yet.
+    Expect: not run yet; beside it `ours` has linear 84.7 and k-NN 81.1 after 800 epochs with --patch-size 8.
     """
     return replace(
         ours(),
