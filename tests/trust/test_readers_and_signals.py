@@ -189,7 +189,7 @@ def test_paths_and_seeds_that_nothing_can_take_are_one_sentence(
         ("--out", "x/" * 2500): "out must be a path of at most 3,900 bytes",
         ("--out", "dangling"): "out must be a path whose links lead somewhere, got 'dangling'",
         ("--out", "dangling/run"): "out must be a path whose links lead somewhere, got 'dangling'",
-        ("--out", ""): "out must be a path, got ''",
+        ("--out", ""): "out must be a path on this machine, got ''",
         ("--config", ""): "config must be a path, got ''",
         ("--seed", str(2**64)): "train.seed must be below 2**63, got a number of 65 bits",
     }
