@@ -53,7 +53,9 @@ def test_it_passes_every_check_of_the_contract(shape: tuple[int, int, int], tmp_
     suite, space = contract(), build_space(SpaceConfig("hadamard"), shape)
     x = suite.images(shape)
     space.fit(x.split(64))
-    given = {"fitted": (space, x), "tmp_path": tmp_path}
+    streamed = build_space(space.config, space.shape)
+    streamed.fit(x.double().split(64))
+    given = {"fitted": (space, x), "streamed": streamed, "tmp_path": tmp_path}
     checks = [check for name, check in vars(suite).items() if name.startswith("test_")]
     fitting = [check for check in checks if "fitted" in inspect.signature(check).parameters]
     for check in fitting:
