@@ -103,9 +103,9 @@ class Contestant:
         """Let the process go."""
         self._pipe.close()
 
-    def join(self) -> None:
-        """Wait for its end, and end it if it does not come."""
-        self._process.join(20)
+    def join(self, seconds: float = 20) -> None:
+        """Wait so long for its end, and end it if it does not come."""
+        self._process.join(seconds)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()

@@ -109,7 +109,7 @@ def test_each_system_is_timed_in_a_process_of_its_own_and_a_failure_is_a_row_wit
 
 def test_one_that_failed_and_left_before_it_was_asked_still_says_why() -> None:
     one = Contestant(Entry("full", Work("pmae", 16, 4)))
-    one.join()
+    one.join(300)
     with pytest.raises(Failed, match=r"train\.engine 'graph' must run on CUDA"):
         one.warm_up(1)
     one.dismiss()
