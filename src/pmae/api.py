@@ -51,6 +51,7 @@ def pretrain(
     quiet: bool = False,
     until: int | None = None,
     figures: bool = True,
+    verbose: bool = False,
 ) -> Run:
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
 
@@ -59,18 +60,18 @@ def pretrain(
     Images are an array or a tensor, or a torch `Dataset` or `DataLoader`, which is read once into memory.
 
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
-    seconds, which count where there are many runs.
+    seconds, which count where there are many runs. All settings are printed if `verbose`, else those that differ.
     """
     folder = None if is_remote(out) else Path(out).expanduser()
     url = str(out) if folder is None else mirrored(folder).get("url") if resume else None
     if url is None:
-        return _pretrain(config, images, out, resume, quiet, until, figures)
+        return _pretrain(config, images, out, resume, quiet, until, figures, verbose)
     mirror = Mirror(url, folder)
     if folder is None:  # else the copy here was asked for, wherever its store stands
         resume = resume or was_restarted(mirror.folder)
         mirror.pull() if resume else mirror.require_vacant()
     with mirror if is_main() else nullcontext():
-        return _pretrain(config, images, mirror.folder, resume, quiet, until, figures, mirror.push)
+        return _pretrain(config, images, mirror.folder, resume, quiet, until, figures, verbose, mirror.push)
 
 
 def _pretrain(
@@ -81,6 +82,7 @@ def _pretrain(
     quiet: bool,
     until: int | None,
     figures: bool,
+    verbose: bool,
     on_checkpoint: Callable[[], None] = lambda: None,
 ) -> Run:
     config = Config() if config is None else config
@@ -101,7 +103,7 @@ def _pretrain(
     _same_shape("probe.data", splits.train.shape, probe.train)
     quiet = quiet or not is_main()
     if not quiet:
-        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]))
+        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons, verbose)]))
     run = loop.pretrain(config, splits, out, resume, quiet, online_probe(probe), until, on_checkpoint)
     if is_main():
         if splits.val is not None and splits is not whole:

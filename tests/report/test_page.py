@@ -47,7 +47,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def page_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No files beside the page: figures of each kind take seconds, and tests of words do not look at them."""
-    monkeypatch.setattr("pmae.report.page._write_beside", lambda *_: None)
+    monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)
 
 
 def test_one_page_and_its_files(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
@@ -77,6 +77,7 @@ def test_one_page_and_its_files(make_run: MakeRun, suite: Suite, tmp_path: Path)
     assert not [name for name in files if name.startswith(".")]
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_nothing_comes_from_outside_and_the_same_runs_make_the_same_page(
     make_run: MakeRun, suite: Suite, tmp_path: Path
 ) -> None:
