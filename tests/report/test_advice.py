@@ -30,6 +30,7 @@ def with_r2(make_run: MakeRun, held_out: list[float], training: float = 0.5, **m
     ("held_out", "training", "title", "words"),
     [
         ([-0.5, -0.2, -0.04], 0.5, "It has hardly learned", "R² −4.0% on held-out images after 3 epochs"),
+        ([0.3], 0.5, "It has learned", "R² 30.0% on held-out images at epoch 1, where it was first measured."),
         ([0.1, 0.2, 0.3], 0.3, "Undertrained", "R² 30.0% on held-out images, and it still rose by 10.0 points since"),
         ([0.3, 0.302, 0.3], 0.5, "Too few images", "50.0% in training: more epochs will not help, more images may"),
         ([0.3, 0.302, 0.3], 0.3, "Saturated", "−0.2 points since epoch 2: more epochs will not help."),

@@ -205,6 +205,17 @@ def test_warnings_name_their_protocol_and_preset(make_run: MakeRun, suite: Suite
     assert "few images to search (preset paper)" in text
 
 
+@pytest.mark.usefixtures("page_alone")
+def test_what_is_true_of_several_runs_is_said_once(make_run: MakeRun, tmp_path: Path) -> None:
+    notes = {"a": ["shared", "of one"], "b": ["shared"]}
+    runs = [make_run(name, pictures=False, data={"notes": said}) for name, said in notes.items()]
+    write_report([run.path for run in runs], tmp_path / "r.html")
+    source = Page(tmp_path / "r.html").source
+    assert source.count("shared") == 1
+    assert "<li>shared</li>" in source
+    assert "<li>a: of one</li>" in source
+
+
 def test_an_output_that_cannot_be_written_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"in its way|cannot be written"):

@@ -37,13 +37,15 @@ def training_advice(run: Contents) -> Iterator[Advice]:
     if not points:
         return
     now, last = points[-1]
-    since, before = next((point for point in reversed(points) if point[0] <= now * 2 / 3), (0, 0.0))
+    since, before = next((point for point in reversed(points) if point[0] <= now * 2 / 3), points[0])
     longer = f"pmae pretrain --config {_path(run)}/config.json --epochs {2 * (run.config.train.epochs or 1)}"
     longer += f" --out {shlex.quote(str(run.path))}-longer"
     gain, where = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}"
     seen = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
     if last < LEARNED:
         yield Advice(HARDLY, f"{where} after {now:g} epochs: give it more before judging it.", longer)
+    elif len(points) == 1:
+        yield Advice("It has learned", f"{where} at epoch {now:g}, where it was first measured.")
     elif gain > RISING:
         yield Advice(
             "Undertrained",
@@ -68,7 +70,7 @@ def _pooling(run: Contents) -> Iterator[Advice]:
     words = f"k-NN gets {best[chosen]:.1%} right with it on validation images, {best[other]:.1%} with {POOLINGS[other]}"
     words += ": no clear difference." if abs(best[chosen] - best[other]) <= POINT else "."
     command = f"pmae embed {_path(run)} --data {shlex.quote(run.config.data.source)} --pooling {chosen} -o features.npz"
-    yield Advice(f"Use {POOLINGS[chosen]} features", words, command)
+    yield Advice(f"Use {POOLINGS[chosen]} features", words, command if _has_weights(run) else "")
 
 
 def _classes(run: Contents) -> Iterator[Advice]:
@@ -95,11 +97,16 @@ def _steps(run: Contents) -> Iterator[Advice]:
     elif not run.scores:
         words = "With labels for some of the images, this says whether pretraining helped."
         yield Advice("Not evaluated yet", words, f"pmae evaluate {_path(run)}")
-    else:
+    elif _has_weights(run):
         words = "A classifier that is kept, or the encoder for another library."
         data = shlex.quote(run.config.data.source)
         commands = f"pmae finetune {_path(run)} --data {data} --out classifiers/{shlex.quote(run.path.name)}"
         yield Advice("Use it", words, f"{commands}\npmae export {_path(run)} --format timm -o exported/{run.path.name}")
+
+
+def _has_weights(run: Contents) -> bool:
+    """Whether commands that need a checkpoint would find one: published runs are without."""
+    return any(run.path.glob("checkpoints/epoch_*"))
 
 
 def _path(run: Contents) -> str:

@@ -101,7 +101,8 @@ def band_curves(run: Contents) -> Drawing:
         last = minus(f"{curve['y'][-1]:.0f}")
         label = f"{' to '.join(key.split('_')[2:])}%: R² {last}%"
         axes.plot(curve["x"], curve["y"], color=color(position), marker=marker(position), markersize=4, label=label)
-    axes.set(xlabel="epoch", title=f"R² by band of the spectrum, {run.measured_on} (%)")
+    title = f"R² by band of the spectrum, {run.measured_on} (%)"
+    axes.set(xlabel="epoch", title=title, xlim=(0, 1.02 * max(run.epoch, 1)))
     _cut_r2(axes)
     figure.legend(loc="outside lower center", ncols=2, title=f"{run.units} by cumulated variance")
     caption = f"How much of the hidden variance is predicted in each band: the first holds the largest {run.units}."

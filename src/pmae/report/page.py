@@ -101,11 +101,21 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         chapters=chapters,
         tables={table.name: table for table in made},
         metrics=metrics,
+        remarks=_remarks(chapters),
         data=data,
     )
     write_beside(out, across, made, [(one.anchor, one.drawings, filter(None, [one.classes])) for one in chapters])
     write_text(out, page)
     return refused
+
+
+def _remarks(chapters: Sequence[Chapter]) -> list[str]:
+    """Problems and notes, each once, with the names of its runs where it is not about all of them."""
+    said: dict[str, list[str]] = {}
+    for chapter in chapters:
+        for words in (*chapter.run.problems, *chapter.notes):
+            said.setdefault(words, []).append(chapter.run.name)
+    return [w if len(names) == len(chapters) else f"{', '.join(names)}: {w}" for w, names in said.items()]
 
 
 def _chapter(run: Contents, anchor: str, runs: int) -> Chapter:
