@@ -155,16 +155,14 @@ class Pretraining:
         # Initial weights follow from the seed and the given ones; the caller's random state stays as it was.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(train.seed)
-            self.model = build_method(config, splits.train.shape, space)
-        if pretrained:
-            self.model.encoder.net.load_state_dict(pretrained.tensors)
+            self.model = build_method(config, splits.train.shape, space, pretrained.tensors if pretrained else None)
         # A model to be divided waits on the host: whole, it may not fit on the device.
         self.model.to("cpu" if train.shard else device)
         self.model.precision = environment.pick_precision(train.precision, device)
         fast.accelerate(self.model, train.kernels)
         if train.activation_checkpointing:
             checkpoint_activations(self.model)
-        if world.size > 1 and self.model.contrastive and getattr(self.model.contrastive.module, "gathers", True):
+        if world.size > 1 and self.model.contrastive and self.model.contrastive.gathers:
             self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
         self.views = 2 if self.model.contrastive else 1
         self.metrics: dict[str, float] = {}
