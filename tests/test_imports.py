@@ -28,7 +28,7 @@ ALLOWED = {
     "fast": LEAVES | {"masking", "models"},
     "data": LEAVES | {"files", "remote"},
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
-    "flops": LEAVES | {"masking", "models", "contrastive", "spaces"},
+    "flops": LEAVES | {"masking", "models", "contrastive", "teacher", "spaces"},
     "results": {"errors", "validation"},
     "system": set(),
     "files": {"errors", "system"},
