@@ -13,6 +13,7 @@ from tests.gpu.conftest import Within
 from pmae import api
 from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig, replace
 from pmae.errors import UserError
+from pmae.fast import graph
 from pmae.files import read_tensors
 from pmae.runs import Run
 
@@ -105,12 +106,14 @@ def test_attention_kernels_alone_train_too(tmp_path: Path, assert_within: Within
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_captured_steps_teacher_is_the_average_of_its_students(
-    precision: str, tmp_path: Path, assert_within: Within
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assert_within: Within
 ) -> None:
     """One step an epoch and a checkpoint after each: every teacher follows from the one before and its student."""
     chosen = {"train__epochs": 8, "train__keep": 9, "train__engine": "graph", "train__precision": precision}
     chosen |= {"space__name": "cosine"}  # so few images leave principal components without variance
-    images = images_for(32, 80)
+    images, made = images_for(32, 80), list[Any]()
+    copies = graph.WeightCopies
+    monkeypatch.setattr(graph, "WeightCopies", lambda model: made.append(copies(model)) or made[0])
     run = api.pretrain(config_for("moco", 32, **chosen), images, tmp_path / "run", quiet=True, figures=False)
     prefix = "projector.teacher.encoder.net."
     students = [read_tensors(path / "encoder.safetensors") for path in run.checkpoints()]
@@ -121,7 +124,11 @@ def test_a_captured_steps_teacher_is_the_average_of_its_students(
         assert_within(f"the teacher's weights, {precision}", far, 1e-6)
     moved = [name for name in students[0] if not torch.equal(teachers[0][name], teachers[-1][name])]
     assert len(moved) == len(students[0]) - 1  # all but the fixed positions
-    # bf16 copies that did not follow would be those of the first steps.
+    for rounded in made:  # in bfloat16 alone
+        frozen = {p: copy for p, copy in rounded.of.items() if not p.requires_grad}
+        assert frozen
+        assert all(torch.equal(copy, p.bfloat16()) for p, copy in frozen.items())
+    assert bool(made) == (precision == "bfloat16")
     plain = config_for("moco", 32, **chosen | {"train__engine": "plain", "train__kernels": "none"})
     expected = losses(plain, images, tmp_path / "plain")
     found = [line["loss"] for line in run.metrics() if "loss" in line]
