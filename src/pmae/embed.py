@@ -28,7 +28,7 @@ from pmae.models import Encoder
 from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import World, local_device, lost_process_errors, process_group
-from pmae.train.environment import pick_device
+from pmae.train.environment import kept_precision, pick_device
 
 POOLINGS = ("mean", "cls", "both", "patches")
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
@@ -107,13 +107,9 @@ def require_pooling(pooling: str, encoder: Encoder) -> None:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Products and convolutions of float32 numbers as such, the same every time, even if training allowed TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with kept_precision(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        torch.set_float32_matmul_precision("highest")
+        yield
 
 
 def embed(
