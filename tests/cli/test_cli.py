@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pmae.cli import main, parsed
+from pmae.cli import COMMANDS, main, parsed
 from pmae.cli.pretrain import SHORT
 from pmae.config import Config
 from pmae.config_file import to_dict
@@ -231,7 +231,9 @@ def test_help_all_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as stop:
         main(["pretrain", "--help-all"])
     assert stop.value.code == 0
-    shown = set(re.findall(r"--([a-z]+\.(?!no-)[a-z0-9-]+)", capsys.readouterr().out))
+    page = capsys.readouterr().out
+    assert not re.search(r"default:[\s│]+None", page)
+    shown = set(re.findall(r"--([a-z]+\.(?!no-)[a-z0-9-]+)", page))
     settings = {f"{section}.{name}" for section, values in to_dict(Config()).items() for name in values}
     assert shown == {setting.replace("_", "-") for setting in settings}
 
@@ -289,11 +291,13 @@ def test_ctrl_c_before_training_is_quiet(
 def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("pretrain", "evaluate", "report", "data", "demo"))
-    with pytest.raises(SystemExit) as exit:
-        main(["pretrain", "--help"])
-    assert exit.value.code == 0
-    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+    for name in ("finetune", "evaluate", "pretrain"):
+        with pytest.raises(SystemExit) as exit:
+            main([name, "--help"])
+        assert exit.value.code == 0
+        printed = capsys.readouterr().out
+        assert not re.search(r"default:[\s│]+None", printed), "a default is said as what will happen"
     assert all(f"--{name.replace('_', '-')}" in printed for name in SHORT)
 
 
