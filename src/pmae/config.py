@@ -68,8 +68,8 @@ class AugmentConfig(Settings):
     flip: bool = True
     """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
     extra: tuple[str, ...] = ()
-    """Augmentations that come after, in their order: color_jitter, grayscale or registered ones, with options as
-    name(option=value)."""
+    """Augmentations that come after, in their order: color_jitter, grayscale, blur, solarize or registered ones, with
+    options as name(option=value)."""
 
 
 @dataclass(frozen=True)
