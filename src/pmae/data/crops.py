@@ -22,8 +22,9 @@ from pmae.config import AugmentConfig, Config
 from pmae.data.augment import Boxes, boxes_of, resize_weights
 from pmae.data.batches import AHEAD, read_ahead
 from pmae.data.images import ImageSet, as_tensor, require_uncut
+from pmae.data.jpeg import decode_on, has_nvjpeg
 from pmae.data.ondemand import RaggedOnDemand
-from pmae.data.ragged import Ragged, cached, decode_on, has_nvjpeg, in_memory
+from pmae.data.ragged import Ragged, cached, in_memory
 from pmae.files import folder_path
 from pmae.system import available_bytes
 
