@@ -144,9 +144,10 @@ class ObjectiveConfig(Settings):
     reconstruction_weight: NonNegative = 1.0
     """Weight of predicting what is hidden; 0 leaves the contrastive loss alone, and the decoder untrained."""
     contrastive_weight: NonNegative | None = None
-    """Weight of NT-Xent between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
+    """Weight of the loss between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
     contrastive: str = "nt_xent"
-    """The loss between the two crops: NT-Xent, or a registered one, name or name(option=value)."""
+    """The loss between the two crops: nt_xent (SimCLR); with an EMA teacher of whole crops moco (MoCo v3), data2vec or,
+    for both, moco(tokens=1.0), options momentum, temperature, layers, hidden; or a registered one."""
     temperature: Positive = 0.2
     """For NT-Xent: its softmax temperature."""
 

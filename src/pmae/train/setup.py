@@ -215,16 +215,14 @@ def build_model(
     train = config.train
     with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
         torch.manual_seed(train.seed)
-        model = build_method(config, shape, space)
-    if pretrained:
-        model.encoder.net.load_state_dict(pretrained.tensors)
+        model = build_method(config, shape, space, pretrained.tensors if pretrained else None)
     # A model to be divided waits on the host: whole, it may not fit on the device.
     model.to("cpu" if train.shard else device)
     model.precision = pick_precision(train.precision, device)
     fast.accelerate(model, train.kernels)
     if train.activation_checkpointing:
         checkpoint_activations(model)
-    if world.size > 1 and model.contrastive and getattr(model.contrastive.module, "gathers", True):
+    if world.size > 1 and model.contrastive and model.contrastive.gathers:
         model.contrastive.gather = lambda features: AllGather.apply(features, world)
     return model
 
