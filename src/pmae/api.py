@@ -51,6 +51,7 @@ def pretrain(
     quiet: bool = False,
     until: int | None = None,
     figures: bool = True,
+    verbose: bool = False,
 ) -> Run:
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
 
@@ -59,7 +60,7 @@ def pretrain(
     Images are an array or a tensor, or a torch `Dataset` or `DataLoader`, which is read once into memory.
 
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
-    seconds, which count where there are many runs.
+    seconds, which count where there are many runs. All settings are printed if `verbose`, else those that differ.
     """
     config = Config() if config is None else config
     require_config(config)
@@ -79,7 +80,7 @@ def pretrain(
     _same_shape("probe.data", splits.train.shape, probe.train)
     quiet = quiet or not is_main()
     if not quiet:
-        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]))
+        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons, verbose)]))
     with _mirrored(out, resume) as (folder, again, on_checkpoint):
         run = loop.pretrain(config, splits, folder, again, quiet, online_probe(probe), until, on_checkpoint)
         if is_main():
