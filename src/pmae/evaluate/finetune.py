@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
-from pmae.data.decode import failing_as
-from pmae.errors import UserError, unknown_name
+from pmae.errors import UserError, failing_as, unknown_name
 from pmae.evaluate.augment import Loss, Noise, augmented, cross_entropy, draw_noise, mixed_loss
 from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
 from pmae.evaluate.protocols import FinetuneProtocol
