@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pmae.classify.config import FinetuneConfig
+from pmae.classify import FinetuneConfig
 from pmae.classify.fit import protocol_of
 from pmae.config import DataConfig, EncoderConfig
 from pmae.data.augment import Standardize

@@ -5,6 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from timm.layers.drop import DropPath
 from torch.nn import functional
 
 from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, TrainConfig, replace
@@ -13,7 +14,8 @@ from pmae.errors import UserError
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import build_encoder
 from pmae.teacher import MoCo, Teacher, info_nce, mlp_head, token_targets
-from pmae.train.distributed import require_divisible
+from pmae.train.distributed import ONE_PROCESS, require_divisible
+from pmae.train.setup import build_model
 from pmae.train.step import build_optimizer
 
 SHAPE = (1, 8, 8)
@@ -183,6 +185,18 @@ def test_given_weights_are_the_teachers_too(model: MaskedAutoencoder) -> None:
     weights = model.encoder.net.state_dict()
     made = build_method(model.config, SHAPE, model.space, weights)
     assert all(torch.equal(weights[name], p) for name, p in teacher_of(made).encoder.net.state_dict().items())
+
+
+def test_stochastic_depth_is_the_students_alone_and_of_training(model: MaskedAutoencoder, x: torch.Tensor) -> None:
+    config = replace(model.config, encoder__drop_path=0.6)
+    made = build_model(config, SHAPE, model.space, None, torch.device("cpu"), ONE_PROCESS)
+    rates = [[p.drop_prob for p in part.modules() if isinstance(p, DropPath)] for part in (made, teacher_of(made))]
+    assert rates == [pytest.approx([0.0, 0.0, 0.3, 0.3, 0.6, 0.6]), []]
+    losses = [loss_of(made.train(), x).item() for _ in range(2)]
+    assert losses[0] != losses[1]
+    assert torch.equal(loss_of(made.eval(), x), loss_of(made, x))
+    with pytest.raises(UserError, match=r"encoder.drop_path must be left unset unless encoder.name is vit_tiny"):
+        EncoderConfig("resnet18", drop_path=0.1)
 
 
 @pytest.mark.parametrize(("contrastive", "space"), [("moco(hidden=24)", "pixels"), ("data2vec(momentum=0.9)", "pca")])

@@ -150,8 +150,9 @@ def write_streamed(
     write: Write,
     device: torch.device,
     say: Callable[[str], None],
+    look: Callable[[Rows], None] = lambda rows: None,
 ) -> int:
-    """Write the rows that each process makes of its images to one file; returns how many they are."""
+    """Write the rows that each process makes of its images to one file, where they are looked at; returns how many."""
     count, began = 0, time.monotonic()
 
     def counted(rows: Iterable[Rows]) -> Iterator[Rows]:
@@ -159,6 +160,7 @@ def write_streamed(
         told = began
         for part in rows:
             count += len(part.features)
+            look(part)
             now = time.monotonic()
             if now - told >= QUIET_SECONDS:
                 say(f"{count:,} images, {count / (now - began):,.0f} a second")

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Annotated
 
 import torch
-from timm.layers.drop import DropPath
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -60,9 +59,6 @@ class Teacher(nn.Module):
         self.encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.head = copy.deepcopy(head).requires_grad_(False)
         self.momentum, self.layers = momentum, layers
-        for place in self.modules():
-            if isinstance(place, DropPath):
-                place.drop_prob = 0.0
         # The fp32 master weights: a captured step computes with bf16 copies of them in the layers' places.
         self._masters: list[Tensor] = list(self.parameters())
         self._students: list[Tensor] = [*encoder.parameters(), *head.parameters()]

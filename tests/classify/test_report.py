@@ -11,8 +11,8 @@ import pytest
 from sklearn.calibration import calibration_curve
 
 import pmae
+from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import BINS, calibration_error, reliability
-from pmae.classify.config import FinetuneConfig
 from pmae.report.classifier import advice, share_of, verdict
 from pmae.report.classifier_contents import load
 from pmae.runs import Run

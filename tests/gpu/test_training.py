@@ -29,6 +29,7 @@ SPACES: dict[str, dict[str, Any]] = {
     "learned": {"space__name": "learned", "space__components": 32},
     "mae": {"space__name": "pixels", "objective__target": "patches", "objective__scale": "mean"},
     "contrastive": {"objective__contrastive_weight": 1.0},
+    "drop_path": {"encoder__drop_path": 0.3},
     "moco": {
         "objective__contrastive_weight": 1.0,
         "objective__contrastive": "moco(tokens=1.0, momentum=0.5, hidden=256)",
@@ -135,7 +136,7 @@ def test_a_captured_steps_teacher_is_the_average_of_its_students(
     assert_within(f"losses with a teacher, {precision}", apart(found, expected), 0.02)
 
 
-@pytest.mark.parametrize("space", ["pca", "mae", "contrastive", "moco"])
+@pytest.mark.parametrize("space", ["pca", "mae", "contrastive", "moco", "drop_path"])
 def test_a_resumed_run_is_an_uninterrupted_one(space: str, tmp_path: Path) -> None:
     config, images = config_for(space, 32, train__epochs=4), images_for(32)
     api.pretrain(config, images, tmp_path / "whole", quiet=True, figures=False)

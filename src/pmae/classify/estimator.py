@@ -10,7 +10,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
-from pmae.classify.config import FinetuneConfig
+from pmae.classify import FinetuneConfig
 from pmae.classify.finetune import load_start
 from pmae.classify.fit import Start, fit
 from pmae.classify.labels import Labelled, LabelledData, with_validation

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pmae.classify.config import FinetuneConfig
+from pmae.classify import FinetuneConfig
 from pmae.classify.fit import Fitted, Say, Start, fit, require_peft
 from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
 from pmae.classify.model import ImageClassifier, is_classifier

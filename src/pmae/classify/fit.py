@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import fit_reference, fit_temperature, nll
-from pmae.classify.config import FinetuneConfig
 from pmae.classify.labels import Labelled, LabelledData
 from pmae.classify.model import Card, ImageClassifier
 from pmae.config import DataConfig, EncoderConfig

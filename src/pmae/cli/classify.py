@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from pmae.classify.config import FinetuneConfig
+from pmae.classify import FinetuneConfig
 from pmae.cli.parse import Count, Out, Switch, Text
 from pmae.config import DataConfig
 from pmae.train.journal import say

@@ -40,6 +40,7 @@ from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
 SETTING = ("base_lr", "weight_decay")
+HELD_OUT = 0.2  # share of the training images that are the test part of a set without one
 WIDEST = 4096  # features wider than this have no effective rank: it takes a decomposition of their products
 
 
@@ -106,7 +107,7 @@ def evaluate(
     )
 
 
-def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
+def complete(splits: Splits) -> Splits:
     """Labelled training and test parts: one without a labelled test split gets a stratified one, and a note."""
     labels = splits.train.labels
     if labels is None:
@@ -117,10 +118,10 @@ def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
         val = None
     if test is not None and test.labels is not None:
         return replace(splits, val=val, notes=tuple(notes))
-    kept, held = hold_out(labels, share, seed)
+    kept, held = hold_out(labels, HELD_OUT)
     what = "no test split" if test is None else "no labels in its test split"
     notes.append(
-        f"the set has {what}: {len(held)} images ({share:.0%}, stratified, seed {seed}) of its training split are held "
+        f"the set has {what}: {len(held)} images ({HELD_OUT:.0%}, stratified, seed 0) of its training split are held "
         "out as test; no probe trains on them, but pretraining may have seen them without their labels"
     )
     return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))

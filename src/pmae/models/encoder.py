@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import timm
 import torch
+from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +20,7 @@ from pmae.plugins import TABLES, find, is_registered, parse
 VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 UNNORMED = nn.Identity()  # in the place of the last norm: the residual stream as it is
+DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch
 VIT_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
 
 
@@ -248,3 +250,12 @@ def layer_depths(names: list[str]) -> dict[str, int]:
     return {
         name: int(found.group(1)) + 1 if found else 0 if first.search(name) else last for name, found in blocks.items()
     }
+
+
+def set_drop_path(encoder: nn.Module, rate: float) -> None:
+    """Stochastic depth (Huang et al. 2016), up to `rate` at the last block, where timm has places for it."""
+    places = {block: [name for name, _ in block.named_children() if name in DROP_PATHS] for block in encoder.modules()}
+    blocks = [block for block, names in places.items() if rate and names]
+    for position, block in enumerate(blocks):
+        for name in places[block]:
+            setattr(block, name, DropPath(rate * position / max(1, len(blocks) - 1)))

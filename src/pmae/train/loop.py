@@ -68,7 +68,8 @@ def pretrain(
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder, on_checkpoint)
             blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
             memory = environment.memory_errors(training.batch_size, device)
-            with memory, environment.stop_signals() as stop, blamed:
+            forked = torch.random.fork_rng([device] if device.type == "cuda" else [])  # which every step seeds anew
+            with memory, environment.stop_signals() as stop, blamed, forked:
                 training.fit(stop, quiet, online_probe, until)
     return run
 
@@ -215,7 +216,8 @@ class Pretraining:
         draw = draw if len(draw.noise) == 1 else draw._replace(noise=self._mine(draw.noise, whole))
         noise = draw_noise(self.augmentations, count, generator, self.device)
         mine = tuple(self._mine(each, whole) for each in noise)
-        return Inputs(images, None if self.crops else crops, draw, lr, mine, self.views)
+        # Another seed than that of crops and masks, whose numbers it would repeat, and each process its own.
+        return Inputs(images, None if self.crops else crops, draw, lr, mine, self.views, seed ^ (self.world.rank + 1))
 
     def order(self, epoch: int) -> Tensor:
         """Positions of the images (steps, batch) of an epoch: a function of the seed and the epoch."""

@@ -24,7 +24,7 @@ from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder
 from pmae.models.described import pixels_note
-from pmae.models.encoder import run_blocks_checkpointed
+from pmae.models.encoder import run_blocks_checkpointed, set_drop_path
 from pmae.models.weights import Pretrained, load_weights
 from pmae.plugins import plugin_errors, require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
@@ -216,6 +216,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
         torch.manual_seed(train.seed)
         model = build_method(config, shape, space, pretrained.tensors if pretrained else None)
+    set_drop_path(model.encoder, config.encoder.drop_path)  # after a teacher was copied, which drops nothing
     # A model to be divided waits on the host: whole, it may not fit on the device.
     model.to("cpu" if train.shard else device)
     model.precision = pick_precision(train.precision, device)
