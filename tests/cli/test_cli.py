@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from pmae.cli.pretrain import SHORT
 from pmae.config import Config
 from pmae.config_file import to_dict
 from pmae.data.images import Splits
+from pmae.evaluate.protocols import PRESETS, ProbeProtocol
 from pmae.runs import Run
 
 SMALL = [
@@ -302,7 +304,12 @@ def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_evaluate_and_report_on_labelled_data(toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_and_report_on_labelled_data(
+    toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = ProbeProtocol(epochs=5, warmup_epochs=1, augment=None, standardize=True)
+    monkeypatch.setitem(PRESETS, "strong", replace(PRESETS["strong"], probe=probe))
+    monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)  # seconds of figures that nobody looks at
     assert toy.test is not None
     parts = {"train": toy.train, "test": toy.test}
     arrays = {f"{name}_images": part.images.transpose(0, 2, 3, 1) for name, part in parts.items()}

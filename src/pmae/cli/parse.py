@@ -78,7 +78,7 @@ def sentence(page: str) -> str:
 class _Page(io.StringIO):
     """What is printed, as for the real output: with colours on a terminal."""
 
-    encoding = property(lambda self: sys.__stdout__.encoding if sys.__stdout__ else "utf-8")  # type: ignore[assignment]
+    encoding = property(lambda self: sys.__stdout__.encoding if sys.__stdout__ else "utf-8")
 
     def isatty(self) -> bool:
         return bool(sys.__stdout__ and sys.__stdout__.isatty())
