@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pmae.classify.config import FinetuneConfig
+from pmae.classify import FinetuneConfig
 from pmae.classify.fit import protocol_of
 from pmae.config import DataConfig, EncoderConfig
 from pmae.data.augment import Standardize
@@ -29,10 +29,10 @@ from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
 from pmae.evaluate.features import batch_of, extract
-from pmae.evaluate.few import budgets
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.probes import accuracy, logistic_regression, nearest, statistics, votes
 from pmae.evaluate.protocols import FewLabelsProtocol
+from pmae.evaluate.suite import budgets
 from pmae.models import build_encoder
 from pmae.results import PRIMARY
 from pmae.train.checkpoint import load_encoder

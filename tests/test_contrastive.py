@@ -71,7 +71,8 @@ def test_the_loss_is_added_while_training_alone(space: str) -> None:
 @pytest.mark.parametrize("space", ["pca", "pixels"])
 def test_partners_are_found_after_training(space: str, tmp_path: Path) -> None:
     config, splits = toy(space)
-    run = pretrain(replace(config, train__epochs=40), splits, tmp_path / "run", quiet=True)
+    rarely = {"train__checkpoint_every": 20, "probe__every": 20, "optim__base_lr": 1.6e-2}
+    run = pretrain(replace(config, train__epochs=20, **rarely), splits, tmp_path / "run", quiet=True)
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
     # Chance is log 63 = 4.1 above what the masked autoencoder alone leaves.
     assert losses[-1] < losses[0] - 1.0
@@ -89,8 +90,13 @@ def test_two_different_crops_and_masks_are_drawn_for_every_image(tmp_path: Path)
         assert (first != second).float().mean() > 0.5
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("loss", "drop"), [("nt_xent", 0.0), ("moco(tokens=1.0, hidden=32)", 0.5)])
+def test_a_stopped_run_goes_on_bit_for_bit(
+    loss: str, drop: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, splits = toy()
+    config = replace(config, objective__contrastive=loss, train__epochs=4, probe__every=4)
+    config = replace(config, encoder__depth=2, encoder__drop_path=drop)
     whole = pretrain(config, splits, tmp_path / "whole", quiet=True)
     save = Pretraining._save
 

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peers
-from pmae import fast
+from pmae import fast, teacher
 from pmae.config import Config, DecoderConfig, EncoderConfig, MaskingConfig, ObjectiveConfig, SpaceConfig
 from pmae.contrastive import OUT
 from pmae.derive import resolve
@@ -47,11 +47,18 @@ def test_closed_form_is_what_torch_counts(name: str, shape: tuple[int, int, int]
     assert counted(lambda: model(x, draw).loss) == BATCH * flops_per_image(config, shape)
 
 
-def test_a_contrastive_loss_counts_both_views() -> None:
-    config, _ = resolve(Config(**SMALL, objective=ObjectiveConfig(contrastive_weight=1.0)), 64, (3, 16, 16))
+@pytest.mark.parametrize(
+    ("loss", "of_a_pair"),
+    # Similarities of queries and keys, which need no gradient, are of two halves.
+    [("nt_xent", 3 * OUT), ("moco(hidden=16)", teacher.OUT), ("moco(tokens=1.0)", teacher.OUT), ("data2vec", 0)],
+)
+def test_a_contrastive_loss_counts_both_views(loss: str, of_a_pair: int) -> None:
+    objective = ObjectiveConfig(contrastive_weight=1.0, contrastive=loss)
+    config, _ = resolve(Config(**SMALL, objective=objective), 64, (3, 16, 16))
     model, views = build_method(config, (3, 16, 16)), 2 * BATCH
+    fast.accelerate(model, "attention")
     draw = model.draw(views, 0.2, torch.Generator().manual_seed(0))
-    similarities = 3 * 2 * views**2 * OUT
+    similarities = 2 * views**2 * of_a_pair
     work = BATCH * flops_per_image(config, (3, 16, 16)) + similarities
     assert counted(lambda: model(torch.randn(views, 3, 16, 16), draw).loss) == work
 

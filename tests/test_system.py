@@ -21,7 +21,7 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.spaces import base
-from pmae.train import loop, step
+from pmae.train import loop, setup, step
 from pmae.train.environment import pick_device
 
 SOURCE = Path(pmae.__file__).parent
@@ -119,6 +119,7 @@ def test_steps_need_no_float64_where_a_device_has_none(
     weights = [(run.checkpoint() / "encoder.safetensors").read_bytes() for run in (plain, other)]
     assert weights[0] == weights[1]
     assert other.results["pretrain"]["held_out_r2"] == plain.results["pretrain"]["held_out_r2"]
+    monkeypatch.setattr(setup, "lacks_float64", lambda device: True)
     learned = resolve(replace(tiny, space__name="learned"), 128, (3, 16, 16), gpu=False)[0]
     with pytest.raises(UserError, match=r"train.device must be one with float64, as cpu, for the space 'learned'"):
         loop.pretrain(learned, toy, tmp_path / "learned", quiet=True)

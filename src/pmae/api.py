@@ -2,8 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -51,6 +51,7 @@ def pretrain(
     quiet: bool = False,
     until: int | None = None,
     figures: bool = True,
+    verbose: bool = False,
 ) -> Run:
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
 
@@ -59,30 +60,8 @@ def pretrain(
     Images are an array or a tensor, or a torch `Dataset` or `DataLoader`, which is read once into memory.
 
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
-    seconds, which count where there are many runs.
+    seconds, which count where there are many runs. All settings are printed if `verbose`, else those that differ.
     """
-    folder = None if is_remote(out) else Path(out).expanduser()
-    url = str(out) if folder is None else mirrored(folder).get("url") if resume else None
-    if url is None:
-        return _pretrain(config, images, out, resume, quiet, until, figures)
-    mirror = Mirror(url, folder)
-    if folder is None:  # else the copy here was asked for, wherever its store stands
-        resume = resume or was_restarted(mirror.folder)
-        mirror.pull() if resume else mirror.require_vacant()
-    with mirror if is_main() else nullcontext():
-        return _pretrain(config, images, mirror.folder, resume, quiet, until, figures, mirror.push)
-
-
-def _pretrain(
-    config: Config | None,
-    images: Any,
-    out: Path | str,
-    resume: bool,
-    quiet: bool,
-    until: int | None,
-    figures: bool,
-    on_checkpoint: Callable[[], None] = lambda: None,
-) -> Run:
     config = Config() if config is None else config
     require_config(config)
     require_plugins(config)
@@ -101,16 +80,33 @@ def _pretrain(
     _same_shape("probe.data", splits.train.shape, probe.train)
     quiet = quiet or not is_main()
     if not quiet:
-        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons)]))
-    run = loop.pretrain(config, splits, out, resume, quiet, online_probe(probe), until, on_checkpoint)
-    if is_main():
-        if splits.val is not None and splits is not whole:
-            run.add_results(held_out=list(splits.val.names))
-        if config.encoder.weights and (told := add_adaptation(run)) and not quiet:
-            say(told)
-        if figures:
-            save_figures(run)
+        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons, verbose)]))
+    with _mirrored(out, resume) as (folder, again, on_checkpoint):
+        run = loop.pretrain(config, splits, folder, again, quiet, online_probe(probe), until, on_checkpoint)
+        if is_main():
+            if splits.val is not None and splits is not whole:
+                run.add_results(held_out=list(splits.val.names))
+            if config.encoder.weights and (told := add_adaptation(run)) and not quiet:
+                say(told)
+            if figures:
+                save_figures(run)
     return run
+
+
+@contextmanager
+def _mirrored(out: Path | str, resume: bool) -> Iterator[tuple[Path | str, bool, Callable[[], None]]]:
+    """The folder to train in, whether a run is there, and how it is copied to its store, where it has one."""
+    folder = None if is_remote(out) else Path(out).expanduser()
+    url = str(out) if folder is None else mirrored(folder).get("url") if resume else None
+    if url is None:
+        yield out, resume, lambda: None
+        return
+    mirror = Mirror(url, folder)
+    if folder is None:  # else the copy here was asked for, wherever its store stands
+        resume = resume or was_restarted(mirror.folder)
+        mirror.pull() if resume else mirror.require_vacant()
+    with mirror if is_main() else nullcontext():
+        yield mirror.folder, resume, mirror.push
 
 
 def add_adaptation(run: Run) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pmae.errors import UserTypeError, require
-from pmae.validation import Count, NonNegative, Positive, Rule, Settings, Share, WholeNumber, check_names
+from pmae.validation import BelowOne, Count, NonNegative, Positive, Rule, Settings, Share, WholeNumber, check_names
 
 Name = Annotated[str, Rule("a name or a path", bool)]
 Width = Annotated[int, Rule("from 1 to 65,536", lambda n: 1 <= n <= 65_536)]
@@ -68,8 +68,8 @@ class AugmentConfig(Settings):
     flip: bool = True
     """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
     extra: tuple[str, ...] = ()
-    """Augmentations that come after, in their order: color_jitter, grayscale or registered ones, with options as
-    name(option=value)."""
+    """Augmentations that come after, in their order: color_jitter, grayscale, blur, solarize or registered ones, with
+    options as name(option=value)."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,10 @@ class ObjectiveConfig(Settings):
     reconstruction_weight: NonNegative = 1.0
     """Weight of predicting what is hidden; 0 leaves the contrastive loss alone, and the decoder untrained."""
     contrastive_weight: NonNegative | None = None
-    """Weight of NT-Xent between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
+    """Weight of the loss between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
     contrastive: str = "nt_xent"
-    """The loss between the two crops: NT-Xent, or a registered one, name or name(option=value)."""
+    """The loss between the two crops: nt_xent (SimCLR); with an EMA teacher of whole crops moco (MoCo v3), data2vec or,
+    for both, moco(tokens=1.0), options momentum, temperature, layers, hidden; or a registered one."""
     temperature: Positive = 0.2
     """For NT-Xent: its softmax temperature."""
 
@@ -167,6 +168,8 @@ class EncoderConfig(Settings):
     """Number of vit_tiny's attention heads; 12 if not given, or 6 in the same case."""
     init: Literal["xavier", "normal"] = "xavier"
     """Initial weights of vit_tiny: Xavier-uniform, as MAE; or N(0, 0.02), as the released code."""
+    drop_path: BelowOne = 0.0
+    """Stochastic depth of vit_tiny while it is pretrained: the chance that an image skips its last block's branches."""
     weights: str | None = None
     """Start from a run folder, or from a local safetensors file or folder that timm or Hugging Face wrote."""
 
@@ -174,6 +177,7 @@ class EncoderConfig(Settings):
         ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"
         require(ours or not (self.width or self.depth or self.heads), "encoder.width, depth and heads", rule, self.name)
         require(ours or self.init == "xavier", "encoder.init", rule, self.init)
+        require(ours or not self.drop_path, "encoder.drop_path", rule, self.drop_path)
 
 
 @dataclass(frozen=True)

@@ -91,12 +91,13 @@ def flat(config: Config) -> dict[str, Any]:
     return {f"{room}.{key}": value for room, part in to_dict(config).items() for key, value in part.items()}
 
 
-def describe(config: Config, reasons: dict[str, str]) -> str:
-    """What was given or derived as aligned lines, the derived with their reason; the rest is as always."""
+def describe(config: Config, reasons: dict[str, str], whole: bool = False) -> str:
+    """What was given or derived as aligned lines, the derived with their reason; the rest too if `whole`."""
     lines, usual = [], flat(Config())
     for name, value in flat(config).items():
         shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
         reason = f"   <- {reasons[name]}" if name in reasons else ""
-        if value is not None and (reason or value != usual[name]):
+        if whole or (value is not None and (reason or value != usual[name])):
             lines.append(f"  {name:<29} {shown}{reason}")
-    return "\n".join([*lines, "  all others have their defaults; config.json has them all"])
+    rest = [] if whole else ["  all others have their defaults; config.json has them all"]
+    return "\n".join([*lines, *rest])

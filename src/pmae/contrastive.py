@@ -1,7 +1,5 @@
 """Contrastive learning beside masked prediction: a projection head and NT-Xent, as in SimCLR (Chen et al. 2020)."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -10,6 +8,7 @@ from pmae.config import ObjectiveConfig
 from pmae.errors import require
 from pmae.models.encoder import Encoder
 from pmae.plugins import find
+from pmae.teacher import Gather, Teacher, TokenPredictor  # which registers moco and data2vec
 
 HIDDEN, OUT = 1024, 128  # widths of the projection head
 
@@ -67,12 +66,18 @@ class Contrastive:
             self.module = find("contrastive", self.name, "objective.contrastive")(encoder)
         rule = "a torch module, called with features and images"
         require(isinstance(self.module, nn.Module), f"objective.contrastive {self.name!r}", rule, type(self.module))
-        self.gather: Callable[[Tensor], Tensor] | None = None
+        self.gather: Gather = nn.Identity()
         """From the features of this process to those of all, where there are several and the loss is over them."""
+        self.gathers = bool(getattr(self.module, "gathers", True))
+        self.has_teacher = any(isinstance(part, Teacher) for part in self.module.modules())
+        self.predicts_tokens = any(isinstance(part, TokenPredictor) for part in self.module.modules())
 
-    def __call__(self, features: Tensor, x: Tensor) -> Tensor:
-        """The weighted loss of features (2B, width), first views before second ones, of the whole images (2B, ...)."""
-        found = self.module(features if self.gather is None else self.gather(features), x)
+    def __call__(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """The weighted loss of tokens (2B, N, width), first views before second ones, of the whole images (2B, ...)."""
+        if getattr(self.module, "takes_tokens", False):
+            found = self.module(tokens, x, self.gather)
+        else:
+            found = self.module(self.gather(tokens.mean(1)), x)
         require(found.shape == (), f"objective.contrastive {self.name!r}", "one number", tuple(found.shape))
         return self.weight * found
 

@@ -28,7 +28,7 @@ from pmae.models import Encoder
 from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import World, local_device, lost_process_errors, process_group
-from pmae.train.environment import pick_device
+from pmae.train.environment import kept_precision, pick_device
 
 POOLINGS = ("mean", "cls", "both", "patches")
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
@@ -107,13 +107,9 @@ def require_pooling(pooling: str, encoder: Encoder) -> None:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Products and convolutions of float32 numbers as such, the same every time, even if training allowed TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with kept_precision(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        torch.set_float32_matmul_precision("highest")
+        yield
 
 
 def embed(
@@ -154,8 +150,9 @@ def write_streamed(
     write: Write,
     device: torch.device,
     say: Callable[[str], None],
+    look: Callable[[Rows], None] = lambda rows: None,
 ) -> int:
-    """Write the rows that each process makes of its images to one file; returns how many they are."""
+    """Write the rows that each process makes of its images to one file, where they are looked at; returns how many."""
     count, began = 0, time.monotonic()
 
     def counted(rows: Iterable[Rows]) -> Iterator[Rows]:
@@ -163,6 +160,7 @@ def write_streamed(
         told = began
         for part in rows:
             count += len(part.features)
+            look(part)
             now = time.monotonic()
             if now - told >= QUIET_SECONDS:
                 say(f"{count:,} images, {count / (now - began):,.0f} a second")

@@ -1,7 +1,8 @@
 """The one exception a user's mistake raises: parameter, rule, value and, where there are some, the choices."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -27,6 +28,22 @@ def require(holds: bool, parameter: str, rule: str, value: object) -> None:
     """Refuse a value that breaks a rule."""
     if not holds:
         raise UserError(f"{parameter} must be {rule}, got {value!r}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, or its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+
+
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """Inside, every failure becomes one sentence that begins with `what`: libraries raise whatever they trip over."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {first_line(error)}") from error
 
 
 def optional(what: str, extra: str, *names: str) -> Any:

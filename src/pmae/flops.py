@@ -1,13 +1,16 @@
 """Floating-point operations of a training step in closed form: what the work is, however it is carried out."""
 
+import inspect
 import math
 
+from pmae import teacher
 from pmae.config import Config
 from pmae.contrastive import HIDDEN, OUT
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
 from pmae.models.encoder import VIT_TINY, patch_sides
+from pmae.plugins import find
 from pmae.spaces.pca import patch_side
 
 COUNTED = ("pca", "patch_pca", "pixels")  # the spaces that are counted
@@ -31,8 +34,8 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
     blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
     PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrastive loss there are two views
-    of everything, and two layers on top; the batch's similarities are left out, as they grow with it. Crops, norms,
-    activations, masks and the optimizer are not counted: they are costs, not work.
+    of everything, with its heads and the forward pass of its teacher; the batch's similarities are left out, as they
+    grow with it. Crops, norms, activations, masks and the optimizer are not counted: they are costs, not work.
     """
     channels, height, width = shape
     patch = config.encoder.patch_size
@@ -56,8 +59,25 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
         linear -= 3 * 2 * (tokens - 1) * decoder_wide * numbers
         blocks -= 16 * tokens * decoder_wide**2
     one = linear + 3 * blocks + projection_flops(config, shape)
-    head = 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
-    return 2 * (one + head) if config.objective.contrastive_weight else one
+    if not config.objective.contrastive_weight:
+        return one
+    if config.objective.contrastive == "nt_xent":
+        return 2 * (one + 3 * 2 * (wide * HIDDEN + HIDDEN * OUT))
+    whole_crop = 2 * patches * numbers * wide + deep * _block(patches + 1, wide)  # the teacher's
+    return 2 * (one + whole_crop + _teacher_heads(config.objective.contrastive, wide, patches))
+
+
+def _teacher_heads(name: str, width: int, patches: int) -> int:
+    """Projectors of student and teacher and the student's predictor (MoCo v3), and the predictor of tokens."""
+    loss = find("contrastive", name, "objective.contrastive")
+    if loss.func not in (teacher.MoCo, teacher.Data2Vec):
+        raise UserError(f"operations are counted for objective.contrastive nt_xent, moco and data2vec, got {name!r}")
+    options, tokens = inspect.signature(loss).parameters, 3 * 2 * 2 * patches * width**2
+    if loss.func is teacher.Data2Vec:
+        return tokens
+    hidden = options["hidden"].default
+    projector, predictor = width * hidden + hidden**2 + hidden * teacher.OUT, 2 * teacher.OUT * hidden
+    return 2 * (4 * projector + 3 * predictor) + (tokens if options["tokens"].default else 0)
 
 
 def _block(tokens: int, width: int) -> int:

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from pmae import masking, objectives
 from pmae.config import Config
 from pmae.contrastive import build_contrastive
+from pmae.errors import UserError
 from pmae.models import Decoder, Encoder, build_encoder, patchify, require_vit, unpatchify
 from pmae.spaces import Space, build_space
 
@@ -54,24 +55,24 @@ class MaskedAutoencoder(nn.Module):
         return masking.Draw(noise, torch.full((), ratio, device=device), masking.visible_patches(self.patches, ratio))
 
     def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> tuple[Tensor, Tensor]:
-        """Patches (B, N, P), or the hidden ones in a mask's order, and the mean patch token (B, width)."""
+        """Patches (B, N, P), or the hidden ones in a mask's order, and the encoder's patch tokens (B, N, width)."""
         with self._autocast(x):
             prefix, tokens = self.encoder(x) if mask is None else self.encoder(x, mask.keep)
             if not self.config.objective.reconstruction_weight:
                 count = self.patches if mask is None else mask.drop.shape[1]
-                return x.new_zeros(len(x), count, x[0].numel() // self.patches), tokens.mean(1)
+                return x.new_zeros(len(x), count, x[0].numel() // self.patches), tokens
             patches = self.decoder(prefix, tokens, None if mask is None else mask.order)
-        return patches.float(), tokens.mean(1)
+        return patches.float(), tokens
 
     def compare(
-        self, found: objectives.Comparison, energy: Tensor | float, features: Tensor, share: Tensor, x: Tensor
+        self, found: objectives.Comparison, energy: Tensor | float, tokens: Tensor, share: Tensor, x: Tensor
     ) -> Outcome:
         """The scaled loss and, in training, the contrastive one between two views of every image."""
         scale = "hidden" if self.space.learns else self.config.objective.scale
         loss = self.config.objective.reconstruction_weight * objectives.scaled(found, scale, self.ratio * energy)
         if self.contrastive and self.training:
-            with self._autocast(features):
-                loss = loss + self.contrastive(features, x)
+            with self._autocast(x):
+                loss = loss + self.contrastive(tokens, x)
         return Outcome(loss, found.error, found.energy, share)
 
     def _autocast(self, x: Tensor) -> torch.autocast:
@@ -99,16 +100,16 @@ class PrincipalMAE(MaskedAutoencoder):
 
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
         z, hidden, visible = self.hide(x, draw)
-        patches, features = self.predict(visible if self.config.masking.enabled else x)
+        patches, tokens = self.predict(visible if self.config.masking.enabled else x)
         y = unpatchify(patches, self.patch, self.encoder.shape)
         share = (self.space.variance_share * hidden).sum(1).expand(len(x))
         if not self.on_pixels:
             found = objectives.on_components(self.space.project_bf16(y), z, hidden, self.objective)
-            return self.compare(found, self.space.variance.sum(), features, share, x)
+            return self.compare(found, self.space.variance.sum(), tokens, share, x)
         # Standardized pixels have a variance of 1 each, which coefficients without an inverse do not add up to.
         energy = float(x[0].numel()) if math.isinf(self.space.tolerance) else self.space.variance.sum()
         found = objectives.on_pixels(y, x - visible, self.objective)
-        return self.compare(found, energy, features, share, x)
+        return self.compare(found, energy, tokens, share, x)
 
 
 class MAE(MaskedAutoencoder):
@@ -117,6 +118,9 @@ class MAE(MaskedAutoencoder):
     def __init__(self, config: Config, space: Space, encoder: Encoder) -> None:
         super().__init__(config, space, encoder)
         require_vit(encoder, config.encoder.name)
+        if self.contrastive and self.contrastive.predicts_tokens:
+            rule = "one without targets for tokens where space.name is 'pixels': MAE drops the tokens of hidden patches"
+            raise UserError(f"objective.contrastive must be {rule}, got {config.objective.contrastive!r}")
 
     @property
     def mask_group_count(self) -> int:
@@ -125,12 +129,17 @@ class MAE(MaskedAutoencoder):
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
         mask = masking.hide_patches(draw.noise.expand(len(x), -1), draw.visible)
         target = torch.take_along_dim(patchify(x, self.patch), mask.drop[..., None], 1)
-        predicted, features = self.predict(x, mask)
+        predicted, tokens = self.predict(x, mask)
         found = objectives.on_patches(predicted, target, self.config.objective.normalize_patches, self.objective)
-        return self.compare(found, x[0].numel(), features, found.size / x[0].numel(), x)
+        return self.compare(found, x[0].numel(), tokens, found.size / x[0].numel(), x)
 
 
-def build_method(config: Config, shape: tuple[int, int, int], space: Space | None = None) -> MaskedAutoencoder:
-    """The method that a resolved configuration describes, for images (C, H, W)."""
+def build_method(
+    config: Config, shape: tuple[int, int, int], space: Space | None = None, weights: dict[str, Tensor] | None = None
+) -> MaskedAutoencoder:
+    """The method that a resolved configuration describes, for images (C, H, W); `weights` are the encoder's."""
     kind = MAE if config.space.name == "pixels" else PrincipalMAE
-    return kind(config, space or build_space(config.space, shape), build_encoder(config.encoder, shape))
+    space, encoder = space or build_space(config.space, shape), build_encoder(config.encoder, shape)
+    if weights:
+        encoder.net.load_state_dict(weights)  # before a teacher copies them
+    return kind(config, space, encoder)

@@ -9,12 +9,12 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pmae.errors import UserError, require
+from pmae.errors import failing_as, first_line, require
 from pmae.files import lock, read_object, write_json, write_whole
 
 STAGED = ".remote"
@@ -30,19 +30,9 @@ def is_remote(path: object) -> bool:
     return isinstance(path, str) and re.match(r"\w[\w+.-]*(::\w[\w+.-]*)*://", path) is not None
 
 
-@contextmanager
-def reaching(url: str) -> Iterator[None]:
+def reaching(url: str) -> AbstractContextManager[None]:
     """Inside, whatever a store's library raises is one sentence with the address."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # each library has its own
-        raise UserError(f"{url} cannot be reached: {_words(error)}") from error
-
-
-def _words(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+    return failing_as(f"{url} cannot be reached")
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -191,7 +181,7 @@ class Mirror:
 
     def _tell(self) -> None:
         if self._failed:
-            said, self._failed = _words(self._failed), None
+            said, self._failed = first_line(self._failed), None
             warnings.warn(f"{self.url} was not reached ({said}); all is in {self.folder}", stacklevel=3)
 
     def _note(self, files: dict[str, list[int]]) -> None:

@@ -16,7 +16,7 @@ from tests.classify.conftest import CLASSES, make_run, stripes, write_folder
 import pmae
 from pmae.app import explorer
 from pmae.app.classifier import Explained, answer, build, evidence, labelled_images
-from pmae.classify.config import FinetuneConfig
+from pmae.classify import FinetuneConfig
 from pmae.cli import main
 from pmae.data.images import as_tensor
 from pmae.errors import UserError

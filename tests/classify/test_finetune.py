@@ -23,8 +23,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix
 
 import pmae
+from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import calibration_error, fit_reference, fit_temperature, nll, reliability
-from pmae.classify.config import FinetuneConfig
 from pmae.classify.finetune import finetune
 from pmae.classify.fit import loss_for, regression
 from pmae.evaluate import finetune as loop

@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.special import softmax
 
 import pmae
-from pmae.classify.config import FinetuneConfig
+from pmae.classify import FinetuneConfig
 from pmae.classify.finetune import finetune
 from pmae.runs import Run
 

@@ -8,9 +8,10 @@ import torch
 from torchvision.transforms import functional as reference
 
 from pmae.cli import main
-from pmae.config import replace
+from pmae.config import AugmentConfig, replace
 from pmae.contrastive import nt_xent
-from pmae.data.color import ColorJitter, Grayscale, turn_hue
+from pmae.data.augment import Standardize, build_augmentations
+from pmae.data.color import Blur, ColorJitter, Grayscale, Solarize, turn_hue
 from pmae.derive import resolve
 from pmae.flops import flops_per_image
 from pmae.method import build_method
@@ -51,6 +52,20 @@ def test_grayscale_is_torchvisions_for_a_share_of_the_images(images: torch.Tenso
     assert torch.equal(found[3:], images[3:])
 
 
+def test_blur_is_torchvisions_with_the_same_sigma(images: torch.Tensor) -> None:
+    noise = torch.stack([torch.linspace(0, 1, 6), torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.9])], 1)
+    found = Blur(sigma=(0.2, 3.0), kernel=7, p=0.8)(images, noise)
+    for x, n, y in zip(images, noise.tolist(), found, strict=True):
+        expected = reference.gaussian_blur(x, [7, 7], [0.2 + 2.8 * n[0]] * 2) if n[1] < 0.8 else x
+        torch.testing.assert_close(y, expected, atol=1e-6, rtol=0)
+
+
+def test_solarize_is_torchvisions_for_a_share_of_the_images(images: torch.Tensor) -> None:
+    found = Solarize(p=0.5)(images, torch.linspace(0, 1, 6)[:, None])
+    torch.testing.assert_close(found[:3], reference.solarize(images[:3], 0.5))
+    assert torch.equal(found[3:], images[3:])
+
+
 def test_simclr_is_the_contrastive_loss_of_whole_images(images: torch.Tensor) -> None:
     sizes = {"width": 24, "depth": 1, "heads": 2}
     small = {f"{part}__{key}": size for part in ("encoder", "decoder") for key, size in sizes.items()}
@@ -86,6 +101,11 @@ def test_simclr_trains_from_the_command_line_and_says_so(tmp_path: Path, capsys:
     [
         (["--augment.extra", "color_jitter(hue=0.7)"], "color_jitter.hue must be in [0, 0.5], got 0.7"),
         (["--augment.extra", "grayscale(p=2)"], "grayscale.p must be in [0, 1], got 2"),
+        (["--augment.extra", "blur(kernel=4)"], "blur.kernel must be an odd number, got 4"),
+        (
+            ["--augment.extra", "blur(sigma=(2, 1))"],
+            "blur.sigma must be two increasing numbers above 0, got (2.0, 1.0)",
+        ),
         (["--masking.no-enabled"], "masking.enabled must be true unless objective.reconstruction_weight is 0"),
         (["--objective.reconstruction-weight", "0"], "objective.reconstruction_weight must be above 0 where"),
     ],
@@ -107,3 +127,10 @@ def test_grey_images_have_no_colors_to_change(tmp_path: Path, capsys: pytest.Cap
     given = ["--data", str(data), "--epochs", "1", "--out", str(tmp_path / "run"), "--augment.extra", "grayscale"]
     assert main(["pretrain", *given]) == 2
     assert "8- and 16-bit images in color, got 'uint8 images with 1 channels'" in capsys.readouterr().err
+    grey = Standardize(torch.full((1, 1, 1), 100.0), torch.full((1, 1, 1), 50.0))
+    blur, solarize = build_augmentations(AugmentConfig(extra=("blur(p=1)", "solarize(p=1)")), grey, "uint8")
+    x = torch.randint(0, 256, (2, 1, 8, 8), generator=torch.Generator().manual_seed(0)).float()
+    expected = reference.solarize(x / 255, 0.5) * 255
+    torch.testing.assert_close(grey.invert(solarize(grey(x), torch.zeros(2, 1))), expected, atol=1e-3, rtol=0)
+    expected = reference.gaussian_blur(x, [9, 9], [0.1, 0.1])
+    torch.testing.assert_close(grey.invert(blur(grey(x), torch.zeros(2, 2))), expected, atol=1e-3, rtol=0)

@@ -17,8 +17,7 @@ import torch
 import pmae
 from pmae.cli import main
 from pmae.errors import UserError
-from pmae.export import export
-from pmae.export.hub import push
+from pmae.export import export, push
 from pmae.train.checkpoint import load_encoder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

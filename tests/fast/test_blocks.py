@@ -119,6 +119,16 @@ def drop_errors(tokens: int, width: int, heads: int, dtype: str, last: int | Non
     return distance(run(in_dtype(with_places(blocks, some_rates()), dtype), norm, x, True, last), expected)
 
 
+def bare_errors(dtype: str) -> float:
+    """The residual stream without a last norm, as a teacher's layers need it, block after block."""
+    blocks, _ = blocks_of(24, 1)
+    x, expected = torch.randn(2, 5, 24), copy.deepcopy(blocks).double()
+    with torch.no_grad():
+        wanted = [expected[0](x.double()), expected(x.double())]
+        first = stack._run_fused(in_dtype(blocks, dtype)[:1], nn.Identity(), x)
+        return distance([first, stack._run_fused(blocks[1:], nn.Identity(), first)], wanted)
+
+
 def idle_difference(training: bool, rate: float) -> float:
     """What DropPath changes where it drops nothing: the largest difference of any number."""
     blocks, norm = blocks_of(24, 1)
@@ -141,6 +151,7 @@ def interpret() -> dict[str, float]:
         "last and drop": drop_errors(5, 24, 1, "float32", 3),
     }
     answer |= {f"{name} {dtype} drop": drop_errors(*case, dtype) for dtype in BOUND for name, case in DROPPED.items()}
+    answer |= {f"bare {dtype}": bare_errors(dtype) for dtype in BOUND}
     return answer | {"eval": idle_difference(False, 0.5), "rate 0": idle_difference(True, 0.0)}
 
 
@@ -165,6 +176,11 @@ def test_the_last_tokens_alone_are_those_of_timms_blocks(found: dict[str, float]
 @pytest.mark.parametrize("case", ["one block", "last and drop"])
 def test_the_last_tokens_of_one_block_and_of_dropped_branches(found: dict[str, float], case: str) -> None:
     assert found[case] < BOUND["float32"]
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_without_a_last_norm_the_residual_stream_comes_out(found: dict[str, float], dtype: str) -> None:
+    assert found[f"bare {dtype}"] < BOUND[dtype]
 
 
 @pytest.mark.parametrize("case", DROPPED)
@@ -225,6 +241,9 @@ def test_only_plain_blocks_with_bf16_weights_are_fused(monkeypatch: pytest.Monke
     assert not stack._fusable(blocks, norm, x)
     blocks.bfloat16()
     assert stack._fusable(blocks, norm, x)
+    assert not stack._fusable(blocks, nn.Identity(), x)
+    with torch.no_grad():
+        assert stack._fusable(blocks, nn.Identity(), x)
     other = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, init_values=1e-5)
     assert not stack._fusable(other.blocks.bfloat16(), other.norm, x)
     blocks[0].mlp.act = nn.ReLU()

@@ -13,6 +13,8 @@ from tests.gpu.conftest import Within
 from pmae import api
 from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig, replace
 from pmae.errors import UserError
+from pmae.fast import graph
+from pmae.files import read_tensors
 from pmae.runs import Run
 
 BATCH, STEPS = 64, 5
@@ -27,8 +29,13 @@ SPACES: dict[str, dict[str, Any]] = {
     "learned": {"space__name": "learned", "space__components": 32},
     "mae": {"space__name": "pixels", "objective__target": "patches", "objective__scale": "mean"},
     "contrastive": {"objective__contrastive_weight": 1.0},
+    "drop_path": {"encoder__drop_path": 0.3},
+    "moco": {
+        "objective__contrastive_weight": 1.0,
+        "objective__contrastive": "moco(tokens=1.0, momentum=0.5, hidden=256)",
+    },
 }
-BOUND = {"kernel_pca": 1e-4, "learned": 1e-4, "contrastive": 3e-5, "pca leading": 3e-5}
+BOUND = {"kernel_pca": 1e-4, "learned": 1e-4, "contrastive": 3e-5, "moco": 1e-4, "pca leading": 3e-5}
 """In float32 over five steps: small eigenvalues, a basis that trains and updates of nearly no gradient enlarge what
 rounding does. The first loss, before any update, has one bound for all."""
 CASES = [(space, 32) for space in SPACES] + [(space, 64) for space in ("pca leading", "mae", "patch_pca")]
@@ -98,7 +105,38 @@ def test_attention_kernels_alone_train_too(tmp_path: Path, assert_within: Within
     assert_within("attention kernels alone, float32", apart(*made), 1e-4)
 
 
-@pytest.mark.parametrize("space", ["pca", "mae", "contrastive"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_captured_steps_teacher_is_the_average_of_its_students(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assert_within: Within
+) -> None:
+    """One step an epoch and a checkpoint after each: every teacher follows from the one before and its student."""
+    chosen = {"train__epochs": 8, "train__keep": 9, "train__engine": "graph", "train__precision": precision}
+    chosen |= {"space__name": "cosine"}  # so few images leave principal components without variance
+    images, made = images_for(32, 80), list[Any]()
+    copies = graph.WeightCopies
+    monkeypatch.setattr(graph, "WeightCopies", lambda model: made.append(copies(model)) or made[0])
+    run = api.pretrain(config_for("moco", 32, **chosen), images, tmp_path / "run", quiet=True, figures=False)
+    prefix = "projector.teacher.encoder.net."
+    students = [read_tensors(path / "encoder.safetensors") for path in run.checkpoints()]
+    teachers = [read_tensors(path / "decoder.safetensors", prefix) for path in run.checkpoints()]
+    assert len(teachers) == 8
+    for before, student, after in zip(teachers, students, teachers[1:], strict=False):
+        far = max((after[name] - (before[name] + student[name]) / 2).abs().max().item() for name in student)
+        assert_within(f"the teacher's weights, {precision}", far, 1e-6)
+    moved = [name for name in students[0] if not torch.equal(teachers[0][name], teachers[-1][name])]
+    assert len(moved) == len(students[0]) - 1  # all but the fixed positions
+    for rounded in made:  # in bfloat16 alone
+        frozen = {p: copy for p, copy in rounded.of.items() if not p.requires_grad}
+        assert frozen
+        assert all(torch.equal(copy, p.bfloat16()) for p, copy in frozen.items())
+    assert bool(made) == (precision == "bfloat16")
+    plain = config_for("moco", 32, **chosen | {"train__engine": "plain", "train__kernels": "none"})
+    expected = losses(plain, images, tmp_path / "plain")
+    found = [line["loss"] for line in run.metrics() if "loss" in line]
+    assert_within(f"losses with a teacher, {precision}", apart(found, expected), 0.02)
+
+
+@pytest.mark.parametrize("space", ["pca", "mae", "contrastive", "moco", "drop_path"])
 def test_a_resumed_run_is_an_uninterrupted_one(space: str, tmp_path: Path) -> None:
     config, images = config_for(space, 32, train__epochs=4), images_for(32)
     api.pretrain(config, images, tmp_path / "whole", quiet=True, figures=False)

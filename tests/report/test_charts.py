@@ -46,10 +46,8 @@ def test_probes_name_their_images_and_are_in_percent(
 ) -> None:
     run = load(make_run(data={"counts": counts}, **settings).path)
     panels = {axes.get_title(loc="left"): axes for axes in charts.learning_curves([run]).figure.axes}
-    assert "R² on held-out images (%; faint: in training)" in panels
-    assert set(panels[f"Linear probe (%)\n{images}"].lines[0].get_ydata()) == {60.0}
-    assert set(panels[f"k-NN (%)\n{images}"].lines[0].get_ydata()) == {50.0}
+    panels = {" ".join(title.split()): axes for title, axes in panels.items()}
+    assert set(panels[f"Linear probe on {images} (%)"].lines[0].get_ydata()) == {60.0}
+    assert set(panels[f"k-NN on {images} (%)"].lines[0].get_ydata()) == {50.0}
     assert set(panels["Effective rank"].lines[0].get_ydata()) == {8.0}
-    np.testing.assert_allclose(
-        panels["R² on held-out images (%; faint: in training)"].lines[1].get_ydata(), [0, 10, 20]
-    )
+    np.testing.assert_allclose(panels["R² on held-out images (%; thin: in training)"].lines[1].get_ydata(), [0, 10, 20])

@@ -89,7 +89,7 @@ def test_r2_of_training_images_is_not_called_held_out(make_run: MakeRun) -> None
     run = load(path)
     assert "It predicts 20.0% of the hidden variance of training images (R²)." in verdict(run).more
     titles = [axes.get_title(loc="left") for axes in learning_curves([run]).figure.axes]
-    assert "R² on training images (%; faint: in training)" in titles
+    assert "R² on training images (%; thin: in training)" in titles
     assert "Train r2" not in titles
     assert "on training images" in reconstructions(run).caption
 

@@ -45,3 +45,8 @@ def test_pairs_show_what_two_intervals_hide() -> None:
 def test_answers_of_other_images_are_not_paired() -> None:
     few, many = (scored(np.ones((1, count), bool)) for count in (50, 60))
     assert not difference(few, many).paired
+
+
+def test_without_an_interval_nothing_is_said_about_chance() -> None:
+    bare = Score("linear", "cls", "test", 50, {"accuracy": Interval(0.7)})
+    assert "has no interval" in difference(bare, bare).words

@@ -47,7 +47,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def page_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No files beside the page: figures of each kind take seconds, and tests of words do not look at them."""
-    monkeypatch.setattr("pmae.report.page._write_beside", lambda *_: None)
+    monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)
 
 
 def test_one_page_and_its_files(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
@@ -77,6 +77,7 @@ def test_one_page_and_its_files(make_run: MakeRun, suite: Suite, tmp_path: Path)
     assert not [name for name in files if name.startswith(".")]
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_nothing_comes_from_outside_and_the_same_runs_make_the_same_page(
     make_run: MakeRun, suite: Suite, tmp_path: Path
 ) -> None:
@@ -202,6 +203,17 @@ def test_warnings_name_their_protocol_and_preset(make_run: MakeRun, suite: Suite
     text = Page(tmp_path / "r.html").text
     assert "training diverged (linear probe on pmae epoch 3 (CLS), test, preset paper)" in text
     assert "few images to search (preset paper)" in text
+
+
+@pytest.mark.usefixtures("page_alone")
+def test_what_is_true_of_several_runs_is_said_once(make_run: MakeRun, tmp_path: Path) -> None:
+    notes = {"a": ["shared", "of one"], "b": ["shared"]}
+    runs = [make_run(name, pictures=False, data={"notes": said}) for name, said in notes.items()]
+    write_report([run.path for run in runs], tmp_path / "r.html")
+    source = Page(tmp_path / "r.html").source
+    assert source.count("shared") == 1
+    assert "<li>shared</li>" in source
+    assert "<li>a: of one</li>" in source
 
 
 def test_an_output_that_cannot_be_written_is_refused(make_run: MakeRun, tmp_path: Path) -> None:

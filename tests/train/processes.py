@@ -127,6 +127,7 @@ def every_scenario(folder: Path, most: int) -> dict[str, list[int]]:
     codes["mae-of-2"] = together(2, folder / "mae-of-2", **MAE)
     for count in (1, 2):
         codes[f"contrast-{count}"] = together(count, folder / f"contrast-{count}", objective__contrastive_weight=1.0)
+        codes[f"moco-{count}"] = together(count, folder / f"moco-{count}", **MOCO)
     parts = {"train__accumulate": 2, "train__activation_checkpointing": True}
     codes["parts"] = together(2, folder / "parts", **parts)
     codes["bf16"] = together(2, folder / "bf16", train__bf16_gradients=True)
@@ -207,7 +208,7 @@ MAE = {"space__name": "pixels", "masking__masked_variance": None, "masking__mask
 RESNET = {"encoder__name": "resnet10t", **dict.fromkeys(("encoder__width", "encoder__depth", "encoder__heads"))}
 MAE |= {"objective__target": "patches", "objective__scale": "mean", "masking__ratio_schedule": "uniform"}
 
-
+MOCO = {"objective__contrastive_weight": 1.0, "objective__contrastive": "moco(tokens=1.0, hidden=32)"}
 CLIPPED = {"optim__clip_norm": 0.05}
 
 

@@ -27,6 +27,7 @@ from pmae.report.maps import lit
 from pmae.report.samples import view_of
 
 SHOWN = 5  # likeliest classes
+STARTING = "starting: 1 of 2, the page's library (10 to 30 s the first time)"
 
 
 class Explained:
@@ -139,7 +140,9 @@ def explore_classifier(
     path: str, data: str | None, port: int | None, browser: bool, say: Callable[[str], None]
 ) -> None:
     """Serve the page of a classifier until Ctrl-C; `data` is where its labelled images are, if not where they were."""
+    say(STARTING)
     gradio()
+    say("starting: 2 of 2, reading the classifier and its labelled images")
     classifier = load_classifier(path)
     explore(Explained(classifier, labelled_images(path, classifier, data, say)), port, browser, say, build)
 

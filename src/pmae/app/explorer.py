@@ -16,10 +16,8 @@ from pmae.app import maps, panels
 from pmae.app.material import LARGEST_FILE, Material, read_upload
 from pmae.errors import UserError, optional, require
 from pmae.report.samples import PARTS
+from pmae.report.watch import HOSTS, LOOPBACK
 
-LOOPBACK = "127.0.0.1"
-HOSTS = (LOOPBACK, "localhost", "::1", "[::1]")
-"""Names under which a browser on this machine asks; any other is a foreign page's (DNS rebinding), and refused."""
 FONTS = ["system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif"]
 MONO = ["ui-monospace", "Menlo", "Consolas", "monospace"]
 QUIET = {"show_progress": "hidden"}

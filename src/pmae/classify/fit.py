@@ -1,5 +1,6 @@
 """Fine-tuning that is kept: a linear head alone, the whole network, or low-rank adapters; then calibrated."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -8,23 +9,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pmae.classify.adapters import merged, with_adapters
+from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import fit_reference, fit_temperature, nll
-from pmae.classify.config import FinetuneConfig
 from pmae.classify.labels import Labelled, LabelledData
 from pmae.classify.model import Card, ImageClassifier
-from pmae.classify.start import Start
-from pmae.config import DataConfig
+from pmae.config import DataConfig, EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet
 from pmae.embed import Embedder
+from pmae.errors import optional
 from pmae.evaluate.augment import Loss
 from pmae.evaluate.features import batch_of, extract
 from pmae.evaluate.finetune import Classifier, EarlyStopping, finetune
+from pmae.evaluate.probes import statistics
 from pmae.evaluate.protocols import FinetuneProtocol, preset
 from pmae.models import Encoder
 from pmae.train.environment import pick_device
@@ -40,6 +41,15 @@ PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 """Of a linear head's squared weights, from which the best on the validation part is chosen."""
 MOST_STEPS = 1000
 Say = Callable[[str], None]
+
+
+class Start(NamedTuple):
+    """An encoder to train, the settings that build it, the statistics of its pixels, and what was done to make it."""
+
+    encoder: Encoder
+    config: EncoderConfig
+    standardize: Standardize
+    notes: tuple[str, ...] = ()
 
 
 class Fitted(NamedTuple):
@@ -71,8 +81,11 @@ def fit(
     val, where = data.val, pick_device(device)
     assert val is not None
     standardize = start.standardize.to(where)
-    train = _linear if config.method == "linear" else _network
-    made = train(start._replace(standardize=standardize), data, config, where, folder, say)
+    start = start._replace(standardize=standardize)
+    linear = config.method == "linear"
+    made = _linear(start, data, config, where, say if linear else lambda message: None)
+    if not linear:
+        made = _network(start, made, data, config, where, folder, say)
     embedder = Embedder(made.encoder.eval(), standardize, config.pooling, where)
     seen, unseen = (features_of(embedder, part) for part in (data.train, val))
     weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
@@ -99,16 +112,12 @@ def fit(
     return Fitted(classifier, {**made.history, "temperature": temperature})
 
 
-def _linear(
-    start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, folder: Path | None, say: Say
-) -> Trained:
+def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, say: Say) -> Trained:
     """Logistic regression on standardized features, with the penalty that is best on the validation part."""
     assert data.val is not None
     embedder = Embedder(start.encoder.eval(), start.standardize, config.pooling, device)
     train, held = (features_of(embedder, part).astype(np.float64) for part in (data.train, data.val))
-    mean, std = train.mean(0), train.std(0)
-    # A constant feature carries nothing: dividing by 1 leaves it at 0.
-    std = np.where(std > 1e-6 * (std.max() + np.abs(mean)), std, 1.0)
+    mean, std = (part.numpy()[0] for part in statistics(torch.from_numpy(train)))
     tried: dict[float, float] = {}
     heads: dict[float, tuple[np.ndarray, np.ndarray]] = {}
     for penalty in PENALTIES:
@@ -143,7 +152,13 @@ def regression(x: np.ndarray, targets: np.ndarray, penalty: float, balanced: boo
 
 
 def _network(
-    start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, folder: Path | None, say: Say
+    start: Start,
+    linear: Trained,
+    data: LabelledData,
+    config: FinetuneConfig,
+    device: torch.device,
+    folder: Path | None,
+    say: Say,
 ) -> Trained:
     """All weights, or adapters of them, until the validation loss falls no more.
 
@@ -152,10 +167,10 @@ def _network(
     """
     val = data.val
     assert val is not None
-    lora, linear = config.method == "lora", _linear(start, data, config, device, folder, lambda message: None)
+    lora = config.method == "lora"
     encoder = with_adapters(start.encoder, config.rank, config.seed) if lora else start.encoder
     train, held = (Batches(part.images.images, device) for part in (data.train, val))
-    targets, classes = as_targets(data.train).to(device), len(data.classes)
+    targets, classes = torch.from_numpy(data.train.targets).to(device), len(data.classes)
     loss = loss_for(targets, classes, config.class_weights)
     protocol = protocol_of(config, data.train.images)
     patience = config.patience or max(FEWEST, round(PATIENCE * protocol.epochs))
@@ -199,11 +214,6 @@ def features_of(embedder: Embedder, part: Labelled) -> np.ndarray:
     return np.concatenate([embedder(np.asarray(images[i : i + size])) for i in range(0, len(images), size)])
 
 
-def as_targets(part: Labelled) -> Tensor:
-    """Class numbers, or 0 and 1 for every class as floats."""
-    return torch.from_numpy(part.targets)
-
-
 def loss_for(targets: Tensor, classes: int, weights: str) -> Loss:
     """Cross-entropy, or its sum over classes that each image may have or not; weighted against imbalance if asked."""
     balanced, count = weights == "balanced", len(targets)
@@ -231,3 +241,37 @@ def _loss_on(model: Classifier, batches: Batches, standardize: Standardize, targ
     """Of the logits at the temperature that would be set: mixed images and smoothed labels leave them too unsure."""
     logits = extract(model, batches, standardize, compile=False)["logits"].double().cpu().numpy()
     return nll(logits / fit_temperature(logits, targets), targets)
+
+
+def require_peft() -> Any:
+    """The library of low-rank adapters (LoRA, Hu et al. 2021), or an error that names the extra."""
+    return optional("finetune.method 'lora'", "lora", "peft")
+
+
+def with_adapters(encoder: Encoder, rank: int, seed: int) -> Encoder:
+    """A copy with an adapter at every linear layer, or at every convolution where there is none; the rest is frozen."""
+    peft, own = require_peft(), copy.deepcopy(encoder)
+    # Fast kernels read the weights of timm's layers, past the adapters: this runs timm's own forward.
+    own.is_vit = False
+    kinds = [kind for kind in (nn.Linear, nn.Conv2d) if any(isinstance(m, kind) for m in own.net.modules())]
+    names = [name for name, module in own.net.named_modules() if kinds and isinstance(module, kinds[0])]
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(config, own.net)
+    return own
+
+
+def merged(encoder: Encoder, is_vit: bool) -> Encoder:
+    """The adapters added to the weights: a plain network again, so that nothing that loads it needs peft."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    own = copy.deepcopy(encoder)
+    for parent in list(own.net.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BaseTunerLayer):
+                child.merge(safe_merge=True)
+                setattr(parent, name, child.get_base_layer())
+    own.net.requires_grad_(True)
+    own.is_vit = is_vit
+    return own

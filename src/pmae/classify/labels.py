@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmae.config import DataConfig
-from pmae.data.decode import failing_as
 from pmae.data.files import FileSamples
 from pmae.data.images import ImageSet, Splits
 from pmae.data.sets import converts, is_sharded, load
 from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown
-from pmae.errors import UserError, optional, require
+from pmae.errors import UserError, failing_as, optional, require
 from pmae.evaluate.features import hold_out
 
 SEPARATOR = ";"

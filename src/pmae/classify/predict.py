@@ -1,6 +1,6 @@
 """`pmae predict`: labels and probabilities of any number of images, streamed to a .csv or .parquet file."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -54,7 +54,7 @@ def predict(
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise UserError(f"out must end in .csv or .parquet, got {str(out)!r}")
     reading = data if isinstance(data, DataConfig) else reading_for(own, str(data))
-    write, drifted, unreadable = writer_for(out, flat=True), 0, list[str]()
+    write, drifted, unreadable = writer_for(out, flat=True), list[int](), list[str]()
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, own.embedder.batch_size, split, world.part)
@@ -62,16 +62,11 @@ def predict(
             yield table(own, part, top_k) if len(part) else Rows(np.empty(0), {})
         unreadable.extend(source.unreadable.found if source.unreadable else ())
 
-    def watched(path: Path, parts: Iterable[Rows], names: list[str]) -> None:
-        write(path, map(noted, parts), names)
+    def look(part: Rows) -> None:
+        drifted.append(int(part.columns["drifted"].sum()))
 
-    def noted(part: Rows) -> Rows:
-        nonlocal drifted
-        drifted += int(part.columns["drifted"].sum())
-        return part
-
-    count = write_streamed(out, rows, [], watched, where, say)
-    return Predicted(count, drifted, tuple(unreadable))
+    count = write_streamed(out, rows, [], write, where, say, look)
+    return Predicted(count, sum(drifted), tuple(unreadable))
 
 
 def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:

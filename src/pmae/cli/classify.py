@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from pmae.classify.config import FinetuneConfig
+from pmae.classify import FinetuneConfig
 from pmae.cli.parse import Count, Out, Switch, Text
 from pmae.config import DataConfig
 from pmae.train.journal import say
@@ -61,9 +61,8 @@ class Finetune(Conversion):
 
     def run(self) -> None:
         """Train, and print how good it is."""
-        from pmae.classify.finetune import finetune, read_as
+        from pmae.classify.finetune import finetune, read_as, reading_of
         from pmae.classify.score import in_words
-        from pmae.classify.start import reading_of
 
         reading = self.applied(read_as(reading_of(self.start), self.data))
         finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)

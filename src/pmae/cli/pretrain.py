@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Start:
     """The options that choose where the settings start from."""
 
     out: Text = None
-    """Run folder to write, or its address in a store (s3://...); runs/DATA-SPACE if not given."""
+    """Run folder to write, or its address in a store (s3://...); runs/DATA-METHOD if not given."""
     resume: Switch = False
     """Continue the run in --out from its last checkpoint."""
     recipe: Text = None
@@ -131,6 +132,8 @@ class Common(Start):
     """released, text or small; derived if not given."""
     probe_data: Text = None
     """A labelled set with which the encoder is probed while it trains."""
+    verbose: Switch = False
+    """Print every setting, not only what was given or derived."""
 
 
 @dataclass(frozen=True)
@@ -160,14 +163,29 @@ class Pretrain(Common):
         from pmae import api
         from pmae.train.distributed import is_main
 
-        default = f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{config.space.name.partition('(')[0]}"
-        run = api.pretrain(config, out=default if self.out is None else self.place(), resume=self.resume)
+        out = _default_folder(config) if self.out is None else self.place()
+        run = api.pretrain(config, out=out, resume=self.resume, verbose=self.verbose)
         if not is_main():
             return
-        scores = {k: v for k, v in run.results["pretrain"].items() if isinstance(v, float)}
-        print("\n".join(f"  {CALLED.get(name, name):<44} {value:.4f}" for name, value in scores.items()))
+        scores = {name: value for name, value in run.results["pretrain"].items() if isinstance(value, float)}
+        print("\n".join(_told(name, value) for name, value in scores.items()))
         print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
-        print(_judgement(scores, str(run.path), run.config.objective.reconstruction_weight > 0))
+        print(_judgement(run.path))
+
+
+def _told(name: str, value: float) -> str:
+    """A line about a score; R2 within a band of the spectrum has the ends of the band in its name."""
+    band = re.fullmatch(r"r2_band_(\d+)_(\d+)", name)
+    words = f"  components from {band[1]} to {band[2]}% of the variance" if band else CALLED.get(name)
+    shown = f"{value:.1%}" if words else f"{value:.4g}"
+    return f"  {words or name.replace('_', ' '):<44} {shown}"
+
+
+def _default_folder(config: Config) -> str:
+    """runs/DATA-METHOD: the space itself may still follow from the data, as patch_pca does from pca."""
+    space = config.space.name.partition("(")[0]
+    method = {"pca": "pmae", "pixels": "mae"}.get(space, space)
+    return f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{method}"
 
 
 def _print_all_settings(kind: type[Pretrain]) -> None:
@@ -180,15 +198,20 @@ def _print_all_settings(kind: type[Pretrain]) -> None:
         print(page.getvalue().replace("(default: None)", " " * 15), end="")
 
 
-def _judgement(scores: dict[str, float], path: str, predicts: bool = True) -> str:
-    """Whether anything was learned, and the next command."""
-    command = "pmae evaluate" if "linear" in scores else "pmae report"
-    if not predicts:
-        return f"nothing was to be predicted, so there is no R2; next: {command} {path}"
-    r2 = scores.get("held_out_r2", scores.get("train_r2", 0.0))
-    if r2 < 0.05:
-        return f"R2 {r2:.2f} is no better than predicting the mean: it has not learned yet; give it more --epochs"
-    return f"it predicts {r2:.0%} of the hidden variance; next: {command} {path}"
+def _judgement(path: Path) -> str:
+    """What the report says of the training, and the commands that come next."""
+    from pmae.report.advice import HARDLY, training_advice
+    from pmae.report.contents import load
+
+    told = load(path, whole=False)
+    said = next(training_advice(told), None)
+    labelled = any("linear" in line for line in told.signals)
+    commands = [f"pmae {'evaluate' if labelled else 'report'} {path}"]
+    if said is None:
+        return f"nothing was to be predicted, so there is no R2\nnext: {commands[0]}"
+    if said.command:
+        commands.insert(0 if said.title == HARDLY else 1, said.command)
+    return f"{said.title}: {said.words}\nnext: " + "\n  or: ".join(commands)
 
 
 @dataclass(frozen=True)

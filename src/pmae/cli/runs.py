@@ -240,8 +240,7 @@ class Export:
     """With --push: write the folder, show what would be uploaded, and upload nothing."""
 
     def run(self) -> None:
-        from pmae.export import export
-        from pmae.export.hub import contents, push, require_hub
+        from pmae.export import export, files_in, push, require_hub
 
         require(self.push is not None or not (self.dry_run or self.public), "push", "given with these options", None)
         if self.push is not None and not self.dry_run:
@@ -250,7 +249,7 @@ class Export:
         print(f"exported: {self.out}   (largest difference from the original {difference:.1e})")
         if self.push is not None and self.dry_run:
             seen = "public" if self.public else "private"
-            print(f"would be uploaded to {self.push}, {seen} if it is new:", *contents(self.out), sep="\n")
+            print(f"would be uploaded to {self.push}, {seen} if it is new:", *files_in(self.out), sep="\n")
         elif self.push is not None:
             print(f"uploaded: {push(self.out, self.push, self.public)}")
 

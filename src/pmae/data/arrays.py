@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pmae.data.decode import failing_as, reading, require_room
+from pmae.data.decode import reading, require_room
 from pmae.data.images import ImageSet, Splits
-from pmae.errors import UserError, require
+from pmae.errors import UserError, failing_as, require
 
 Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
 SHAPES = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), (N, C, L) for signals or (N, D) for vectors"

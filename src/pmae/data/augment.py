@@ -114,14 +114,15 @@ def resize_weights(start: Tensor, length: Tensor, pixels: int, size: int, interp
 
 
 def build_augmentations(config: AugmentConfig, standardize: "Standardize", dtype: str) -> list[Augmentation]:
-    """The augmentations that the settings name; those of colors get images in [0, 1] instead of standardized ones."""
+    """The augmentations that the settings name; those of pixels get images in [0, 1], not standardized."""
     found = []
     for name in config.extra:
         made = build("augmentation", name, "augment.extra")
         if getattr(made, "on_pixels", False):
-            fits = dtype in WHITE and len(standardize.mean) == 3
-            got = f"{dtype} images with {len(standardize.mean)} channels"
-            require(fits, f"augment.extra {name!r}", "left out but for 8- and 16-bit images in color", got)
+            channels, in_color = len(standardize.mean), getattr(made, "in_color", False)
+            fits = dtype in WHITE and (channels == 3 or not in_color)
+            rule = f"left out but for 8- and 16-bit images{' in color' if in_color else ''}"
+            require(fits, f"augment.extra {name!r}", rule, f"{dtype} images with {channels} channels")
             made = OnPixels(made, standardize, WHITE[dtype])
         found.append(made)
     return found

@@ -1,12 +1,14 @@
-"""Color jitter and grayscale of a whole batch on its device, each image with its own chance and strengths.
+"""Color jitter, grayscale, blur and solarization of whole batches, each image with its own chance and strengths.
 
-Each adjustment is torchvision's; their order, which torchvision draws, is one: brightness, contrast, saturation, hue.
+All are torchvision's. The order of jitter's adjustments, which torchvision draws, is one: brightness, contrast,
+saturation, hue.
 """
 
 from typing import Annotated
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pmae.plugins import register
 from pmae.validation import NonNegative, Rule
@@ -14,6 +16,8 @@ from pmae.validation import NonNegative, Rule
 LUMA = (0.2989, 0.587, 0.114)
 """What red, green and blue add to grey."""
 Chance = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
+Sigmas = Annotated[tuple[float, float], Rule("two increasing numbers above 0", lambda s: 0 < s[0] <= s[1])]
+OddCount = Annotated[int, Rule("an odd number", lambda n: n > 0 and n % 2 == 1)]
 Hue = Annotated[float, Rule("in [0, 0.5]", lambda x: 0 <= x <= 0.5)]
 
 
@@ -44,7 +48,7 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
 class ColorJitter:
     """Brightness, contrast and saturation times 1 plus or minus at most their strength, and another hue."""
 
-    on_pixels, noise = True, 5
+    on_pixels, in_color, noise = True, True, 5
 
     def __init__(
         self,
@@ -70,10 +74,50 @@ class ColorJitter:
 class Grayscale:
     """Some of the images without their colors."""
 
-    on_pixels, noise = True, 1
+    on_pixels, in_color, noise = True, True, 1
 
     def __init__(self, *, p: Chance = 0.2) -> None:
         self.p = p
 
     def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
         return torch.where(noise[:, :, None, None] < self.p, grey(x).expand_as(x), x)
+
+
+def gaussian_blur(x: Tensor, sigma: Tensor, kernel: int) -> Tensor:
+    """Images (B, C, H, W), each blurred by its own standard deviation (B,) over `kernel` pixels; edges are mirrored."""
+    for _ in range(2):  # rows, then columns
+        radius = min(kernel // 2, x.shape[3] - 1)
+        offset = torch.arange(-radius, radius + 1, device=x.device)
+        weight = (-0.5 * (offset / sigma[:, None]).square()).softmax(1)[:, None, None, None]
+        windows = functional.pad(x, (radius, radius, 0, 0), mode="reflect").unfold(3, 2 * radius + 1, 1)
+        x = (windows * weight).sum(4).mT
+    return x
+
+
+@register("augmentation", "blur")
+class Blur:
+    """Gaussian blur of some of the images, its standard deviation in pixels uniform between two."""
+
+    on_pixels, noise = True, 2
+
+    def __init__(self, *, sigma: Sigmas = (0.1, 2.0), kernel: OddCount = 9, p: Chance = 0.5) -> None:
+        self.sigma, self.kernel, self.p = sigma, kernel, p
+
+    def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
+        low, high = self.sigma
+        y = gaussian_blur(x, low + (high - low) * noise[:, 0], self.kernel)
+        return torch.where(noise[:, 1, None, None, None] < self.p, y, x)
+
+
+@register("augmentation", "solarize")
+class Solarize:
+    """Some of the images with what is brighter than a threshold inverted."""
+
+    on_pixels, noise = True, 1
+
+    def __init__(self, *, threshold: Chance = 0.5, p: Chance = 0.2) -> None:
+        self.threshold, self.p = threshold, p
+
+    def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
+        chosen = (noise[:, :, None, None] < self.p) & (x >= self.threshold)
+        return torch.where(chosen, 1 - x, x)

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.nn import functional
 
 from pmae.config import DataConfig
-from pmae.errors import UserError, optional
+from pmae.errors import UserError, failing_as, optional
 from pmae.system import available_bytes
 
 DICOM_SUFFIXES = (".dcm", ".dicom")
@@ -51,19 +51,6 @@ def require_room(need: int, what: str) -> None:
             f"data.source: {what} would take {need:,} bytes in memory, and {free:,} are available; "
             "make the images smaller (data.resize, for a folder) or save them as one .npy file, which is read from disk"
         )
-
-
-@contextmanager
-def failing_as(what: str) -> Iterator[None]:
-    """Inside, every failure becomes one sentence that begins with `what`."""
-    try:
-        yield
-    except UserError:
-        raise
-    # Parsers raise whatever a broken file trips over (KeyError, MemoryError, tokenize.TokenError, zlib.error, ...).
-    except Exception as error:
-        words = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{what}: {words}") from error
 
 
 def reading(path: Path, kind: str = "") -> AbstractContextManager[None]:

@@ -15,8 +15,7 @@ from typing import BinaryIO, NamedTuple
 from rich.console import Console
 from rich.progress import wrap_file
 
-from pmae.data.decode import failing_as
-from pmae.errors import UserError, require
+from pmae.errors import UserError, failing_as, require
 from pmae.system import take_lock
 
 TIMEOUT_SECONDS = 30

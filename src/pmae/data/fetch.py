@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pmae.data.decode import failing_as
 from pmae.data.download import Archive, download, extract
 from pmae.data.files import walk_images
 from pmae.data.images import ImageSet
 from pmae.data.named import read_cifar10
-from pmae.errors import UserError, unknown_name
+from pmae.errors import UserError, failing_as, unknown_name
 
 BUILT_IN = {"digits": "scikit-learn", "photos": "scikit-image and scikit-learn"}
 ZENODO = "https://zenodo.org/records"

@@ -159,3 +159,10 @@ def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarra
     if not len(out):
         raise UserError(f"labels must have a class of at least two images to hold some out, got {len(labels)} images")
     return np.setdiff1d(np.arange(len(labels)), out), out
+
+
+def shots(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Sorted positions of so many random images of every class, or of all where it has fewer."""
+    rng = np.random.default_rng(seed)
+    members = [rng.permutation(np.flatnonzero(labels == label))[:count] for label in np.unique(labels)]
+    return np.sort(np.concatenate(members))

@@ -11,24 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
-from pmae.data.decode import failing_as
-from pmae.errors import UserError, unknown_name
+from pmae.errors import UserError, failing_as, unknown_name
 from pmae.evaluate.augment import Loss, Noise, augmented, cross_entropy, draw_noise, mixed_loss
 from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
 from pmae.fast.graph import CapturedStep, compiled, falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
-from pmae.models.encoder import UNDECAYED, layer_depths
+from pmae.models.encoder import UNDECAYED, layer_depths, set_drop_path
 from pmae.train.schedule import rate
 
-DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch
 PAUSE = 20.0  # seconds between two savings at least: an epoch on a GPU may take no longer than writing its state
 
 
@@ -290,15 +287,6 @@ class EMA:
         torch._foreach_lerp_(self._mine, self._theirs, 1 - decay)
         for mine, theirs in self._counters:
             mine.copy_(theirs)
-
-
-def set_drop_path(encoder: nn.Module, rate: float) -> None:
-    """Stochastic depth (Huang et al. 2016), up to `rate` at the last block, where timm has places for it."""
-    places = {block: [name for name, _ in block.named_children() if name in DROP_PATHS] for block in encoder.modules()}
-    blocks = [block for block, names in places.items() if rate and names]
-    for position, block in enumerate(blocks):
-        for name in places[block]:
-            setattr(block, name, DropPath(rate * position / max(1, len(blocks) - 1)))
 
 
 def _save(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pmae.config import AugmentConfig, Betas, LayerDecay
 from pmae.errors import require, unknown_name
 from pmae.results import PROTOCOLS
-from pmae.validation import Count, NonNegative, Positive, Rule, Settings, Share
+from pmae.validation import BelowOne, Count, NonNegative, Positive, Rule, Settings, Share
 
 Rates = Annotated[tuple[float, ...], Rule("numbers above 0", lambda rates: bool(rates) and min(rates) > 0)]
 Decays = Annotated[tuple[float, ...], Rule("numbers of at least 0", lambda decays: bool(decays) and min(decays) >= 0)]
@@ -17,7 +17,6 @@ Kinds = Annotated[tuple[Literal["linear", "mlp"], ...], Rule("at least one of li
 Shots = Annotated[tuple[int, ...], Rule("numbers of at least 1", lambda shots: all(n >= 1 for n in shots))]
 Fractions = Annotated[tuple[float, ...], Rule("shares between 0 and 1", lambda shares: all(0 < x < 1 for x in shares))]
 UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
-BelowOne = Annotated[float, Rule("in [0, 1)", lambda x: 0 <= x < 1)]
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,27 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
-from pmae.evaluate.features import Extractor, Representation, effective_rank, hold_out
-from pmae.evaluate.few import few_labels
+from pmae.evaluate.features import ORDER, Extractor, Representation, effective_rank, hold_out, mixed, shots
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.metrics import SeedPredictions, score_of
-from pmae.evaluate.probes import ProbeTask, accuracy, choose, nearest, train_probes, votes
-from pmae.evaluate.protocols import FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
+from pmae.evaluate.probes import (
+    ProbeTask,
+    accuracy,
+    choose,
+    logistic_regression,
+    nearest,
+    statistics,
+    train_probes,
+    votes,
+)
+from pmae.evaluate.protocols import FewLabelsProtocol, FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
 from pmae.results import EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score, scores_of
 from pmae.runs import Run
 from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
 SETTING = ("base_lr", "weight_decay")
+HELD_OUT = 0.2  # share of the training images that are the test part of a set without one
 WIDEST = 4096  # features wider than this have no effective rank: it takes a decomposition of their products
 
 
@@ -78,7 +87,7 @@ def evaluate(
             scores += _knn(data, protocols.knn)
     if protocols.few:
         with stage("few labels"):
-            scores += few_labels(data, protocols.few, seeds[0])
+            scores += _few_labels(data, protocols.few, seeds[0])
     if protocols.finetune:
         # One folder a preset and data set: each is a fine-tuning of its own, to be resumed by itself.
         own = re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")
@@ -98,7 +107,7 @@ def evaluate(
     )
 
 
-def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
+def complete(splits: Splits) -> Splits:
     """Labelled training and test parts: one without a labelled test split gets a stratified one, and a note."""
     labels = splits.train.labels
     if labels is None:
@@ -109,10 +118,10 @@ def complete(splits: Splits, share: float = 0.2, seed: int = 0) -> Splits:
         val = None
     if test is not None and test.labels is not None:
         return replace(splits, val=val, notes=tuple(notes))
-    kept, held = hold_out(labels, share, seed)
+    kept, held = hold_out(labels, HELD_OUT)
     what = "no test split" if test is None else "no labels in its test split"
     notes.append(
-        f"the set has {what}: {len(held)} images ({share:.0%}, stratified, seed {seed}) of its training split are held "
+        f"the set has {what}: {len(held)} images ({HELD_OUT:.0%}, stratified, seed 0) of its training split are held "
         "out as test; no probe trains on them, but pretraining may have seen them without their labels"
     )
     return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
@@ -127,8 +136,7 @@ class EvaluationData:
         self.represent, self.standardize, self.protocols = represent, standardize, protocols
         self.device = standardize.mean.device
         self.extractor = Extractor(represent, standardize, self.device, world=world)
-        every = {name: getattr(splits, name) for name in ("train", "val", "test")}
-        self.sets: dict[str, ImageSet] = {name: part for name, part in every.items() if part is not None}
+        self.sets = splits.parts
         self.held_out = [name for name in self.sets if name != "train"]
         self.labels = {name: _labels(part, name) for name, part in self.sets.items()}
         self.parts = {name: Batches(part.images, self.device) for name, part in self.sets.items()}
@@ -244,6 +252,34 @@ def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
             named = {"protocol": "knn", "pooling": pooling, "chosen_on": chosen_on, "by_k": by_k}
             scores.append(data.score(split, [(0, shares[best], {"k": best})], **named))
     return scores
+
+
+def _few_labels(data: EvaluationData, config: FewLabelsProtocol, seed: int) -> list[Score]:
+    """Logistic regression for every budget and pooling; a score's seeds are the draws of the labelled images."""
+    labels, classes, scores = data.target(), len(data.classes), list[Score]()
+    for pooling, train in data.features["train"].items():
+        # Standardized by all training images: statistics need no labels.
+        mean, std = statistics(train)
+        x = {split: (found[pooling] - mean) / std for split, found in data.features.items()}
+        for name, draws in budgets(data.labels["train"], config, seed):
+            places = [torch.from_numpy(own).to(labels.device) for own in draws]
+            heads = [logistic_regression(x["train"][own], labels[own], classes, config.penalty) for own in places]
+            chosen = {"labels": len(draws[0]), "penalty": config.penalty}
+            named = {"protocol": name, "pooling": pooling, "chosen_on": f"{len(draws)} draws of the labelled images"}
+            for split in data.held_out:
+                logits = [x[split] @ weights[:-1] + weights[-1] for weights in heads]
+                by_draw = [(number, found.softmax(1), chosen) for number, found in enumerate(logits)]
+                scores.append(data.score(split, by_draw, **named))
+    return scores
+
+
+def budgets(labels: np.ndarray, config: FewLabelsProtocol, seed: int) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """The name of each budget of labels, and the training positions of each of its draws."""
+    seeds = [mixed(seed, ORDER, number) for number in range(config.draws)]
+    for count in config.shots:
+        yield f"{count}-shot", [shots(labels, count, own) for own in seeds]
+    for share in config.fractions:
+        yield f"{100 * share:g}% labels", [hold_out(labels, share, own)[1] for own in seeds]
 
 
 def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[int], folder: Path | None) -> list[Score]:

@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 
 import torch
+from huggingface_hub import HfApi, get_token
 
-from pmae.errors import UserError, unknown_name
+from pmae.errors import UserError, require, unknown_name
 from pmae.export.card import write_card
 from pmae.export.formats import FORMATS
 from pmae.export.source import Source, load_source
 from pmae.files import write_json, write_whole
+from pmae.remote import reaching
 from pmae.runs import Run
 
 TOLERANCE = 1e-4
@@ -27,7 +29,7 @@ def export(
     """Write the folder `out`, new or empty, whole or not at all; returns the largest difference that was found.
 
     The model card names the licence of the images, and loads the model from `repo`, USER/NAME on the Hugging Face hub,
-    where the folder is to be uploaded (`pmae.export.hub.push`).
+    where the folder is to be uploaded (`push`).
     """
     if kind not in FORMATS:
         raise unknown_name("format", kind, FORMATS)
@@ -53,9 +55,7 @@ def export(
         write_json(folder / "preprocessing.json", source.preprocessing())
         # A name that Python or Markdown would read otherwise is left for the reader to fill in.
         name = repo or (out.name if re.fullmatch(r"[\w .=+-]+", out.name) else "FOLDER")
-        usage = FORMATS[kind].classifier_usage if source.head else FORMATS[kind].usage
-        usage = usage.replace("local-dir:", "hf-hub:") if repo else usage
-        write_card(source, folder, usage.replace("FOLDER", name), FORMATS[kind].library, difference, data_licence)
+        write_card(source, folder, kind, name, difference, data_licence, on_hub=repo is not None)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, write)
@@ -73,3 +73,30 @@ def _compare(source: Source, kind: str, folder: Path) -> float:
     if not largest <= allowed:
         raise UserError(f"format {kind!r} must give features within {allowed:.1g} of the encoder's, got {largest:.1g}")
     return largest
+
+
+def require_hub(repo: str) -> None:
+    """Refuse a name that is none, and a machine without a token, before anything is written."""
+    require(re.fullmatch(r"[\w.-]+/[\w.-]+", repo) is not None, "push", "a repository, USER/NAME", repo)
+    if get_token() is None:
+        rule = "needs a token of the Hugging Face hub: `hf auth login`, or the variable HF_TOKEN"
+        raise UserError(f"push to {repo!r} {rule}")
+
+
+def files_in(folder: Path | str) -> list[str]:
+    """What an upload would send, a line a file with its size."""
+    root = Path(folder).expanduser()
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return [f"  {path.stat().st_size:>12,} bytes  {path.relative_to(root).as_posix()}" for path in files]
+
+
+def push(folder: Path | str, repo: str, public: bool = False) -> str:
+    """Upload a folder that `export` wrote to the Hugging Face hub, into a private repository if it is new."""
+    require_hub(repo)
+    folder = Path(folder).expanduser()
+    require((folder / "preprocessing.json").is_file(), "folder", "one that export wrote", str(folder))
+    with reaching(f"the repository {repo}"):
+        hub = HfApi(library_name="pmae")
+        hub.create_repo(repo, private=not public, exist_ok=True)
+        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="pmae export")
+        return f"{hub.endpoint}/{repo}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pmae.config_file import to_dict
+from pmae.export.formats import FORMATS
 from pmae.export.source import RunSource, Source
 from pmae.report.tables import Cell, Table, in_line, to_markdown
 from pmae.results import PROTOCOLS, scores_of
@@ -15,12 +16,76 @@ LOCAL = ("data.source", "data.root", "probe.data", "encoder.weights", "train.dev
 """Settings that say where things lie on the machine that trained, which is nobody else's business."""
 LICENCES = {"bloodmnist": "cc-by-4.0", "dermamnist": "cc-by-nc-4.0", "pathmnist": "cc-by-4.0"}
 """Of the named sets whose publisher states one."""
+USAGE = {
+    "timm": """
+import timm
+
+model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))   # for PIL images
+tokens = model.forward_features(transform(image)[None])
+
+# Maps for detection and segmentation; those of a ViT are of its last blocks, before the last norm.
+pyramid = timm.create_model("local-dir:FOLDER", pretrained=True, features_only=True).eval()
+maps = pyramid(transform(image)[None])
+""",
+    "huggingface": """
+from transformers import AutoImageProcessor, AutoModel
+
+model = AutoModel.from_pretrained("FOLDER").eval()
+processor = AutoImageProcessor.from_pretrained("FOLDER")
+output = model(**processor(image, return_tensors="pt"))   # last_hidden_state; pooler_output is the summary
+""",
+    "onnx": """
+import onnxruntime
+
+session = onnxruntime.InferenceSession("FOLDER/encoder.onnx")
+outputs = session.run(None, {"images": images})   # float32 (B, C, H, W) in the data's own units -> [cls, mean]
+""",
+    "torch": """
+import torch
+
+encoder = torch.export.load("FOLDER/encoder.pt2").module()
+features = encoder(images)   # float32 (B, C, H, W) in the data's own units -> {"cls": (B, width), "mean": (B, width)}
+""",
+}
+CLASSIFIER_USAGE = {
+    "timm": """
+import timm
+
+model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))   # for PIL images
+logits = model(transform(image)[None])   # of the classes in model.pretrained_cfg["label_names"]
+""",
+    "huggingface": """
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained("FOLDER").eval()
+processor = AutoImageProcessor.from_pretrained("FOLDER")
+logits = model(**processor(image, return_tensors="pt")).logits   # of the classes in model.config.id2label
+""",
+    "onnx": """
+import onnxruntime
+
+session = onnxruntime.InferenceSession("FOLDER/classifier.onnx")
+logits, probabilities = session.run(None, {"images": images})   # float32 (B, C, H, W) in the data's own units
+classes = session.get_modelmeta().custom_metadata_map["classes"]   # JSON
+""",
+    "torch": """
+import torch
+
+classifier = torch.export.load("FOLDER/classifier.pt2").module()
+outputs = classifier(images)   # float32 (B, C, H, W) in the data's own units -> {"logits": ..., "probabilities": ...}
+""",
+}
+"""How what was exported is loaded, by format; FOLDER is where it lies."""
 
 
 def write_card(
-    source: Source, folder: Path, usage: str, library: str, difference: float, data_licence: str | None = None
+    source: Source, folder: Path, kind: str, name: str, difference: float, data_licence: str | None, on_hub: bool
 ) -> None:
-    """Write README.md."""
+    """Write README.md; `name` is the folder's, or that of its repository on the hub."""
+    library, usage = FORMATS[kind].library, (CLASSIFIER_USAGE if source.head else USAGE)[kind].replace("FOLDER", name)
+    usage = usage.replace("local-dir:", "hf-hub:") if on_hub else usage
     checked = (
         f"Re-loaded with {library} {version(library)} and compared with the original on images of noise: "
         f"the largest difference of a feature is {difference:.1e}."

@@ -29,63 +29,6 @@ from pmae.files import write_json
 from pmae.models.encoder import pool, split_tokens, timm_recipe
 from pmae.models.weights import to_huggingface
 
-TIMM_USAGE = """
-import timm
-
-model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))   # for PIL images
-tokens = model.forward_features(transform(image)[None])
-
-# Maps for detection and segmentation; those of a ViT are of its last blocks, before the last norm.
-pyramid = timm.create_model("local-dir:FOLDER", pretrained=True, features_only=True).eval()
-maps = pyramid(transform(image)[None])
-"""
-HUGGINGFACE_USAGE = """
-from transformers import AutoImageProcessor, AutoModel
-
-model = AutoModel.from_pretrained("FOLDER").eval()
-processor = AutoImageProcessor.from_pretrained("FOLDER")
-output = model(**processor(image, return_tensors="pt"))   # last_hidden_state; pooler_output is the summary
-"""
-ONNX_USAGE = """
-import onnxruntime
-
-session = onnxruntime.InferenceSession("FOLDER/encoder.onnx")
-outputs = session.run(None, {"images": images})   # float32 (B, C, H, W) in the data's own units -> [cls, mean]
-"""
-TORCH_USAGE = """
-import torch
-
-encoder = torch.export.load("FOLDER/encoder.pt2").module()
-features = encoder(images)   # float32 (B, C, H, W) in the data's own units -> {"cls": (B, width), "mean": (B, width)}
-"""
-TIMM_CLASSIFIER = """
-import timm
-
-model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))   # for PIL images
-logits = model(transform(image)[None])   # of the classes in model.pretrained_cfg["label_names"]
-"""
-HUGGINGFACE_CLASSIFIER = """
-from transformers import AutoImageProcessor, AutoModelForImageClassification
-
-model = AutoModelForImageClassification.from_pretrained("FOLDER").eval()
-processor = AutoImageProcessor.from_pretrained("FOLDER")
-logits = model(**processor(image, return_tensors="pt")).logits   # of the classes in model.config.id2label
-"""
-ONNX_CLASSIFIER = """
-import onnxruntime
-
-session = onnxruntime.InferenceSession("FOLDER/classifier.onnx")
-logits, probabilities = session.run(None, {"images": images})   # float32 (B, C, H, W) in the data's own units
-classes = session.get_modelmeta().custom_metadata_map["classes"]   # JSON
-"""
-TORCH_CLASSIFIER = """
-import torch
-
-classifier = torch.export.load("FOLDER/classifier.pt2").module()
-outputs = classifier(images)   # float32 (B, C, H, W) in the data's own units -> {"logits": ..., "probabilities": ...}
-"""
 BICUBIC = 3
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST_FILE = 2**30  # bytes of weights above which ONNX has them in a file of their own: a protobuf holds 2 GiB
@@ -328,16 +271,12 @@ class Format(NamedTuple):
 
     write: Callable[[Source, Path], None]
     features: Callable[[Source, Path, np.ndarray], dict[str, Tensor]]
-    usage: str
-    classifier_usage: str
     library: str
 
 
 FORMATS = {
-    "timm": Format(write_timm, timm_features, TIMM_USAGE, TIMM_CLASSIFIER, "timm"),
-    "huggingface": Format(
-        write_huggingface, huggingface_features, HUGGINGFACE_USAGE, HUGGINGFACE_CLASSIFIER, "transformers"
-    ),
-    "onnx": Format(write_onnx, onnx_features, ONNX_USAGE, ONNX_CLASSIFIER, "onnxruntime"),
-    "torch": Format(write_torch, torch_features, TORCH_USAGE, TORCH_CLASSIFIER, "torch"),
+    "timm": Format(write_timm, timm_features, "timm"),
+    "huggingface": Format(write_huggingface, huggingface_features, "transformers"),
+    "onnx": Format(write_onnx, onnx_features, "onnxruntime"),
+    "torch": Format(write_torch, torch_features, "torch"),
 }

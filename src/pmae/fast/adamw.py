@@ -63,13 +63,19 @@ class WeightCopies:
 
     def __init__(self, model: nn.Module) -> None:
         layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-        slots = [(layer, key, p) for layer in layers for key, p in layer.named_parameters(recurse=False)]
-        self._slots = [slot for slot in slots if slot[2].requires_grad]
-        self.of = {p: nn.Parameter(p.detach().bfloat16()) for _, _, p in self._slots}
+        self._slots = [(layer, key, p) for layer in layers for key, p in layer.named_parameters(recurse=False)]
+        self.of = {p: nn.Parameter(p.detach().bfloat16(), p.requires_grad) for _, _, p in self._slots}
+        self._frozen: list[Tensor] = [p for p in self.of if not p.requires_grad]
+        self._frozen_copies: list[Tensor] = [self.of[p] for p in self.of if not p.requires_grad]
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The model's layers hold their copies, and these get the gradients."""
+        """The model's layers hold their copies, and these get the gradients.
+
+        Frozen weights, which no optimizer updates, may have been moved since the last step: a teacher's are.
+        """
+        if self._frozen:
+            torch._foreach_copy_(self._frozen_copies, self._frozen)
         for layer, key, master in self._slots:
             layer._parameters[key], self.of[master].grad = self.of[master], None
         try:

@@ -30,8 +30,8 @@ except ImportError:  # no Triton: a machine without a GPU, or not Linux
 
 PARTS = 12  # tensors of a block: weight and bias of norm1, qkv, proj, norm2, fc1, fc2
 GEMMS = (2, 4, 8, 10)  # which of them are the weights of qkv, proj, fc1 and fc2
-How = tuple[int, float, float]
-"""The number of heads, the scale of their scores and the norms' epsilon."""
+How = tuple[int, float, float, bool]
+"""The number of heads, the scale of their scores, the norms' epsilon, and whether the last norm is left out."""
 KEPT = 8
 """What a block keeps of its own: input, mean and rstd of the first norm, qkv, the same of the second norm, hidden."""
 
@@ -64,10 +64,12 @@ def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | No
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
 def _run_fused(blocks: Any, norm: Any, x: Tensor, last: int | None = None) -> Tensor:
+    bare = isinstance(norm, nn.Identity)
+    norm = blocks[0].norm1 if bare else norm  # a stand-in, whose result nobody reads
     layers = [m for b in blocks for m in (b.norm1, b.attn.qkv, b.attn.proj, b.norm2, b.mlp.fc1, b.mlp.fc2)] + [norm]
     tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
     factors = _draw_factors([place for b in blocks for place in (b.drop_path1, b.drop_path2)], x)
-    return Stack.apply(x, (blocks[0].attn.num_heads, blocks[0].attn.scale, norm.eps), factors, last, *tensors)
+    return Stack.apply(x, (blocks[0].attn.num_heads, blocks[0].attn.scale, norm.eps, bare), factors, last, *tensors)
 
 
 def _draw_factors(places: list[nn.Module], x: Tensor) -> Tensor | None:
@@ -86,12 +88,15 @@ def _draw_factors(places: list[nn.Module], x: Tensor) -> Tensor | None:
 
 
 class Stack(torch.autograd.Function):
-    """Tokens (B, N, W) through all blocks and the last norm; out come all, or each sequence's `last`."""
+    """Tokens (B, N, W) through all blocks and the last norm; out come all, or each sequence's `last`.
+
+    Without the last norm there is no backward: the residual stream is for teachers.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: How, factors: Tensor | None, last: int | None, *params: Tensor) -> Tensor:
         """Each block keeps what its backward reads; what its GEMMs read lies in one tensor for all blocks."""
-        (heads, scale, eps), shape, stream, branch = how, x.shape, x.flatten(0, 1), None
+        (heads, scale, eps, bare), shape, stream, branch = how, x.shape, x.flatten(0, 1), None
         kept: list[Tensor] = []
         graphs: list[Attended | None] = []
         depth, hidden_width, (rows, width) = len(params) // PARTS, params[8].shape[0], stream.shape
@@ -118,7 +123,7 @@ class Stack(torch.autograd.Function):
         end, *stats = kernels.add_norm(stream, branch, params[-2], params[-1], eps, out, of_branch)
         ctx.save_for_backward(*params, *kept, end, *stats, *inputs, factors)
         ctx.heads, ctx.scale, ctx.shape, ctx.count, ctx.graphs = heads, scale, shape, len(params), graphs
-        return out.view(shape[0], -1, width)
+        return (end if bare else out).view(shape[0], -1, width)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
@@ -230,7 +235,11 @@ def _fusable(blocks: nn.Sequential, norm: nn.Module, x: Tensor) -> bool:
     """
     if kernels is None or not len(blocks) or not all(map(_is_plain, blocks)):
         return False
-    same_eps = len({layer.eps for layer in blocks.modules() if isinstance(layer, nn.LayerNorm)} | {norm.eps}) == 1
+    bare = isinstance(norm, nn.Identity)
+    if bare and torch.is_grad_enabled():
+        return False
+    layers = [layer for layer in blocks.modules() if isinstance(layer, nn.LayerNorm)] + ([] if bare else [norm])
+    same_eps = len({layer.eps for layer in layers}) == 1
     first: Any = blocks[0]
     kept = x.shape[1] > attention.LIMIT or first.attn.head_dim <= attention.WIDEST  # beyond, attention is torch's
     return same_eps and kept and attention.on_recent_gpu(x.device)

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import timm
 import torch
+from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +19,8 @@ from pmae.plugins import TABLES, find, is_registered, parse
 
 VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
+UNNORMED = nn.Identity()  # in the place of the last norm: the residual stream as it is
+DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch
 VIT_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
 
 
@@ -70,13 +74,32 @@ class Encoder(nn.Module):
         net: Any = self.net
         if not self.is_vit:
             return split_tokens(net, net.forward_features(x))
-        prefix = net.num_prefix_tokens
-        tokens = net._pos_embed(self.embed_patches(net.patch_embed, x))
+        prefix, tokens = net.num_prefix_tokens, self._embed(x)
         if keep is not None:
             patches = tokens[:, prefix:].gather(1, keep[..., None].expand(-1, -1, tokens.shape[2]))
             tokens = torch.cat([tokens[:, :prefix], patches], dim=1)
         tokens = self.run_blocks(net.blocks, net.norm, net.norm_pre(tokens))
         return tokens[:, :prefix], tokens[:, prefix:]
+
+    def _embed(self, x: Tensor) -> Tensor:
+        net: Any = self.net
+        return net._pos_embed(self.embed_patches(net.patch_embed, x))
+
+    def layers(self, x: Tensor, count: int) -> tuple[Tensor, list[Tensor]]:
+        """Patch tokens (B, N, width), and those after each of the last `count` blocks, before the last norm.
+
+        A ViT with fewer blocks has as many layers, and a network of another kind one, its end.
+        """
+        net: Any = self.net
+        if not self.is_vit or not count:
+            tokens = self(x)[1]
+            return tokens, [tokens] * (count > 0)
+        stream, layers = net.norm_pre(self._embed(x)), []
+        ends = range(max(1, len(net.blocks) - count + 1), len(net.blocks) + 1)
+        for first, end in pairwise([0, *ends]):
+            stream = self.run_blocks(net.blocks[first:end], UNNORMED, stream)
+            layers.append(stream[:, net.num_prefix_tokens :])
+        return net.norm(layers[-1]), layers
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """The representations of unmasked images: "mean" of the patch tokens, and "cls" where there is such a token."""
@@ -227,3 +250,12 @@ def layer_depths(names: list[str]) -> dict[str, int]:
     return {
         name: int(found.group(1)) + 1 if found else 0 if first.search(name) else last for name, found in blocks.items()
     }
+
+
+def set_drop_path(encoder: nn.Module, rate: float) -> None:
+    """Stochastic depth (Huang et al. 2016), up to `rate` at the last block, where timm has places for it."""
+    places = {block: [name for name, _ in block.named_children() if name in DROP_PATHS] for block in encoder.modules()}
+    blocks = [block for block, names in places.items() if rate and names]
+    for position, block in enumerate(blocks):
+        for name in places[block]:
+            setattr(block, name, DropPath(rate * position / max(1, len(blocks) - 1)))

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 from pmae.report.compare import main_score
 from pmae.report.contents import Contents
+from pmae.report.style import minus
 from pmae.results import POINT, POOLINGS, Score, pretrained, primary_pooling
 
 LEARNED, RISING, GAP = 0.05, 0.01, 0.1
-"""R2 above which something was learned; its gain in the last third that is worth more epochs; its loss on new images
-that says the images are too few."""
+"""R2 above which something was learned; its late gain that is worth more epochs; its loss on new images that says the
+images are too few."""
+HARDLY = "It has hardly learned"
 
 
 class Advice(NamedTuple):
@@ -23,38 +25,39 @@ class Advice(NamedTuple):
 
 def advice(run: Contents) -> list[Advice]:
     """In the order in which one would act on it."""
-    return [*_training(run), *_pooling(run), *_classes(run), *_steps(run)]
+    return [*training_advice(run), *_pooling(run), *_classes(run), *_steps(run)]
 
 
-def _training(run: Contents) -> Iterator[Advice]:
-    """Whether more epochs or more images would help, from R2 and how it moved in the last third."""
+def training_advice(run: Contents) -> Iterator[Advice]:
+    """Whether more epochs or more images would help, from R2 and how it moved since two thirds of the training."""
     name = run.r2_name
     if run.config.objective.reconstruction_weight == 0:
         return
     points = [(line["epoch"], line[name]) for line in run.signals if line.get(name) is not None]
     if not points:
         return
-    (now, last), earlier = points[-1], [value for epoch, value in points if epoch <= points[-1][0] * 2 / 3]
+    now, last = points[-1]
+    since, before = next((point for point in reversed(points) if point[0] <= now * 2 / 3), points[0])
     longer = f"pmae pretrain --config {_path(run)}/config.json --epochs {2 * (run.config.train.epochs or 1)}"
     longer += f" --out {shlex.quote(str(run.path))}-longer"
-    gain, where = last - (earlier[-1] if earlier else 0.0), f"R² {last:.1%} on {run.measured_on}"
+    gain, where = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}"
     seen = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
     if last < LEARNED:
-        yield Advice("It has hardly learned", f"{where} after {now:g} epochs: give it more before judging it.", longer)
+        yield Advice(HARDLY, f"{where} after {now:g} epochs: give it more before judging it.", longer)
+    elif len(points) == 1:
+        yield Advice("It has learned", f"{where} at epoch {now:g}, where it was first measured.")
     elif gain > RISING:
         yield Advice(
             "Undertrained",
-            f"{where}, and it still rose by {100 * gain:.1f} points in the last third: train longer.",
+            f"{where}, and it still rose by {100 * gain:.1f} points since epoch {since:g}: train longer.",
             longer,
         )
     elif name == "held_out_r2" and seen and sum(seen) / len(seen) - last > GAP:
         words = f"{where}, {sum(seen) / len(seen):.1%} in training: more epochs will not help, more images may."
         yield Advice("Too few images", words)
     else:
-        yield Advice(
-            "Saturated",
-            f"{where}, and it moved by {100 * gain:+.1f} points in the last third: more epochs will not help.",
-        )
+        moved = minus(f"{100 * gain:+.1f}")
+        yield Advice("Saturated", f"{where}, {moved} points since epoch {since:g}: more epochs will not help.")
 
 
 def _pooling(run: Contents) -> Iterator[Advice]:
@@ -67,7 +70,7 @@ def _pooling(run: Contents) -> Iterator[Advice]:
     words = f"k-NN gets {best[chosen]:.1%} right with it on validation images, {best[other]:.1%} with {POOLINGS[other]}"
     words += ": no clear difference." if abs(best[chosen] - best[other]) <= POINT else "."
     command = f"pmae embed {_path(run)} --data {shlex.quote(run.config.data.source)} --pooling {chosen} -o features.npz"
-    yield Advice(f"Use {POOLINGS[chosen]} features", words, command)
+    yield Advice(f"Use {POOLINGS[chosen]} features", words, command if _has_weights(run) else "")
 
 
 def _classes(run: Contents) -> Iterator[Advice]:
@@ -94,11 +97,16 @@ def _steps(run: Contents) -> Iterator[Advice]:
     elif not run.scores:
         words = "With labels for some of the images, this says whether pretraining helped."
         yield Advice("Not evaluated yet", words, f"pmae evaluate {_path(run)}")
-    else:
+    elif _has_weights(run):
         words = "A classifier that is kept, or the encoder for another library."
         data = shlex.quote(run.config.data.source)
         commands = f"pmae finetune {_path(run)} --data {data} --out classifiers/{shlex.quote(run.path.name)}"
         yield Advice("Use it", words, f"{commands}\npmae export {_path(run)} --format timm -o exported/{run.path.name}")
+
+
+def _has_weights(run: Contents) -> bool:
+    """Whether commands that need a checkpoint would find one: published runs are without."""
+    return any(run.path.glob("checkpoints/epoch_*"))
 
 
 def _path(run: Contents) -> str:

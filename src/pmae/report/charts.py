@@ -1,5 +1,6 @@
-"""Figures of training and evaluation: learning curves, accuracies and the confusion matrix."""
+"""Learning curves, as figures and as numbers for the pages, and figures of accuracies and the confusion matrix."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,36 +19,66 @@ LOWEST_R2 = -20  # percent
 PROBES = {"linear": "Linear probe", "knn": "k-NN"}
 LOGGED = {"epoch", "step", "loss", "r2", "masked_share", "lr", "images_per_second", "held_out_r2", "train_r2"}
 MOST_NAMED = 24
+MOST_POINTS = 150  # of a curve: more than a panel has room for
+
+
+def curve_data(runs: Sequence[Contents]) -> dict[str, Any]:
+    """Runs with their colours and dashes, and panels with one series a run, for the scripts of the pages."""
+    looks = [
+        {"name": run.name, "color": color(i), "dash": i // len(style.PALETTE) % len(style.DASHES)}
+        for i, run in enumerate(runs)
+    ]
+    speed = {"title": "Images a second", "series": [_series(run, run.training, "images_per_second") for run in runs]}
+    made = [*_panels(runs), speed]
+    return {"runs": looks, "panels": [one for one in made if any(series["x"] for series in one["series"])]}
+
+
+def _panels(runs: Sequence[Contents]) -> list[dict[str, Any]]:
+    """Loss, R2 while training and between epochs, and what else was measured; percentages where they are shares."""
+    loss = [_series(run, run.training, "loss") for run in runs]
+    values = [value for one in loss for value in one["y"]]
+    steep = bool(values) and min(values) > 0 and max(values) > 10 * min(values)
+    r2 = [_series(run, run.training, "r2", faint=True) for run in runs]
+    r2 += [_series(run, run.signals, run.r2_name) for run in runs]
+    images = " or ".join(sorted({run.measured_on for run in runs}))
+    made = [
+        {"title": "Training loss", "log": steep, "series": loss},
+        {"title": f"R² on {images} (%; thin: in training)", "least": LOWEST_R2, "series": r2},
+    ]
+    lines = [line for run in runs for line in run.signals]
+    kinds = {key for line in lines for key, value in line.items() if isinstance(value, int | float)} - LOGGED
+    probed = " or ".join(sorted({probed_on(run) for run in runs}))
+    for key in sorted(kinds, key=lambda key: (key not in PROBES, key)):
+        title = f"{PROBES[key]} on {probed} (%)" if key in PROBES else key.replace("_", " ").capitalize()
+        if not key.startswith("r2_band_"):
+            made.append({"title": title, "series": [_series(run, run.signals, key) for run in runs]})
+    return made
+
+
+def _series(run: Contents, lines: Sequence[dict[str, Any]], key: str, faint: bool = False) -> dict[str, Any]:
+    times = 100 if key in PROBES or "r2" in key else 1
+    known = [(line["epoch"], times * line[key]) for line in lines if line.get(key) is not None]
+    known = [pair for pair in known if np.isfinite(pair).all()]
+    kept = [known[i] for i in np.linspace(0, len(known) - 1, min(MOST_POINTS, len(known))).round().astype(int)]
+    values = {"x": [round(x, 3) for x, _ in kept], "y": [float(f"{y:.4g}") for _, y in kept]}
+    return {"run": run.name, **values, **({"faint": True} if faint else {})}
 
 
 @styled
 def learning_curves(runs: Sequence[Contents]) -> Drawing:
-    """Loss, R2 while training and between epochs, and probes where there are any, of all runs."""
-    lines = [line for run in runs for line in run.signals]
-    measured = {key for line in lines for key, value in line.items() if isinstance(value, int | float)} - LOGGED
-    probes = sorted({key for key in measured if not key.startswith("r2_band_")}, key=lambda k: (k not in PROBES, k))
-    figure, axes = panels([2.1, 2.1, *[1.9] * len(probes)])
-    for position, run in enumerate(runs):
-        look: dict[str, Any] = {"color": color(position), "linestyle": dash(position)}
-        epochs = [step["epoch"] for step in run.training]
-        one = {**look, "marker": "o" if len(epochs) == 1 else ""}
-        name = short(run.name, 44 if len(runs) > 2 else 20)
-        axes[0].plot(epochs, [step["loss"] for step in run.training], **one, label=name)
-        axes[1].plot(epochs, [100 * step["r2"] for step in run.training], **one, alpha=0.4)
-        for panel, key in zip(axes[1:], [run.r2_name, *probes], strict=True):
-            panel.plot(*_known(run, key), **look, marker="o", markersize=3.5)
-    losses = [step["loss"] for run in runs for step in run.training]
-    wide = min(losses) > 0 and max(losses) > 10 * min(losses)
-    axes[0].set(title="Training loss", yscale="log" if wide else "linear")
-    images = " or ".join(sorted({run.measured_on for run in runs}))
-    axes[1].set(title=f"R² on {images} (%; faint: in training)")
+    """The panels of `curve_data`, but for the speed, below each other."""
+    made = _panels(runs)
+    figure, axes = panels([2.0] * len(made))
+    for panel, told in zip(axes, made, strict=True):
+        for place, one in enumerate(told["series"]):
+            position = place % len(runs)  # R2 has two series a run
+            look: dict[str, Any] = {"color": color(position), "linestyle": dash(position)}
+            look |= {"alpha": 0.4, "linewidth": 1} if one.get("faint") else {}
+            name = short(one["run"], 44 if len(runs) > 2 else 20)
+            panel.plot(one["x"], one["y"], **look, marker="" if len(one["x"]) > 12 else ".", label=name)
+        panel.set_title("\n".join(textwrap.wrap(told["title"], 48)))
+        panel.set(xlim=(0, 1.02 * max(run.epoch for run in runs)), yscale="log" if told.get("log") else "linear")
     _cut_r2(axes[1])
-    probed = " or ".join(sorted({probed_on(run) for run in runs}))
-    for panel, key in zip(axes[2:], probes, strict=True):
-        other = key.replace("_", " ").capitalize()
-        panel.set(title=f"{PROBES[key]} (%)\n{probed}" if key in PROBES else other)
-    for panel in axes:
-        panel.set_xlim(0, 1.02 * max(run.epoch for run in runs))
     axes[-1].set_xlabel("epoch")
     if len(runs) > 1:
         legend(figure, axes, ncols=1 if len(runs) > 2 else 2)
@@ -63,13 +94,15 @@ def learning_curves(runs: Sequence[Contents]) -> Drawing:
 @styled
 def band_curves(run: Contents) -> Drawing:
     """R2 within each band of the spectrum."""
-    bands = {key: _known(run, key) for line in run.signals for key in line if key.startswith("r2_band_")}
+    keys = {key for line in run.signals for key in line if key.startswith("r2_band_")}
     figure, (axes,) = panels((2.5,))
-    for position, key in enumerate(sorted(bands, key=lambda key: int(key.split("_")[2]))):
-        epochs, values = bands[key]
-        label = f"{' to '.join(key.split('_')[2:])}%: R² {minus(f'{values[-1]:.0f}')}%"
-        axes.plot(epochs, values, color=color(position), marker=marker(position), markersize=4, label=label)
-    axes.set(xlabel="epoch", title=f"R² by band of the spectrum, {run.measured_on} (%)")
+    for position, key in enumerate(sorted(keys, key=lambda key: int(key.split("_")[2]))):
+        curve = _series(run, run.signals, key)
+        last = minus(f"{curve['y'][-1]:.0f}")
+        label = f"{' to '.join(key.split('_')[2:])}%: R² {last}%"
+        axes.plot(curve["x"], curve["y"], color=color(position), marker=marker(position), markersize=4, label=label)
+    title = f"R² by band of the spectrum, {run.measured_on} (%)"
+    axes.set(xlabel="epoch", title=title, xlim=(0, 1.02 * max(run.epoch, 1)))
     _cut_r2(axes)
     figure.legend(loc="outside lower center", ncols=2, title=f"{run.units} by cumulated variance")
     caption = f"How much of the hidden variance is predicted in each band: the first holds the largest {run.units}."
@@ -81,12 +114,6 @@ def probed_on(run: Contents) -> str:
     if run.config.probe.data:
         return f"validation images of {run.config.probe.data}"
     return "validation images" if "val" in run.data.get("counts", {}) else "validation part of the training images"
-
-
-def _known(run: Contents, key: str) -> tuple[list[float], list[float]]:
-    times = 100 if key in PROBES or "r2" in key else 1
-    lines = [line for line in run.signals if line.get(key) is not None]
-    return [line["epoch"] for line in lines], [times * line[key] for line in lines]
 
 
 def _cut_r2(axes: "Axes") -> None:

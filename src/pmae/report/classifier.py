@@ -1,19 +1,22 @@
 """The page of classifiers: how good each is, how far its probabilities can be trusted, and what to do next."""
 
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pmae.errors import UserError
 from pmae.files import write_text
 from pmae.report import style
+from pmae.report.advice import Advice
 from pmae.report.charts import confusion
 from pmae.report.classifier_contents import SPLITS, Calibration, Classifier, HeldOut, is_classifier, load
-from pmae.report.contents import distinct_names, file_name
-from pmae.report.page import make_folder, render, save_all
+from pmae.report.compare import Verdict
+from pmae.report.contents import distinct_names, file_names
+from pmae.report.page import make_folder, render, write_beside
 from pmae.report.style import Drawing, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.results import Interval, Score
@@ -22,17 +25,16 @@ PRECISE, TRUSTED, WEAK = 5.0, 0.05, 0.7
 """Half an interval in points, a calibration error and a recall on whose good side nothing needs to be said."""
 
 
-@dataclass(frozen=True)
-class Chapter:
+class Chapter(NamedTuple):
     """What the page says of one classifier."""
 
     classifier: Classifier
     anchor: str
-    verdict: dict[str, Any]
+    verdict: Verdict
     notes: list[str]
-    advice: list[str]
+    advice: list[Advice]
     drawings: list[Drawing]
-    tables: list[Table] = field(default_factory=list)
+    tables: list[Table]
 
 
 def write_classifier_report(paths: Sequence[Path | str], out: Path | str) -> None:
@@ -42,21 +44,15 @@ def write_classifier_report(paths: Sequence[Path | str], out: Path | str) -> Non
         if not is_classifier(path):
             raise UserError(f"runs must be classifiers or runs, not both on one page, got {str(path)!r}")
     read = [load(path, name) for path, name in zip(paths, distinct_names(paths), strict=True)]
-    chapters, table = [_chapter(one) for one in read], metrics_table(read)
-    beside = out.with_name(f"{out.stem}_files")
+    anchors, table = file_names([one.name for one in read]), metrics_table(read)
+    chapters = [_chapter(one, anchor) for one, anchor in zip(read, anchors, strict=True)]
     make_folder(out.parent)
     page = render("classifier.html.j2", chapters=chapters, metrics=table)
-    drawings: dict[str, Drawing] = {}
-    tables = {table.name: table}
-    for chapter in chapters:
-        start = f"{chapter.anchor}-" if len(chapters) > 1 else ""
-        drawings |= {f"{start}{drawing.name}": drawing for drawing in chapter.drawings}
-        tables |= {f"{start}{own.name}": own for own in chapter.tables}
-    save_all(beside, drawings, tables)
+    write_beside(out, [], [table], [(one.anchor, one.drawings, one.tables) for one in chapters])
     write_text(out, page)
 
 
-def _chapter(one: Classifier) -> Chapter:
+def _chapter(one: Classifier, anchor: str) -> Chapter:
     part = one.main
     drawings = [reliability(one)] if part.calibration.reliability else []
     tables = [counts_table(one)]
@@ -69,11 +65,11 @@ def _chapter(one: Classifier) -> Chapter:
     if part.mistakes:
         tables.append(mistakes_table(one))
     notes = [str(note) for note in one.data.get("notes", [])] + [note for own in one.parts for note in own.notes]
-    return Chapter(one, file_name(one.name), verdict(one), notes, list(advice(one)), drawings, tables)
+    return Chapter(one, anchor, verdict(one), notes, list(advice(one)), drawings, tables)
 
 
-def verdict(one: Classifier) -> dict[str, Any]:
-    """How good it is and how sure that is, in sentences; `kind` colours them."""
+def verdict(one: Classifier) -> Verdict:
+    """How good it is and how sure that is."""
     part, found, multi = one.main, one.accuracy, one.card.get("multi_label")
     low, high = found.low, found.high
     bounds = f" (95% interval {low:.0f} to {high:.0f}%)" if low is not None and high is not None else ""
@@ -92,7 +88,7 @@ def verdict(one: Classifier) -> dict[str, Any]:
     kind = "open"
     if low is not None and high is not None:
         kind = "no" if low <= (commonest or 0) else "yes" if high - low <= 2 * PRECISE else "open"
-    return {"kind": kind, "headline": headline, "sentences": sentences}
+    return Verdict(one.name, kind, headline, sentences)
 
 
 CHOSEN = "They are the validation images, which chose when to stop: on new images expect a little less."
@@ -117,26 +113,34 @@ def _trust(found: Calibration) -> str:
     return f"{told}: it is {how} often right than it says, so take them as an order, not as frequencies."
 
 
-def advice(one: Classifier) -> Iterator[str]:
+def advice(one: Classifier) -> Iterator[Advice]:
     """What to do next, the most useful first."""
     part, accuracy = one.main, one.accuracy
     if part.split == "val":
-        yield "Put labelled images that had no part in training into test/ and fine-tune again: val is too kind."
+        words = "Put labelled images that had no part in training into test/ and fine-tune again: val is too kind."
+        yield Advice("No test images", words)
     if accuracy.low is not None and accuracy.high is not None and accuracy.high - accuracy.low > 2 * PRECISE:
         p = min(max((accuracy.value or 50) / 100, 0.05), 0.95)
         needed = int(np.ceil(p * (1 - p) * (196 / PRECISE) ** 2))
-        yield f"Label more held-out images: about {needed:,} would make the interval {2 * PRECISE:.0f} points wide."
+        words = f"About {needed:,} held-out images would make the interval {2 * PRECISE:.0f} points wide: label more."
+        yield Advice("Too few held-out images", words)
     yield from _weak_classes(one)
     counts = list(one.data.get("per_class", {}).values())
     if one.settings.get("class_weights") == "none" and counts and max(counts) > 5 * min(counts):
         ratio = max(counts) / max(min(counts), 1)
-        yield f"The commonest class has {ratio:.0f} times the images of the rarest: try --class-weights balanced."
+        words = (
+            f"The commonest has {ratio:.0f} times the images of the rarest: fine-tune with --class-weights balanced."
+        )
+        yield Advice("Uneven classes", words)
     if part.calibration.calibration_error > TRUSTED:
-        yield "Use the table of least probabilities below, not the probabilities themselves, to decide what to check."
-    yield f"Label new images: pmae predict {one.name} --data new/ -o predictions.csv"
+        words = "Use the table of least probabilities below, not the probabilities themselves, to decide what to check."
+        yield Advice("Rough probabilities", words)
+    where = shlex.quote(str(one.path))
+    commands = f"pmae predict {where} --data new/ -o predictions.csv\npmae explore {where}"
+    yield Advice("Use it", "Label a folder of images, or drop single ones on a page.", commands)
 
 
-def _weak_classes(one: Classifier) -> Iterator[str]:
+def _weak_classes(one: Classifier) -> Iterator[Advice]:
     """The class that is missed most, and what it is taken for."""
     part, seen = one.main, one.data.get("per_class", {})
     if not part.confusion:
@@ -152,7 +156,8 @@ def _weak_classes(one: Classifier) -> Iterator[str]:
     name, other = one.classes[worst], one.classes[int(taken.argmax())]
     trained = f", of which training saw {seen[name]:,}," if name in seen else ""
     missed = f"{int(support[worst] - table[worst, worst])} of {int(support[worst])}"
-    yield f"Label more images of {name!r}{trained} and look at those taken for {other!r}: {missed} are missed."
+    words = f"{missed} are missed: label more images of {name!r}{trained} and look at those taken for {other!r}."
+    yield Advice("Weakest class", words)
 
 
 @styled

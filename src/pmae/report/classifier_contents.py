@@ -76,6 +76,7 @@ class Classifier:
     """A classifier as its page sees it."""
 
     name: str
+    path: Path
     classes: tuple[str, ...]
     card: dict[str, Any]
     data: dict[str, Any]
@@ -119,7 +120,7 @@ def load(path: Path | str, name: str) -> Classifier:
         raise UserError(f"{where} must be as `pmae finetune` wrote it, but {error!r} is missing or wrong") from error
     if not parts:
         raise UserError(f"scores in {where} must be of val or test, got none")
-    return Classifier(name, classes, card, data, parts, temperature)
+    return Classifier(name, folder, classes, card, data, parts, temperature)
 
 
 def _as_intervals(score: dict[str, Any]) -> dict[str, Any]:

@@ -148,9 +148,10 @@ def distinct_names(paths: Sequence[Path | str]) -> list[str]:
     return [f"{part[-1]} ({position})" for position, part in enumerate(parts, 1)]
 
 
-def file_name(text: str) -> str:
-    """A name that every file system, and an id in a page, can carry."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "run"
+def file_names(names: Sequence[str]) -> list[str]:
+    """Names that every file system, and an id in a page, can carry; those that come out alike are numbered."""
+    plain = [re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "run" for name in names]
+    return [name if plain.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(plain, 1)]
 
 
 def _fitted(file: Path) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ function ticks(low, high, log) {
     return powers.length > 1 ? powers : [low, Math.sqrt(low * high), high];
   }
   const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find(times => times * power >= rough) * power;
+  const step = [1, 2, 2.5, 5, 10].find(times => times * power >= rough) * power;
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(Math.abs(at) < step / 1e6 ? 0 : at);
   return found;

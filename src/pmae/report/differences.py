@@ -25,6 +25,8 @@ class Difference(NamedTuple):
     @property
     def words(self) -> str:
         """The interval and what follows from it."""
+        if not np.isfinite([self.low, self.high]).all():
+            return "how sure that is cannot be told, for it has no interval"
         sure = "clear" if self.clear else "may be chance"
         how = "on the same images" if self.paired else "from the two intervals, for the answers were not kept"
         return f"95% interval of the difference {self.low:+.1f} to {self.high:+.1f} {how}: {sure}".replace("-", "−")

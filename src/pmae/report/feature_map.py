@@ -10,12 +10,13 @@ import numpy as np
 from markupsafe import Markup
 
 from pmae.report import style
+from pmae.report.charts import MOST_NAMED
 from pmae.report.compare import main_score
 from pmae.report.contents import Contents
 from pmae.report.samples import view_of
 from pmae.report.style import Drawing, color, marker, panels, short, styled
 
-MOST_POINTS, MOST_NAMED, NEAREST = 1000, 24, 5
+MOST_POINTS, NEAREST = 1000, 5
 SHAPES = (
     "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0z",
     "m-3-3h6v6h-6z",
@@ -90,8 +91,7 @@ class InteractiveMap:
             for label in np.unique(labels)
         ]
         self.svg = _markup(points, labels, self.caption)
-        pictures, self.sprite_key = run.features["pictures"][chosen], ""
-        self.sprite = _sprite(pictures, str(run.data.get("dtype", "")), side)
+        self.sprite = _sprite(run.features["pictures"][chosen], str(run.data.get("dtype", "")), side)
         self.sprite_key = hashlib.blake2b(self.sprite["url"].encode(), digest_size=8).hexdigest()
         self.data = self._numbers(run, chosen, labels) | {"sprite": self.sprite_key, "classes": self.classes}
 

@@ -1,6 +1,16 @@
-// What a report can do beyond being read: sort tables, show curves, walk the map, open the mistakes of a cell.
+// What a report can do beyond being read: copy commands, sort tables, show curves, walk the map, open the mistakes of a cell.
 "use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
+
+for (const box of document.querySelectorAll(".command")) {
+  const text = box.firstChild, button = element("button", {type: "button"}, "copy");
+  button.addEventListener("click", async () => {
+    getSelection().selectAllChildren(text);
+    // A browser that keeps the clipboard from files still has the text selected.
+    try { await navigator.clipboard.writeText(text.textContent); button.textContent = "copied"; } catch { button.textContent = "selected"; }
+  });
+  box.append(button);
+}
 
 for (const table of document.querySelectorAll("table.sortable")) {
   if (table.tBodies[0].rows.length < 2) continue;

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -15,16 +15,14 @@ from pmae.files import disk_errors, write_text
 from pmae.report import charts, maps, samples, tables
 from pmae.report.advice import Advice, advice
 from pmae.report.compare import between, main_score, splits_of, verdict
-from pmae.report.contents import BROKEN, Contents, file_name, load, load_all
-from pmae.report.curves import curve_data
-from pmae.report.feature_map import MOST_NAMED, InteractiveMap, feature_map, has_pictures
+from pmae.report.contents import BROKEN, Contents, file_names, load, load_all
+from pmae.report.feature_map import InteractiveMap, feature_map, has_pictures
 from pmae.report.style import Drawing, as_inline_svg, color, save_drawing
 from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
 from pmae.results import PROTOCOLS, Duplicates, Score
 from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
-PARTS = ("page.css", "curves.js", "page.js")
 NOTHING: dict[str, Any] = {"curves": {"runs": [], "panels": []}, "maps": {}, "sprites": {}}
 """What a page without curves and maps gives its script."""
 
@@ -73,8 +71,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
     read, refused = load_all(runs)
     if not read:
         raise UserError(refused[0] if refused else "runs must name at least one run folder, got none")
-    beside = out.with_name(f"{out.stem}_files")
-    for folder in (out.parent, beside):
+    for folder in (out.parent, _beside(out)):
         make_folder(folder)
     across = _figures_across(read)
     splits = splits_of(read)
@@ -84,10 +81,11 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
     made = [tables.runs_table(read), tables.settings_table(read), *(table for table, _ in standings), *metrics]
     segmentation = tables.segmentation_table(read)
     made += [*([segmentation] if segmentation else []), tables.cost_table(read), tables.environment_table(read)]
-    chapters = [_chapter(run, number, len(read)) for number, run in enumerate(read, 1)]
+    anchors = file_names([run.name for run in read])
+    chapters = [_chapter(run, anchor, len(read)) for run, anchor in zip(read, anchors, strict=True)]
     mapped = [chapter.map for chapter in chapters if chapter.map]
     data = {
-        "curves": curve_data([run for run in read if run.training]),
+        "curves": charts.curve_data([run for run in read if run.training]),
         "maps": {one.name: one.data for one in mapped},
         "sprites": {one.sprite_key: one.sprite for one in mapped},
     }
@@ -103,22 +101,32 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         chapters=chapters,
         tables={table.name: table for table in made},
         metrics=metrics,
+        remarks=_remarks(chapters),
         data=data,
     )
-    _write_beside(beside, across, chapters, made)
+    write_beside(out, across, made, [(one.anchor, one.drawings, filter(None, [one.classes])) for one in chapters])
     write_text(out, page)
     return refused
 
 
-def _chapter(run: Contents, number: int, runs: int) -> Chapter:
+def _remarks(chapters: Sequence[Chapter]) -> list[str]:
+    """Problems and notes, each once, with the names of its runs where it is not about all of them."""
+    said: dict[str, list[str]] = {}
+    for chapter in chapters:
+        for words in (*chapter.run.problems, *chapter.notes):
+            said.setdefault(words, []).append(chapter.run.name)
+    return [w if len(names) == len(chapters) else f"{', '.join(names)}: {w}" for w, names in said.items()]
+
+
+def _chapter(run: Contents, anchor: str, runs: int) -> Chapter:
     drawings, score = _figures_of(run), main_score(run, with_classes=True)
-    few = score if score and len(score.classes) <= MOST_NAMED else None
+    few = score if score and len(score.classes) <= charts.MOST_NAMED else None
     shown = None
     if has_pictures(run):
-        shown = InteractiveMap(run, f"map-{number}", 1000 if runs < 4 else 400, 32 if runs == 1 else 24)
+        shown = InteractiveMap(run, f"map-{anchor}", 1000 if runs < 4 else 400, 32 if runs == 1 else 24)
     return Chapter(
         run,
-        file_name(run.name),
+        anchor,
         _notes(run),
         advice(run),
         drawings,
@@ -178,8 +186,8 @@ def _figures_of(run: Contents) -> list[Drawing]:
     return drawn
 
 
-def render(template: str, **content: object) -> str:
-    """A template of this folder as a page that holds all it shows."""
+def render(template: str, script: str = "page.js", **content: object) -> str:
+    """A template of this folder as a page that holds its style and its script, and lets no other run."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     drawn: dict[str, str] = {}
@@ -191,13 +199,14 @@ def render(template: str, **content: object) -> str:
         """The run whose figure this one repeats, pixel by pixel: runs of the same data have the same spectrum."""
         return drawn.setdefault(f"{drawing.name} {hash(drawing.svg)}", run)
 
-    style, *scripts = (files("pmae.report").joinpath(name).read_text("utf-8") for name in PARTS)
-    script = "\n".join(scripts)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    folder = files("pmae.report")
+    style, *scripts = (folder.joinpath(name).read_text("utf-8") for name in ("page.css", "curves.js", script))
+    whole = "\n".join(scripts)
+    digest = base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode("ascii")
     loader = PackageLoader("pmae.report", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals |= {"as_svg": as_svg, "bounds": bounds, "shown": shown, "first_with": first_with}
-    environment.globals |= {"style": Markup(style), "script": Markup(script), "digest": digest, "color": color}
+    environment.globals |= {"style": Markup(style), "script": Markup(whole), "digest": digest, "color": color}
     return environment.get_template(template).render(**{"data": NOTHING, **content})
 
 
@@ -230,24 +239,30 @@ def _duplicates(split: str, found: Duplicates) -> Iterator[str]:
             yield f"{images} can be found {how} in the training part as well{remark}{examples}"
 
 
-def _write_beside(folder: Path, across: Sequence[Drawing], chapters: Sequence[Chapter], made: Sequence[Table]) -> None:
-    named = {table.name: table for table in made if table.rows}
-    drawings = {drawing.name: drawing for drawing in across}
-    for chapter in chapters:
-        start = f"{chapter.anchor}-" if len(chapters) > 1 else ""
-        drawings |= {f"{start}{drawing.name}": drawing for drawing in chapter.drawings}
-        named |= {f"{start}{chapter.classes.name}": chapter.classes} if chapter.classes else {}
-    save_all(folder, drawings, named)
-
-
-def save_all(folder: Path, drawings: Mapping[str, Drawing], named: Mapping[str, Table]) -> None:
-    """Figures (PNG, SVG) and tables (CSV, Markdown) by file name, beside a page."""
+def write_beside(
+    out: Path,
+    across: Sequence[Drawing],
+    made: Sequence[Table],
+    chapters: Sequence[tuple[str, Iterable[Drawing], Iterable[Table]]],
+) -> None:
+    """Figures (PNG, SVG) and tables (CSV, Markdown) in the folder of a page: common ones, and those of each chapter."""
+    folder = _beside(out)
     make_folder(folder)
-    for name, table in named.items():
+    drawings = {drawing.name: drawing for drawing in across}
+    tables = {table.name: table for table in made if table.rows}
+    for anchor, drawn, own in chapters:
+        start = f"{anchor}-" if len(chapters) > 1 else ""
+        drawings |= {f"{start}{drawing.name}": drawing for drawing in drawn}
+        tables |= {f"{start}{table.name}": table for table in own}
+    for name, table in tables.items():
         write_text(folder / f"{name}.csv", to_csv(table))
         write_text(folder / f"{name}.md", to_markdown(table))
     for name, drawing in drawings.items():
         _save(drawing, folder, name, ("png", "svg"))
+
+
+def _beside(out: Path) -> Path:
+    return out.with_name(f"{out.stem}_files")
 
 
 def _save(drawing: Drawing, folder: Path, name: str, formats: Sequence[str]) -> list[Path]:

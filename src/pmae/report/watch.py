@@ -1,16 +1,12 @@
 """A live page about all runs of a folder, served to this machine alone: it reads run folders and writes nothing."""
 
-import base64
-import hashlib
 import io
 import json
 import socket
 import statistics
 import time
 from collections.abc import Callable
-from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,19 +15,17 @@ import numpy as np
 
 from pmae.errors import UserError, require
 from pmae.report import samples
+from pmae.report.charts import curve_data
 from pmae.report.contents import BROKEN, Contents, distinct_names, load
-from pmae.report.curves import curve_data
+from pmae.report.page import render
 from pmae.report.style import sheet
 from pmae.system import lives
 
 LOOPBACK = "127.0.0.1"
-HOSTS = (LOOPBACK, "localhost")
+HOSTS = (LOOPBACK, "localhost", "::1", "[::1]")
 """Names under which a browser on this machine asks; any other is a foreign page's (DNS rebinding), and refused."""
 WATCHED = ("metrics.jsonl", "results.json", "config.json", ".lock")
 QUIET_SECONDS = 600  # without a line, after which a run on another machine counts as stopped
-POLICY = (
-    "default-src 'none'; script-src 'sha256-{}'; style-src 'unsafe-inline'; img-src 'self' data:; connect-src 'self'"
-)
 
 
 class Watched:
@@ -141,25 +135,10 @@ def _png(run: Contents) -> bytes:
     return buffer.getvalue()
 
 
-@cache
-def page() -> tuple[str, str]:
-    """The page and its policy."""
-    from jinja2 import Environment, PackageLoader
-    from markupsafe import Markup
-
-    style, *scripts = (
-        files("pmae.report").joinpath(name).read_text("utf-8") for name in ("page.css", "curves.js", "watch.js")
-    )
-    script = "\n".join(scripts)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    template = Environment(loader=PackageLoader("pmae.report", ""), autoescape=True).get_template("watch.html.j2")
-    return template.render(style=Markup(style), script=Markup(script)), POLICY.format(digest)
-
-
 def serve(folder: Path | str, port: int | None, say: Callable[[str], None]) -> ThreadingHTTPServer:
     """A server on this machine's own address, not yet running: `serve_forever` starts it."""
     require(port is None or 1 <= port <= 65535, "port", "between 1 and 65535", port)
-    watched = Watched(folder)
+    watched, page = Watched(folder), render("watch.html.j2", "watch.js").encode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -167,7 +146,7 @@ def serve(folder: Path | str, port: int | None, say: Callable[[str], None]) -> T
             if self.headers.get("Host", "").rpartition(":")[0] not in HOSTS:
                 return self.answer(400, "text/plain", b"this page is for this machine alone")
             if asked.path == "/":
-                return self.answer(200, "text/html; charset=utf-8", page()[0].encode())
+                return self.answer(200, "text/html; charset=utf-8", page)
             if asked.path == "/runs.json":
                 return self.answer(200, "application/json", json.dumps(watched.state()).encode())
             found = None
@@ -182,8 +161,7 @@ def serve(folder: Path | str, port: int | None, say: Callable[[str], None]) -> T
         def answer(self, status: int, kind: str, body: bytes) -> None:
             self.send_response(status)
             headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
-            headers |= {"Content-Security-Policy": page()[1], "X-Content-Type-Options": "nosniff"}
-            for name, value in headers.items():
+            for name, value in {**headers, "X-Content-Type-Options": "nosniff"}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

@@ -1,7 +1,6 @@
 """Compare masking spaces at the same budget: the grid of spaces and ratios, its runs, their table and its figure."""
 
 import dataclasses
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,8 +18,8 @@ from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.spaces import SPACES, build_space
 from pmae.sweep.execute import get_runs
-from pmae.sweep.find import Requirements, RunSpec, Scoring, logged_speeds, own_scores, require_known, splits
-from pmae.sweep.grid import mean
+from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, require_known, splits
+from pmae.sweep.grid import mean, trial_of
 from pmae.sweep.workers import Workers
 
 CHOSEN = (
@@ -141,10 +140,8 @@ def _run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset
 
 
 def _row(space: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cell]:
-    ends = [run.results.get("pretrain", {}) for run in runs]
-    speeds = [speed for run in runs for speed in logged_speeds(run)]
+    trial, ends = trial_of({}, runs), [run.results.get("pretrain", {}) for run in runs]
     share = decimals(mean([line.get("masked_share") for run in runs for line in run.metrics()]), 3)
-    r2 = decimals(mean([end.get("held_out_r2", end.get("train_r2")) for end in ends]), 3)
     seconds = decimals(mean([run.environment.get("fit_seconds") for run in runs]), 2)
     missed = decimals(mean([end.get("preimage_error_unseen") for end in ends]), 3)
     accuracies: list[Cell] = []
@@ -152,8 +149,8 @@ def _row(space: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cel
         scores = [(run, score) for run in runs for score in own_scores(run, protocol, preset, pooling="mean")]
         last = [s for run, s in scores if (s.pooling, s.epoch) == ("mean", run.config.train.epochs)]
         accuracies.append(mean([score.accuracy.value for score in last]))
-    speed = round(statistics.median(speeds)) if speeds else None
-    return [space, f"{ratio:g}", share, r2, *accuracies, speed, seconds, missed]
+    speed = None if trial.speed is None else round(trial.speed)
+    return [space, f"{ratio:g}", share, decimals(trial.r2, 3), *accuracies, speed, seconds, missed]
 
 
 def decimals(value: float | None, digits: int) -> str | None:

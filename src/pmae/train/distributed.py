@@ -169,6 +169,9 @@ def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder,
     rule = f"a multiple of the number of processes, {size}"
     rule += f", times train.accumulate, {config.train.accumulate}" if config.train.accumulate > 1 else ""
     require(batch_size % parts == 0, "train.batch_size", rule, batch_size)
+    teacher = model.contrastive is not None and model.contrastive.has_teacher
+    rule = "off with an EMA teacher, which moves whole weights"
+    require(not (config.train.shard and teacher), "train.shard", rule, config.train.shard)
     several = "in several processes, each of which knows its part of the batch"
     if config.train.accumulate > 1:
         several = "where a batch is taken in parts (train.accumulate)"
@@ -180,7 +183,9 @@ def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder,
     rule = f"constant or sum {several}, when every image has its own mask of components (masking.per image)"
     require(not counted or config.masking.per != "image", "objective.scale", rule, "mean")
     require(not model.space.learns, "space.name", f"a space that does not learn {several}", config.space.name)
-    normed = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+    # The heads of a contrastive loss that gathers see the whole batch.
+    part = model.encoder if model.contrastive and model.contrastive.gathers else model
+    normed = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in part.modules())
     rule = f"a network without batch normalization, such as a ViT or a ConvNeXt, {several}"
     require(not normed, "encoder.name", rule, config.encoder.name)
 

@@ -81,6 +81,16 @@ def same_bits(wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def kept_precision() -> Iterator[None]:
+    """Inside, the precision of matrix multiplications may be changed: what runs after this is not ours to change."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
 def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
     """Name the batch size that failed and half of it, the next that fits where memory grows with the batch."""
     try:

@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pmae.errors import first_line
 from pmae.files import disk_errors, write_text
 from pmae.runs import whole_lines
 from pmae.train.trackers import Tracker
@@ -134,10 +135,8 @@ class Journal:
             try:
                 act(self._tracker)
             except Exception as error:  # each library has its own
-                self._tracker, said = None, next(iter(str(error).splitlines()), type(error).__name__)[:200]
-                warnings.warn(
-                    f"the tracker failed and gets no more of this run ({said}); training goes on", stacklevel=2
-                )
+                self._tracker, said = None, f"the tracker failed and gets no more of this run ({first_line(error)})"
+                warnings.warn(f"{said}; training goes on", stacklevel=2)
 
     def note(self, text: str) -> None:
         """Say something beside the progress, unless quiet."""

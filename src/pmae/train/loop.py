@@ -10,37 +10,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pmae import fast, masking
+from pmae import masking
 from pmae.config import Config
-from pmae.data.augment import Standardize, build_augmentations, draw_crops, draw_noise
+from pmae.data.augment import build_augmentations, draw_crops, draw_noise
 from pmae.data.batches import Batches
 from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
-from pmae.errors import Interrupted, UserError, require
+from pmae.errors import Interrupted, UserError
 from pmae.files import folder_path, write_tensors
-from pmae.method import MaskedAutoencoder, build_method
-from pmae.models import Encoder
-from pmae.models.described import pixels_note
-from pmae.models.encoder import run_blocks_checkpointed
-from pmae.models.weights import Pretrained, load_weights
-from pmae.plugins import plugin_errors, require_plugins
+from pmae.models.weights import Pretrained
+from pmae.plugins import plugin_errors
 from pmae.runs import Run
-from pmae.spaces import Learned
 from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
-from pmae.train.environment import BY_CALLBACK, StopSignal, pick_engine, same_bits
+from pmae.train.environment import BY_CALLBACK, StopSignal, kept_precision, pick_engine, same_bits
 from pmae.train.journal import Journal, say
-from pmae.train.monitor import hidden_parts, hidden_r2, picture_of, save_samples
-from pmae.train.schedule import rate, step_seed
+from pmae.train.monitor import OnlineProbe, hidden_parts, hidden_r2, picture_of, save_samples
+from pmae.train.schedule import rate_of_step, step_seed
 from pmae.train.step import FastEngine, Inputs, Plain, build_optimizer
-from pmae.train.trackers import open_tracker, require_tracker
-
-OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
-"""Scores an encoder while it trains; its labels are used for this alone."""
+from pmae.train.trackers import open_tracker
 
 
+@kept_precision()
 def pretrain(
     config: Config,
     splits: Splits,
@@ -52,50 +45,21 @@ def pretrain(
     on_checkpoint: Callable[[], None] = lambda: None,
 ) -> Run:
     """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
-    # Read when a step is compiled; what runs after this run is not ours to change.
-    precision = torch.get_float32_matmul_precision()
-    try:
-        return _pretrain(config, splits, out, resume, quiet, online_probe, until, on_checkpoint)
-    finally:
-        torch.set_float32_matmul_precision(precision)
-
-
-def _pretrain(
-    config: Config,
-    splits: Splits,
-    out: Path | str,
-    resume: bool,
-    quiet: bool,
-    online_probe: OnlineProbe | None,
-    until: int | None,
-    on_checkpoint: Callable[[], None],
-) -> Run:
     device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
-    pick_engine(config.train, device)
-    require_tracker(config.train.track)
-    require_plugins(config)
+    model = setup.dry_build(config, splits.train.shape, device)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
-    with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
-        # A dry build without memory: what does not fit the data is refused before anything is written.
-        model = build_method(config, splits.train.shape)
-    # Whose rotation is solved for in every step.
-    narrow = lacks_float64(device) and isinstance(model.space, Learned)
-    require(not narrow, "train.device", f"one with float64, as cpu, for the space {config.space.name!r}", device.type)
     with distributed.process_group(device) as world:
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
-        pretrained, weights, notes = None, config.encoder.weights, list[str]()
-        if weights is not None and not (resume and Run(out).checkpoints()):
-            pretrained = load_weights(weights, model.encoder)
-            pretrained = pretrained._replace(notes=[*pretrained.notes, *pixels_note(weights)])
-            notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"]
+        begun = resume and Run(out).checkpoints()
+        pretrained = None if begun else setup.given_weights(config.encoder.weights, model.encoder)
+        notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
-            fit = (model.space, len(splits.train), device)
+            fit = model.space, len(splits.train), device
             notes += setup.threads_note(out, device) if resume else setup.expected_fit(*fit)
-        plan = plan_crops(splits.train, config, device)
-        notes += [str(plan)] if plan else []
+        notes += [str(plan)] if (plan := plan_crops(splits.train, config, device)) else []
         quiet = quiet or not world.main
         for note in [] if quiet else notes:
             say(note)
@@ -104,23 +68,10 @@ def _pretrain(
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder, on_checkpoint)
             blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
             memory = environment.memory_errors(training.batch_size, device)
-            with memory, environment.stop_signals() as stop, blamed:
+            forked = torch.random.fork_rng([device] if device.type == "cuda" else [])  # which every step seeds anew
+            with memory, environment.stop_signals() as stop, blamed, forked:
                 training.fit(stop, quiet, online_probe, until)
     return run
-
-
-def checkpoint_activations(model: MaskedAutoencoder) -> None:
-    """Let blocks of encoder and decoder be computed again on the way back; timm's other networks have their own way."""
-    model.decoder.run_blocks = run_blocks_checkpointed
-    if model.encoder.is_vit:
-        model.encoder.run_blocks = run_blocks_checkpointed
-        return
-    turn_on = getattr(model.encoder.net, "set_grad_checkpointing", None)
-    try:
-        require(turn_on is not None, "train.activation_checkpointing", "off for this encoder", True)
-        turn_on()  # type: ignore[misc]
-    except AssertionError as error:  # what timm says where a network has none
-        raise UserError(f"train.activation_checkpointing must be off for this encoder: {error}") from error
 
 
 class Pretraining:
@@ -152,20 +103,7 @@ class Pretraining:
         self.steps = len(splits.train) // self.batch_size
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, splits.train.shape, world)
-        # Initial weights follow from the seed and the given ones; the caller's random state stays as it was.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(train.seed)
-            self.model = build_method(config, splits.train.shape, space)
-        if pretrained:
-            self.model.encoder.net.load_state_dict(pretrained.tensors)
-        # A model to be divided waits on the host: whole, it may not fit on the device.
-        self.model.to("cpu" if train.shard else device)
-        self.model.precision = environment.pick_precision(train.precision, device)
-        fast.accelerate(self.model, train.kernels)
-        if train.activation_checkpointing:
-            checkpoint_activations(self.model)
-        if world.size > 1 and self.model.contrastive and getattr(self.model.contrastive.module, "gathers", True):
-            self.model.contrastive.gather = lambda features: distributed.AllGather.apply(features, world)
+        self.model = setup.build_model(config, splits.train.shape, space, pretrained, device, world)
         self.views = 2 if self.model.contrastive else 1
         self.metrics: dict[str, float] = {}
         self.augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
@@ -186,21 +124,21 @@ class Pretraining:
 
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""
-        last, self._stop = min(until or self.epochs, self.epochs), stop
+        self._last, self._stop, self._online_probe = min(until or self.epochs, self.epochs), stop, online_probe
         opened: AbstractContextManager[Journal | None] = nullcontext()
         if self.world.main:  # of several processes the first one writes
             tracker = open_tracker(self.config, self.run.path, self.step)
             opened = Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet, tracker)
-        with opened as journal:
+        with opened as self._journal:
             # A run that was stopped right after an epoch was not looked at yet: that comes first.
-            self._monitor(journal, online_probe, last)
-            if journal and self.next_compiles and self.step < last * self.steps:
-                journal.note("compiling the training step, about 25 s where it is not cached")
-            while self.step < last * self.steps:
+            self._monitor()
+            if self._journal and self.next_compiles and self.step < self._last * self.steps:
+                self._journal.note("compiling the training step, about 25 s where it is not cached")
+            while self.step < self._last * self.steps:
                 with same_bits(self.config.train.deterministic):
-                    self._epoch(journal, stop, last)
-                self._monitor(journal, online_probe, last)
-                if self.config.train.callbacks and self._halts_after_epoch(journal, online_probe, last):
+                    self._epoch()
+                self._monitor()
+                if self.config.train.callbacks and self._halts_after_epoch():
                     break
         self.callbacks("on_end", self)
 
@@ -209,39 +147,35 @@ class Pretraining:
         if self._stop.number != BY_CALLBACK:
             self._stop.number, self._stop.reason = BY_CALLBACK, reason
 
-    def _halts_after_epoch(self, journal: Journal | None, online_probe: OnlineProbe | None, last: int) -> bool:
+    def _halts_after_epoch(self) -> bool:
         """Call `on_epoch`; whether a callback of any process, now or during the epoch, told the run to end."""
         if self._stop.number != BY_CALLBACK:
             self.callbacks("on_epoch", self)
             self._stop.number = max(self.world.all_gather(self._stop.number))
-            if self._stop.number == BY_CALLBACK and self.step < last * self.steps:
+            if self._stop.number == BY_CALLBACK and self.step < self._last * self.steps:
                 self._save()
-                self._monitor(journal, online_probe, last)
-        if self._stop.number == BY_CALLBACK and journal:
-            journal.note(f"stopped by a callback at step {self.step}: {self._stop.reason}")
+                self._monitor()
+        if self._stop.number == BY_CALLBACK and self._journal:
+            self._journal.note(f"stopped by a callback at step {self.step}: {self._stop.reason}")
         return self._stop.number == BY_CALLBACK
 
-    def _epoch(self, journal: Journal | None, stop: StopSignal, last: int) -> None:
+    def _epoch(self) -> None:
         """The rest of the current epoch, from whatever step it is at."""
         epoch, first = divmod(self.step, self.steps)
         self._unread_from = self.step
         self._start_clock()
         self.model.train()
         order = self.order(epoch)[first:, self.world.rank_slice(self.batch_size)]
-        optim = self.config.optim
-        warmup = optim.warmup_epochs if optim.warmup_steps is None else optim.warmup_steps / self.steps
         for position, images in enumerate(self._images(epoch, first, order), first):
-            # The released schedule steps once an epoch, so it is asked for the epoch that is running.
-            now = epoch if optim.schedule == "released" else epoch + (position + 1) / self.steps
-            lr = self.peak_lr * rate(optim.schedule, now, self.epochs, warmup or 0.0)
+            lr = self.peak_lr * rate_of_step(self.config.optim, self.step, self.steps, self.epochs)
             self.stepper(self.inputs(epoch, position, images, lr))
             self.step += 1
             if self.config.train.callbacks:
                 self.callbacks("on_step", self)
             # Several processes agree to stop when they log: asking at every step would make them wait for each other.
-            stopped = stop.number if self.world.size == 1 else 0
+            stopped = self._stop.number if self.world.size == 1 else 0
             if self.step % self.log_every == 0 or position == self.steps - 1 or stopped:
-                stopped = self._log(journal, stop, lr)
+                stopped = self._log(lr)
             elif self.next_compiles:
                 # The step that compiled says nothing about the speed of those after it.
                 torch.cuda.synchronize(self.device)
@@ -250,10 +184,10 @@ class Pretraining:
             if stopped:
                 self._save()
                 if stopped == BY_CALLBACK:
-                    stop.number = stopped
+                    self._stop.number = stopped
                     return
                 raise Interrupted(self.run.path, stopped)
-        if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == last:
+        if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == self._last:
             self._save()
 
     def _images(self, epoch: int, first: int, order: Tensor, whole: bool = False) -> Iterator[Tensor]:
@@ -282,7 +216,8 @@ class Pretraining:
         draw = draw if len(draw.noise) == 1 else draw._replace(noise=self._mine(draw.noise, whole))
         noise = draw_noise(self.augmentations, count, generator, self.device)
         mine = tuple(self._mine(each, whole) for each in noise)
-        return Inputs(images, None if self.crops else crops, draw, lr, mine, self.views)
+        # Another seed than that of crops and masks, whose numbers it would repeat, and each process its own.
+        return Inputs(images, None if self.crops else crops, draw, lr, mine, self.views, seed ^ (self.world.rank + 1))
 
     def order(self, epoch: int) -> Tensor:
         """Positions of the images (steps, batch) of an epoch: a function of the seed and the epoch."""
@@ -292,19 +227,19 @@ class Pretraining:
     def _start_clock(self) -> None:
         self._timed_from, self._began = self.step, time.monotonic()
 
-    def _log(self, journal: Journal | None, stop: StopSignal, lr: float) -> int:
+    def _log(self, lr: float) -> int:
         """Write and show the means of the unread steps; returns the signal that stopped any process, or 0."""
         values, bad = self.stepper.tally.read(self.world)
-        stopped = max(self.world.all_gather(stop.number))
+        stopped = max(self.world.all_gather(self._stop.number))
         if bad >= 0:
             self._stop_on_bad(self._unread_from + bad)
         self._require_folder()
         speed = (self.step - self._timed_from) * self.batch_size / max(time.monotonic() - self._began, 1e-9)
         line = {"epoch": self.step / self.steps, "step": self.step, **values, "lr": lr, "images_per_second": speed}
         self.metrics |= line
-        if journal:
-            journal.write(**line)
-            journal.show(line, self.step)
+        if self._journal:
+            self._journal.write(**line)
+            self._journal.show(line, self.step)
         self._unread_from = self.step
         self._start_clock()
         return stopped
@@ -321,39 +256,33 @@ class Pretraining:
                 checkpoint.save(self.run, files, name, state, self.config.train.keep)
                 self._on_checkpoint()
 
-    def _monitor(self, journal: Journal | None, online_probe: OnlineProbe | None, last: int) -> None:
+    def _monitor(self) -> None:
         """R2 on held-out images and the scores of the online probe, where due and not there yet."""
         epoch, position = divmod(self.step, self.steps)
         # What given weights were worth before training is told too.
-        due = epoch == last or epoch % self.probe_every == 0 if epoch else self.config.encoder.weights is not None
+        due = epoch == self._last or epoch % self.probe_every == 0 if epoch else self.config.encoder.weights is not None
         if (position or not due) and self._stop.number != BY_CALLBACK:
             return
-        model, name = self._whole_model(), "train_r2" if self.held_out is None else "held_out_r2"
-        if not journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
+        # All processes are needed to put a divided model together for the first one to look at.
+        model = distributed.put_together(self.model, self.world) if self.config.train.shard else self.model
+        name = "train_r2" if self.held_out is None else "held_out_r2"
+        if not self._journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
             return
-        looked_at = (self._statistics(), self._held_out_batches(), self.config.train.seed)
+        model = (model if self.looks == self.device else deepcopy(model).to(self.looks)).eval()
+        standardize = deepcopy(self.standardize).to(self.looks)
+        held_out = self.batches.on(self.looks) if self.held_out is None else Batches(self.held_out.images, self.looks)
+        looked_at = (standardize, held_out, self.config.train.seed)
         values = hidden_r2(model, *looked_at, name)
-        if online_probe:
-            values |= online_probe(model.encoder, self._statistics(), self.looks)
+        if self._online_probe:
+            values |= self._online_probe(model.encoder, standardize, self.looks)
         self._require_folder()
         save_samples(self.run, model, *looked_at, epoch)
         self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         self.metrics |= values
-        journal.write(epoch=self.step / self.steps, step=self.step, **values)
+        self._journal.write(epoch=self.step / self.steps, step=self.step, **values)
         if self.config.train.track != "none":
-            journal.picture(self.step, "reconstructions", picture_of(self.run))
-
-    def _whole_model(self) -> MaskedAutoencoder:
-        """The model for the first process to look at; all are needed to put a divided one together."""
-        model = distributed.put_together(self.model, self.world) if self.config.train.shard else self.model
-        return (model if self.looks == self.device else deepcopy(model).to(self.looks)).eval()
-
-    def _statistics(self) -> Standardize:
-        return self.standardize if self.looks == self.device else deepcopy(self.standardize).to(self.looks)
-
-    def _held_out_batches(self) -> Batches:
-        return self.batches.on(self.looks) if self.held_out is None else Batches(self.held_out.images, self.looks)
+            self._journal.picture(self.step, "reconstructions", picture_of(self.run))
 
     def _stop_on_bad(self, step: int) -> None:
         """Repeat the draw of the first non-finite step, which its number determines, and save it for inspection."""
@@ -361,9 +290,8 @@ class Pretraining:
         index = self.order(epoch)[position]
         inputs = self.inputs(epoch, position, next(self._images(epoch, position, index[None], True)), whole=True)
         finite = self.standardize(inputs.images).flatten(1).isfinite().all(1)
-        hidden = hidden_parts(self.model, inputs.draw)
+        path, hidden = self.run.path / f"failure_step_{step:08d}.safetensors", hidden_parts(self.model, inputs.draw)
         tensors = {"images": inputs.images, "index": index, "hidden": hidden, "finite_images": finite}
-        path = self.run.path / f"failure_step_{step:08d}.safetensors"
         if self.world.main:
             write_tensors(path, {name: value.cpu() for name, value in tensors.items()})
         cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"

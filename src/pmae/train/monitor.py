@@ -1,5 +1,6 @@
 """Looks at a model while and after it trains, without labels: R2 of what is hidden, by bands, and pictures."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,8 @@ from pmae.models import Encoder, patchify, unpatchify
 from pmae.models.maps import attention_maps, colours, token_maps
 from pmae.runs import Run
 
+OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
+"""Scores an encoder while it trains; its labels are used for this alone."""
 BANDS = (0.0, 0.5, 0.8, 0.95, 1.0)
 MOST_IMAGES = 2048
 PICTURES = 8

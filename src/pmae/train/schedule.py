@@ -3,6 +3,8 @@
 import math
 from hashlib import blake2b
 
+from pmae.config import OptimConfig
+
 
 def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
     """Fraction of the peak learning rate at `position` epochs (a real number: schedules move every step).
@@ -21,6 +23,14 @@ def rate(schedule: str, position: float, epochs: int, warmup: float) -> float:
         return 1.0
     length = epochs if schedule == "released" else max(epochs - warmup, 1e-9)
     return 0.5 * (1 + math.cos(math.pi * min((position - warmup) / length, 1.0)))
+
+
+def rate_of_step(config: OptimConfig, step: int, steps: int, epochs: int) -> float:
+    """Fraction of the peak learning rate for step `step`, the first being 0, of `steps` an epoch."""
+    warmup = config.warmup_epochs if config.warmup_steps is None else config.warmup_steps / steps
+    # The released schedule steps once an epoch, so it is asked for the epoch that is running.
+    now = step // steps if config.schedule == "released" else step // steps + (step % steps + 1) / steps
+    return rate(config.schedule, now, epochs, warmup or 0.0)
 
 
 def step_seed(seed: int, epoch: int, step: int) -> int:

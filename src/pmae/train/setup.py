@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pmae import fast
 from pmae.config import Config
 from pmae.config_file import flat, to_dict
 from pmae.data.augment import Standardize
@@ -20,15 +21,20 @@ from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
-from pmae.models.weights import Pretrained
-from pmae.plugins import require_plugins
+from pmae.method import MaskedAutoencoder, build_method
+from pmae.models import Encoder
+from pmae.models.described import pixels_note
+from pmae.models.encoder import run_blocks_checkpointed, set_drop_path
+from pmae.models.weights import Pretrained, load_weights
+from pmae.plugins import plugin_errors, require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
-from pmae.spaces import Space, build_space
+from pmae.spaces import Learned, Space, build_space
 from pmae.spaces.moments import DistributedFit
 from pmae.system import available_bytes, lacks_float64, take_lock
 from pmae.train import checkpoint
-from pmae.train.distributed import World
-from pmae.train.environment import describe_environment
+from pmae.train.distributed import AllGather, World
+from pmae.train.environment import describe_environment, pick_engine, pick_precision
+from pmae.train.trackers import require_tracker
 
 FREE = (
     *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
@@ -41,6 +47,27 @@ FIT_RATE = {"cpu": 1e11, "cuda": 2e13}
 LONG_FIT = 10.0  # seconds of a fit that are worth a line
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What a file system says that knows no locks; a system may know none either."""
+
+
+def dry_build(config: Config, shape: tuple[int, int, int], device: torch.device) -> MaskedAutoencoder:
+    """The model without memory: what does not fit the data or the machine is refused before anything is written."""
+    pick_engine(config.train, device)
+    require_tracker(config.train.track)
+    require_plugins(config)
+    with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
+        model = build_method(config, shape)
+    # Whose rotation is solved for in every step.
+    narrow = lacks_float64(device) and isinstance(model.space, Learned)
+    require(not narrow, "train.device", f"one with float64, as cpu, for the space {config.space.name!r}", device.type)
+    return model
+
+
+def given_weights(path: str | None, encoder: Encoder) -> Pretrained | None:
+    """The weights that training starts from, if any, told with how their pixels were standardized."""
+    if path is None:
+        return None
+    found = load_weights(path, encoder)
+    return found._replace(notes=[*found.notes, *pixels_note(path)])
 
 
 def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
@@ -174,3 +201,42 @@ def fit_or_load(
             checkpoint.save_fitted(run, standardize, space)
     # The others take what the first one wrote, so that all have the same bits.
     return (standardize, space) if world.main else fit_or_load(config, run, batches, shape, world)
+
+
+def build_model(
+    config: Config,
+    shape: tuple[int, int, int],
+    space: Space,
+    pretrained: Pretrained | None,
+    device: torch.device,
+    world: World,
+) -> MaskedAutoencoder:
+    """The model as its first step finds it: initial weights follow from the seed and the given ones."""
+    train = config.train
+    with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
+        torch.manual_seed(train.seed)
+        model = build_method(config, shape, space, pretrained.tensors if pretrained else None)
+    set_drop_path(model.encoder, config.encoder.drop_path)  # after a teacher was copied, which drops nothing
+    # A model to be divided waits on the host: whole, it may not fit on the device.
+    model.to("cpu" if train.shard else device)
+    model.precision = pick_precision(train.precision, device)
+    fast.accelerate(model, train.kernels)
+    if train.activation_checkpointing:
+        checkpoint_activations(model)
+    if world.size > 1 and model.contrastive and model.contrastive.gathers:
+        model.contrastive.gather = lambda features: AllGather.apply(features, world)
+    return model
+
+
+def checkpoint_activations(model: MaskedAutoencoder) -> None:
+    """Let blocks of encoder and decoder be computed again on the way back; timm's other networks have their own way."""
+    model.decoder.run_blocks = run_blocks_checkpointed
+    if model.encoder.is_vit:
+        model.encoder.run_blocks = run_blocks_checkpointed
+        return
+    turn_on = getattr(model.encoder.net, "set_grad_checkpointing", None)
+    try:
+        require(turn_on is not None, "train.activation_checkpointing", "off for this encoder", True)
+        turn_on()  # type: ignore[misc]
+    except AssertionError as error:  # what timm says where a network has none
+        raise UserError(f"train.activation_checkpointing must be off for this encoder: {error}") from error

@@ -42,6 +42,8 @@ class Inputs(NamedTuple):
     noise: tuple[Tensor, ...] = ()
     """For registered augmentations."""
     views: int = 1
+    seed: int = 0
+    """For what networks draw themselves, such as stochastic depth."""
 
 
 def parts_of(inputs: Inputs, count: int) -> list[Inputs]:
@@ -120,6 +122,7 @@ class Plain:
 
     def __call__(self, inputs: Inputs) -> None:
         """Take one step."""
+        torch.manual_seed(inputs.seed)
         for group in self.optimizer.param_groups:
             group["lr"] = inputs.lr * group["scale"]
         self.optimizer.zero_grad(set_to_none=True)
@@ -183,6 +186,7 @@ class Graph(Plain):
         super()._update(values, take)
 
     def __call__(self, inputs: Inputs) -> None:
+        torch.manual_seed(inputs.seed)
         for group in self.optimizer.param_groups:
             group["lr"].fill_(inputs.lr * group["scale"])
         self._captured(inputs.images, inputs.crops, inputs.draw, *inputs.noise)
@@ -244,6 +248,7 @@ class FastEngine:
         if hide is not None:
             # The same masks: of components without variance the kernel and the sort may hide other ones.
             model.hide_components = hide
+        torch.manual_seed(inputs.seed)
         try:
             loss, _ = Plain.measure(self.current, inputs.images, inputs.crops, inputs.draw, *inputs.noise)
         finally:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pmae.config import Config
 from pmae.config_file import flat, to_dict
-from pmae.errors import UserError, optional
+from pmae.errors import UserError, first_line, optional
 from pmae.files import read_object, write_json, write_text
 
 MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
@@ -65,8 +65,7 @@ def open_tracker(config: Config, folder: Path, done: int) -> Tracker | None:
     except (UserError, OSError):
         raise
     except Exception as error:  # each library has its own
-        said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
-        raise UserError(f"train.track {name!r} must be reachable, or none: {said}") from error
+        raise UserError(f"train.track {name!r} must be reachable, or none: {first_line(error)}") from error
 
 
 class TensorBoard:

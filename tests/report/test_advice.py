@@ -1,0 +1,79 @@
+"""What next: each sentence follows from what was measured, and its command can be copied."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pmae.cli.pretrain import _judgement
+from pmae.report.advice import advice
+from pmae.report.contents import load
+from pmae.runs import Run
+
+Suite = Callable[..., dict[str, Any]]
+MakeRun = Callable[..., Run]
+
+
+def with_r2(make_run: MakeRun, held_out: list[float], training: float = 0.5, **more: Any) -> Run:
+    """A finished run of three epochs whose R2 was this after each of them."""
+    run = make_run(pictures=False, **more)
+    speed = {"loss": 1.0, "r2": training, "images_per_second": 1.0}
+    lines: list[dict[str, float]] = []
+    for epoch, r2 in enumerate(held_out, 1):
+        lines += [{"epoch": epoch, "step": epoch, **speed}, {"epoch": epoch, "step": epoch, "held_out_r2": r2}]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("held_out", "training", "title", "words"),
+    [
+        ([-0.5, -0.2, -0.04], 0.5, "It has hardly learned", "R² −4.0% on held-out images after 3 epochs"),
+        ([0.3], 0.5, "It has learned", "R² 30.0% on held-out images at epoch 1, where it was first measured."),
+        ([0.1, 0.2, 0.3], 0.3, "Undertrained", "R² 30.0% on held-out images, and it still rose by 10.0 points since"),
+        ([0.3, 0.302, 0.3], 0.5, "Too few images", "50.0% in training: more epochs will not help, more images may"),
+        ([0.3, 0.302, 0.3], 0.3, "Saturated", "−0.2 points since epoch 2: more epochs will not help."),
+    ],
+)
+def test_more_epochs_or_more_images(
+    make_run: MakeRun, held_out: list[float], training: float, title: str, words: str
+) -> None:
+    run = with_r2(make_run, held_out, training)
+    first = advice(load(run.path))[0]
+    assert first.title == title
+    assert words in first.words
+    longer = f"pmae pretrain --config {run.path}/config.json --epochs 6 --out {run.path}-longer"
+    assert first.command == (longer if title in ("It has hardly learned", "Undertrained") else "")
+    told = _judgement(run.path).splitlines()
+    assert told[0] == f"{first.title}: {first.words}"
+    commands = [longer, f"pmae report {run.path}"][:: 1 if title == "It has hardly learned" else -1]
+    assert told[1:] == [f"next: {commands[0]}", *([f"  or: {commands[1]}"] if first.command else [])]
+
+
+def test_a_run_without_reconstruction_is_not_judged_by_it(make_run: MakeRun) -> None:
+    settings = {"objective__reconstruction_weight": 0.0, "objective__contrastive_weight": 1.0}
+    run = make_run(pictures=False, **settings)
+    assert _judgement(run.path) == f"nothing was to be predicted, so there is no R2\nnext: pmae evaluate {run.path}"
+
+
+def test_the_pooling_the_worst_classes_and_the_next_steps(make_run: MakeRun, suite: Suite) -> None:
+    scored = suite({"linear/mean/test": 0.7, "knn/mean/test": 0.6, "knn/cls/test": 0.65}, classes=["a", "b", "c"])
+    for entry, best in zip(scored["results"], (0, 0.60, 0.65), strict=True):
+        entry["confusion"] = [[40, 10, 0], [0, 50, 0], [30, 0, 20]]
+        shares = zip("abc", (0.8, 1.0, 0.4), strict=True)
+        entry["per_class"] = [{"class": c, "precision": 1.0, "recall": recall, "support": 50} for c, recall in shares]
+        entry["by_k"] = [{"k": 5, "accuracy": best, "validation": best}] if best else []
+    run = make_run("it's", pictures=False, evaluation={"pmae epoch 3": scored})
+    told = {one.title: one for one in advice(load(run.path))}
+    pooling = told["Use CLS features"]
+    assert pooling.words == "k-NN gets 65.0% right with it on validation images, 60.0% with patch mean."
+    assert "it'\"'\"'s' --data photos --pooling cls" in pooling.command, "a path that a shell takes as it is"
+    assert told["Worst classes"].words.startswith(
+        "c (40% found, mostly taken for a); a (80% found, mostly taken for b)"
+    )
+    assert told["Use it"].command.startswith("pmae finetune")
+    unscored = advice(load(make_run("b", pictures=False).path))
+    assert unscored[-1].command == f"pmae evaluate {load(run.path).path.with_name('b')}"
+    stopped = advice(load(make_run("c", pictures=False, epochs=2).path))
+    assert stopped[-1].command.endswith("--resume")

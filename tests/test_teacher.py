@@ -1,0 +1,236 @@
+"""EMA teachers: InfoNCE and token targets against plain definitions, and a teacher that follows and does not learn."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from timm.layers.drop import DropPath
+from torch.nn import functional
+
+from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, TrainConfig, replace
+from pmae.derive import resolve
+from pmae.errors import UserError
+from pmae.method import MaskedAutoencoder, build_method
+from pmae.models import build_encoder
+from pmae.teacher import MoCo, Teacher, info_nce, mlp_head, token_targets
+from pmae.train.distributed import ONE_PROCESS, require_divisible
+from pmae.train.setup import build_model
+from pmae.train.step import build_optimizer
+
+SHAPE = (1, 8, 8)
+SMALL = "moco(tokens=0.5, momentum=0.8, layers=2, hidden=24)"
+
+
+def config_of(contrastive: str = SMALL, **changes: object) -> Config:
+    config = Config(
+        encoder=EncoderConfig(patch_size=4, width=16, depth=3, heads=2),
+        decoder=DecoderConfig("small", width=16, depth=1, heads=2),
+        objective=ObjectiveConfig(contrastive_weight=1.0, contrastive=contrastive),
+        train=TrainConfig(epochs=1, batch_size=16, device="cpu"),
+    )
+    return resolve(replace(config, **changes), 64, SHAPE)[0]
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(0)).cumsum(3)
+
+
+@pytest.fixture
+def model(x: torch.Tensor) -> MaskedAutoencoder:
+    torch.manual_seed(0)
+    made = build_method(config_of(), SHAPE)
+    made.space.fit([x + 0.1 * torch.randn(8, *SHAPE) for _ in range(10)])
+    return made.train()
+
+
+def teacher_of(model: MaskedAutoencoder) -> Teacher:
+    assert model.contrastive is not None
+    assert isinstance(model.contrastive.module, MoCo)
+    return model.contrastive.module.teacher
+
+
+def loss_of(model: MaskedAutoencoder, x: torch.Tensor) -> torch.Tensor:
+    return model(x, model.draw(len(x), 0.2, torch.Generator().manual_seed(1))).loss
+
+
+def test_info_nce_is_the_cross_entropy_of_the_other_views_key() -> None:
+    rng = np.random.default_rng(0)
+    q, k = (points / np.linalg.norm(points, axis=1, keepdims=True) for points in rng.normal(size=(2, 10, 4)))
+    expected = 0.0
+    for i in range(10):
+        others = range(5, 10) if i < 5 else range(5)
+        near = np.exp([k[j] @ q[i] / 0.3 for j in others])
+        expected -= np.log(np.exp(k[(i + 5) % 10] @ q[i] / 0.3) / near.sum()) / 10
+    assert info_nce(torch.from_numpy(q), torch.from_numpy(k), 0.3).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_heads_are_as_published() -> None:
+    torch.manual_seed(0)
+    found, x = mlp_head(6, 8, 8, 4), torch.randn(10, 6)
+    weights = [p.detach() for p in found.parameters() if p.ndim == 2]
+    y = x
+    for depth, weight in enumerate(weights, 1):
+        y = y @ weight.T
+        y = (y - y.mean(0)) / (y.var(0, correction=0) + 1e-5).sqrt()
+        y = y.relu() if depth < 3 else y
+    torch.testing.assert_close(found(x), y)
+    assert [p.ndim for p in found.parameters()] == [2, 1, 1, 2, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("count", "used"), [(2, [1, 2]), (9, [0, 1, 2])])
+def test_token_targets_are_the_normalized_tokens_of_the_last_blocks(
+    count: int, used: list[int], x: torch.Tensor
+) -> None:
+    """By timm's own way to intermediate layers."""
+    encoder = build_encoder(config_of().encoder, SHAPE)
+    tokens, layers = encoder.layers(x, count)
+    net, options = encoder.net, {"output_fmt": "NLC", "intermediates_only": True}
+    expected = net.forward_intermediates(x, used, norm=False, **options)  # type: ignore[operator]
+    normalized = [
+        (e - e.mean(2, keepdim=True)) / (e.var(2, keepdim=True, correction=0) + 1e-5).sqrt() for e in expected
+    ]
+    torch.testing.assert_close(token_targets(layers), sum(normalized) / len(used))
+    torch.testing.assert_close(tokens, encoder(x)[1])
+    assert encoder.layers(x, 0)[1] == []
+
+
+def test_the_loss_is_of_masked_queries_whole_keys_and_whole_tokens(model: MaskedAutoencoder, x: torch.Tensor) -> None:
+    """From the encoder's tokens on, by hand."""
+    found = loss_of(model, x)
+    module, contrastive = model.contrastive.module, model.contrastive  # type: ignore[union-attr]
+    draw = model.draw(len(x), 0.2, torch.Generator().manual_seed(1))
+    _, _, visible = model.hide(x, draw)  # type: ignore[attr-defined]
+    tokens = model.encoder(visible)[1]
+    queries = module.predictor(module.projector(tokens.mean(1)))
+    keys = module.projector(model.encoder(x)[1].mean(1))  # before the first update the teacher is the student
+    nce = info_nce(functional.normalize(queries, dim=1), functional.normalize(keys, dim=1), 0.2)
+    target = token_targets(model.encoder.layers(x, 2)[1])
+    expected = nce + 0.5 * functional.smooth_l1_loss(module.token_predictor(tokens), target)
+    model.contrastive = None
+    torch.testing.assert_close(found - loss_of(model, x), expected)
+    assert contrastive.predicts_tokens
+
+
+def test_the_teacher_is_the_moving_average_and_learns_nothing(model: MaskedAutoencoder, x: torch.Tensor) -> None:
+    teacher, optimizer = teacher_of(model), build_optimizer(model, model.config.optim, on_graph=False)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    students = [model.encoder, model.decoder.projector.projector]  # type: ignore[union-attr]
+    expected = deepcopy([dict(each.named_parameters()) for each in students])
+    for _ in range(4):
+        for slow, fast in zip(expected, students, strict=True):
+            for name, p in fast.named_parameters():
+                slow[name] = 0.8 * slow[name] + 0.2 * p.detach()
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        optimizer.step()
+    for part, slow in zip((teacher.encoder, teacher.head), expected, strict=True):
+        for name, p in part.named_parameters():
+            torch.testing.assert_close(p, slow[name])
+            assert p.grad is None
+    moved = teacher.encoder.net.blocks[0].attn.qkv.weight  # type: ignore[index, union-attr]
+    assert not torch.equal(moved, model.encoder.net.blocks[0].attn.qkv.weight)  # type: ignore[index, union-attr]
+    assert not {id(p) for p in teacher.parameters()} & {id(p) for g in optimizer.param_groups for p in g["params"]}
+
+
+def test_the_teacher_rests_in_evaluation(model: MaskedAutoencoder, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        model.encoder.net.cls_token.add_(1.0)  # type: ignore[operator, union-attr]
+    before = deepcopy(teacher_of(model).state_dict())
+    loss_of(model.eval(), x)
+    teacher_of(model)(x, torch.nn.Identity())
+    assert all(torch.equal(before[name], value) for name, value in teacher_of(model).state_dict().items())
+
+
+def test_a_captured_steps_bf16_copies_follow_the_teacher(model: MaskedAutoencoder, x: torch.Tensor) -> None:
+    pytest.importorskip("triton")
+    from pmae.fast.adamw import WeightCopies
+
+    model.precision = torch.bfloat16
+    copies, plain = WeightCopies(model), deepcopy(model)
+    for step in range(3):
+        with torch.no_grad():
+            for p in [*model.encoder.parameters(), *plain.encoder.parameters()]:
+                p.add_(0.01 * step)
+        with copies.in_use():
+            captured = loss_of(model, x)
+            held = dict(teacher_of(model).named_parameters())
+        torch.testing.assert_close(captured, loss_of(plain, x), rtol=0.02, atol=0)
+        masters = dict(teacher_of(model).named_parameters())
+        assert held["encoder.net.blocks.0.attn.qkv.weight"].dtype == torch.bfloat16
+        for name, p in teacher_of(plain).named_parameters():
+            assert torch.equal(masters[name], p)
+            # The student's copies are the optimizer's to write, here nobody's; the teacher's follow it.
+            assert torch.equal(held[name], masters[name].to(held[name].dtype))
+            assert not held[name].requires_grad
+
+
+def test_the_compiler_leaves_the_teacher_out_and_autocast_on(model: MaskedAutoencoder, x: torch.Tensor) -> None:
+    module, tokens = model.decoder.projector, model.encoder(x)[1].detach()
+    dtypes: list[torch.dtype] = []
+    teacher_of(model).encoder.net.blocks[0].attn.qkv.register_forward_hook(  # type: ignore[index, union-attr]
+        lambda layer, inputs, output: dtypes.append(output.dtype)
+    )
+    losses = []
+    for call in (module, torch.compile(module, backend="eager", dynamic=False)):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(call(tokens, x, torch.nn.Identity()).item())  # type: ignore[operator, misc]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert dtypes == [torch.bfloat16] * 2
+
+
+def test_given_weights_are_the_teachers_too(model: MaskedAutoencoder) -> None:
+    weights = model.encoder.net.state_dict()
+    made = build_method(model.config, SHAPE, model.space, weights)
+    assert all(torch.equal(weights[name], p) for name, p in teacher_of(made).encoder.net.state_dict().items())
+
+
+def test_stochastic_depth_is_the_students_alone_and_of_training(model: MaskedAutoencoder, x: torch.Tensor) -> None:
+    config = replace(model.config, encoder__drop_path=0.6)
+    made = build_model(config, SHAPE, model.space, None, torch.device("cpu"), ONE_PROCESS)
+    rates = [[p.drop_prob for p in part.modules() if isinstance(p, DropPath)] for part in (made, teacher_of(made))]
+    assert rates == [pytest.approx([0.0, 0.0, 0.3, 0.3, 0.6, 0.6]), []]
+    losses = [loss_of(made.train(), x).item() for _ in range(2)]
+    assert losses[0] != losses[1]
+    assert torch.equal(loss_of(made.eval(), x), loss_of(made, x))
+    with pytest.raises(UserError, match=r"encoder.drop_path must be left unset unless encoder.name is vit_tiny"):
+        EncoderConfig("resnet18", drop_path=0.1)
+
+
+@pytest.mark.parametrize(("contrastive", "space"), [("moco(hidden=24)", "pixels"), ("data2vec(momentum=0.9)", "pca")])
+def test_the_losses_fall(contrastive: str, space: str, x: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    scale = "mean" if space == "pixels" else "constant"
+    model = build_method(config_of(contrastive, space__name=space, objective__scale=scale), SHAPE).train()
+    if space == "pca":
+        model.space.fit([x + 0.1 * torch.randn(8, *SHAPE) for _ in range(10)])
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+    for _ in range(15):
+        loss = loss_of(model, x)
+        optimizer.zero_grad(), loss.backward(), optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("contrastive", "space", "said"),
+    [
+        ("moco(momentum=1.5)", "pca", r"moco.momentum must be in \[0, 1\], got 1.5"),
+        ("moco(tokens=-1)", "pca", "moco.tokens must be at least 0, got -1"),
+        ("moco(tokens=1.0)", "pixels", "without targets for tokens where space.name is 'pixels': MAE drops"),
+        ("data2vec", "pixels", "without targets for tokens where space.name is 'pixels': MAE drops"),
+        ("moko", "pca", "objective.contrastive: unknown name 'moko'; did you mean 'moco'"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(contrastive: str, space: str, said: str) -> None:
+    config = config_of(contrastive, space__name=space, objective__scale="mean" if space == "pixels" else "constant")
+    with pytest.raises(UserError, match=said), torch.device("meta"):
+        build_method(config, SHAPE)
+
+
+def test_a_teacher_is_not_divided(model: MaskedAutoencoder) -> None:
+    config = replace(model.config, train__shard=True)
+    with pytest.raises(UserError, match=r"train.shard must be off with an EMA teacher"):
+        require_divisible(config, 16, model, 2)
