@@ -102,7 +102,7 @@ def test_a_share_that_is_being_typed_draws_a_mask_and_an_empty_field_is_named(ma
     for seed in (None, -1, 2**64):
         with pytest.raises(UserError, match=f"seed must be a whole number from 0, got {seed}"):
             panels.masks(material, image, "cosine", 0.35, seed)
-    with pytest.raises(UserError, match="masked share must be a number from 0, got None"):
+    with pytest.raises(UserError, match="masked share must be a number from 0, got nothing"):
         panels.masks(material, image, "cosine", None, 0)
 
 
