@@ -300,7 +300,7 @@ def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("no_figures")
 def test_evaluate_and_report_on_labelled_data(toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert toy.test is not None
-    parts = {"train": toy.train, "test": toy.test}
+    parts = {"train": toy.train.take(np.arange(64)), "test": toy.test}  # few: probes take four steps an epoch
     arrays = {f"{name}_images": part.images.transpose(0, 2, 3, 1) for name, part in parts.items()}
     np.savez(tmp_path / "toy.npz", **arrays, **{f"{name}_labels": part.labels for name, part in parts.items()})
     run = str(tmp_path / "run")
