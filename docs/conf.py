@@ -15,6 +15,7 @@ html_theme = "furo"
 html_title = "pmae"
 html_static_path: list[str] = []
 html_show_sourcelink = False
+html_show_copyright = False
 # A block without a language is what one types into a shell.
 highlight_language = "bash"
 copybutton_prompt_text = "$ "

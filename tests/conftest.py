@@ -29,6 +29,13 @@ BROWSER_FLAGS = (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Rooms whose tests start processes first: a long one at the end would leave all but one worker idle."""
+    first = ("sweep", "docs", "train", "trust", "fast", "benchmarks")
+    room = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    items.sort(key=lambda item: room[item] not in first)
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: no collection of garbage, of which every run has one, looks through it again."""
     gc.freeze()

@@ -6,17 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from pmae.cli import main, parsed
+from pmae.cli import COMMANDS, main, parsed
 from pmae.cli.pretrain import SHORT
 from pmae.config import Config
 from pmae.config_file import to_dict
 from pmae.data.images import Splits
+from pmae.evaluate.protocols import PRESETS, ProbeProtocol
 from pmae.runs import Run
 
 SMALL = [
@@ -231,7 +233,9 @@ def test_help_all_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as stop:
         main(["pretrain", "--help-all"])
     assert stop.value.code == 0
-    shown = set(re.findall(r"--([a-z]+\.(?!no-)[a-z0-9-]+)", capsys.readouterr().out))
+    page = capsys.readouterr().out
+    assert not re.search(r"default:[\s│]+None", page)
+    shown = set(re.findall(r"--([a-z]+\.(?!no-)[a-z0-9-]+)", page))
     settings = {f"{section}.{name}" for section, values in to_dict(Config()).items() for name in values}
     assert shown == {setting.replace("_", "-") for setting in settings}
 
@@ -289,18 +293,25 @@ def test_ctrl_c_before_training_is_quiet(
 def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("pretrain", "evaluate", "report", "data", "demo"))
-    with pytest.raises(SystemExit) as exit:
-        main(["pretrain", "--help"])
-    assert exit.value.code == 0
-    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+    for name in ("finetune", "evaluate", "pretrain"):
+        with pytest.raises(SystemExit) as exit:
+            main([name, "--help"])
+        assert exit.value.code == 0
+        printed = capsys.readouterr().out
+        assert not re.search(r"default:[\s│]+None", printed), "a default is said as what will happen"
     assert all(f"--{name.replace('_', '-')}" in printed for name in SHORT)
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_evaluate_and_report_on_labelled_data(toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_and_report_on_labelled_data(
+    toy: Splits, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = ProbeProtocol(epochs=5, warmup_epochs=1, augment=None, standardize=True)
+    monkeypatch.setitem(PRESETS, "strong", replace(PRESETS["strong"], probe=probe))
+    monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)  # seconds of figures that nobody looks at
     assert toy.test is not None
-    parts = {"train": toy.train, "test": toy.test}
+    parts = {"train": toy.train.take(np.arange(64)), "test": toy.test}  # few: probes take four steps an epoch
     arrays = {f"{name}_images": part.images.transpose(0, 2, 3, 1) for name, part in parts.items()}
     np.savez(tmp_path / "toy.npz", **arrays, **{f"{name}_labels": part.labels for name, part in parts.items()})
     run = str(tmp_path / "run")

@@ -18,15 +18,14 @@ from torch.nn import functional
 from pmae.fast import attention as layers
 from pmae.models.encoder import run_blocks as plain_blocks
 
-# Every number of tokens with every width of a head, and heads in turns: all three at once are for a real GPU.
-SHAPES = [(n, 1 + 2 * ((i + j) % 2), d) for i, n in enumerate((2, 17, 32, 65)) for j, d in enumerate((16, 32, 64))]
-SHAPES += [(5, 12, 16), (26, 6, 16), (32, 2, 8), (40, 3, 24), (66, 2, 32), (64, 2, 16), (128, 1, 32)]
-SHAPES += [(17, 12, 16), (17, 1, 24), (33, 1, 16), (33, 3, 24), (33, 2, 32), (65, 1, 24)]
-HALF_SHAPES = [(2, 3, 64), (17, 2, 32), (32, 3, 32), (26, 6, 16), (17, 3, 24), (33, 3, 16), (65, 2, 16)]
+# Tokens, heads and their width: each edge of the kernels' tiles once; the GPU suite crosses them.
+SHAPES = [(2, 1, 16), (5, 12, 16), (17, 3, 32), (17, 1, 24), (32, 2, 8), (33, 3, 24), (40, 3, 24), (65, 1, 64)]
+SHAPES += [(66, 2, 32), (128, 1, 32)]
+HALF_SHAPES = [(2, 3, 64), (17, 2, 32), (33, 3, 16), (65, 2, 16)]
 CASES = [("float32", *shape) for shape in SHAPES]
 CASES += [(dtype, *shape) for dtype in ("bfloat16", "float16") for shape in HALF_SHAPES]
 BOUND = {"float32": 3e-6, "bfloat16": 2**-7, "float16": 2**-10}  # in units of the largest element: an ulp or two
-SUM_SHAPES = [(5, 12, 16), (40, 3, 24), (17, 4, 16), (33, 3, 24), (65, 1, 24)]
+SUM_SHAPES = [(5, 12, 16), (40, 3, 24), (65, 1, 24)]
 SUMS = [(dtype, *shape) for dtype in BOUND for shape in SUM_SHAPES]
 SPECIAL = dict.fromkeys(("strided", "layer", "group", "last token"), BOUND["float32"])
 SPECIAL |= {f"sums {dtype}": bound for dtype, bound in BOUND.items()}

@@ -18,18 +18,13 @@ from pmae.fast import attention
 from pmae.fast import blocks as stack
 from pmae.models.encoder import embed_patches
 
-CASES = {
-    "17 tokens": (17, 48, 3),
-    "130 tokens": (130, 16, 1),
-    "40 tokens": (40, 32, 2),
-    "odd width": (5, 24, 1),
-    "odd bytes": (5, 20, 1),
-}
+CASES = {"17 tokens": (17, 32, 2), "odd width": (5, 24, 1), "odd bytes": (5, 20, 1)}
+"""Tokens, width and heads: few, since an interpreter is slow; the GPU suite has them up to 257 tokens."""
 BOUND = {"float32": 2e-5, "bfloat16": 0.03}
-DROPPED = {"5 tokens": (5, 24, 1), "9 tokens": (9, 32, 2)}
+DROPPED = {"5 tokens": (5, 24, 1)}
 LAST = {
     "3 of 130 tokens": (130, 16, 1, 3),
-    "12 of 17 tokens": (17, 48, 3, 12),
+    "6 of 9 tokens": (9, 32, 2, 6),
     "1 of 5 tokens": (5, 24, 1, 1),
     "all of 5 tokens": (5, 24, 1, 5),
 }
@@ -150,10 +145,10 @@ def interpret() -> dict[str, float]:
     repair_interpreter()
     attention_kernels.wrap_triton = lambda kernel: kernel
     answer = {f"{name} {dtype}": errors(*case, None, dtype) for dtype in BOUND for name, case in CASES.items()}
-    answer |= {f"{name} {dtype}": errors(*case, dtype) for dtype in BOUND for name, case in LAST.items()}
+    answer |= {f"{name} float32": errors(*case, "float32") for name, case in LAST.items()}
     answer |= {
         "one block": errors(5, 24, 1, 3, "float32", depth=1),
-        "last and drop": drop_errors(9, 32, 2, "float32", 4),
+        "last and drop": drop_errors(5, 24, 1, "float32", 3),
     }
     answer |= {f"{name} {dtype} drop": drop_errors(*case, dtype) for dtype in BOUND for name, case in DROPPED.items()}
     answer |= {f"bare {dtype}": bare_errors(dtype) for dtype in BOUND}
@@ -174,9 +169,8 @@ def test_the_fused_stack_is_timms_blocks(found: dict[str, float], case: str, dty
 
 
 @pytest.mark.parametrize("case", LAST)
-@pytest.mark.parametrize("dtype", BOUND)
-def test_the_last_tokens_alone_are_those_of_timms_blocks(found: dict[str, float], case: str, dtype: str) -> None:
-    assert found[f"{case} {dtype}"] < BOUND[dtype]
+def test_the_last_tokens_alone_are_those_of_timms_blocks(found: dict[str, float], case: str) -> None:
+    assert found[f"{case} float32"] < BOUND["float32"]
 
 
 @pytest.mark.parametrize("case", ["one block", "last and drop"])

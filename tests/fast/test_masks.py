@@ -9,10 +9,10 @@ from pmae import masking
 from pmae.fast import kernels
 kernels.wrap_triton = lambda kernel: kernel
 torch.manual_seed(0)
-cases = [(300, 0.02, 0.2), (300, 0.02, 0.9), (64, 0.0, 0.5), (17, 1.0, 0.1), (2, 0.0, 0.01), (5, 3.0, 0.99)]
+cases = [(150, 0.02, 0.2), (64, 0.0, 0.9), (17, 1.0, 0.1), (2, 0.0, 0.01), (5, 3.0, 0.99)]
 for count, decay, ratio in cases:
     share = torch.exp(-decay * torch.arange(float(count)))
-    share, noise, ratio = share / share.sum(), torch.rand(12, count), torch.tensor(ratio)
+    share, noise, ratio = share / share.sum(), torch.rand(3, count), torch.tensor(ratio)
     expected = masking.hide_components(noise, share, ratio)
     for kernels.WIDEST, kernels.TILE in ((32768, 0), (1, 64)):  # rows that a program holds, and rows in tiles
         got = kernels.hide_closest(noise, share, ratio)

@@ -127,6 +127,9 @@ def test_runs_are_ticked_to_be_compared(
     browser.execute_script("document.querySelectorAll('#runs input')[1].click()")
     assert browser.execute_script(LINES) == 3
     assert browser.execute_script("return document.querySelectorAll('#pictures img').length") == 2
+    for count in (4, 0, 4):
+        browser.execute_script("document.getElementById('all').click()")
+        assert browser.execute_script(LINES) == count
     assert browser.execute_script(WIDE) <= 0
     assert barriers(browser) == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []

@@ -78,6 +78,7 @@ def without_speed(path: Path) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "images/s"} for row in rows(path)]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_goes_on_from_its_checkpoint_and_equals_one_that_was_not_killed(
     root: Path, tmp_path: Path, cluster: str
 ) -> None:

@@ -101,7 +101,9 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
     """What a compiler that changes nothing was given."""
     torch.compiler.reset()
     made = CompileCounter()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=made))
+    compile_ = torch.compile
+    # Options are the usual compiler's.
+    monkeypatch.setattr(torch, "compile", lambda call, dynamic, options: compile_(call, dynamic=dynamic, backend=made))
     with torch._dynamo.config.patch(recompile_limit=8):
         yield made
     torch.compiler.reset()

@@ -100,7 +100,7 @@ def masks(material: Material, image: np.ndarray, name: str, share: float | None,
     prediction, told = None, ""
     if model is not None and name == material.own_space:
         found, prediction, r2 = predict(model, x, draw)
-        told = f"R² {r2:.2f}: the share of the hidden part that the run predicts; 0 is predicting the mean."
+        told = f"R² {r2:.0%}: the share of the hidden part that the run predicts; 0 is predicting the mean."
         told += BORROWED * (isinstance(model, MAE) and model.config.objective.normalize_patches)
     else:
         found = hide(space, x, draw)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated, TypeVar
 
@@ -41,7 +42,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
     """The dataclass that a command line describes; `--help` prints its page and leaves."""
     arguments, said = joined(arguments, "--set"), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.nullcontext() if "--help" in arguments else _unwrapped():
+        with contextlib.redirect_stderr(said), _help() if {"-h", "--help"} & set(arguments) else _unwrapped():
             found: T = tyro.cli(kind, args=list(arguments), prog=f"pmae {command}", default=default)  # type: ignore[assignment]
             return found
     except SystemExit as stop:
@@ -72,6 +73,26 @@ def sentence(page: str) -> str:
         text = text.replace(symbol, word)
     near = re.findall(r"^ {4,}(?:-\w \w+, )?(--[\w.-]+)", rest[0], re.MULTILINE) if "Perhaps you meant" in page else []
     return text + (f"; did you mean {' or '.join(near[:3])}?" if near else "")
+
+
+class _Page(io.StringIO):
+    """What is printed, as for the real output: with colours on a terminal."""
+
+    encoding = property(lambda self: sys.__stdout__.encoding if sys.__stdout__ else "utf-8")
+
+    def isatty(self) -> bool:
+        return bool(sys.__stdout__ and sys.__stdout__.isatty())
+
+
+@contextlib.contextmanager
+def _help() -> Iterator[None]:
+    """A page of help without None as a default: the sentence of such an option says what happens then."""
+    page = _Page()
+    try:
+        with contextlib.redirect_stdout(page):
+            yield
+    finally:
+        print(re.sub(r"\(default:((?:[\s│]|\x1b\[[\d;]*m)+)None\)", rf"{' ' * 9}\1{' ' * 5}", page.getvalue()), end="")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """`pmae pretrain`, whose options are the settings themselves; and `data`, `doctor`, `demo` and `completions`."""
 
 import contextlib
-import io
 import os
 import re
 import sys
@@ -148,7 +147,7 @@ class Pretrain(Common):
         if {"-h", "--help"} & set(arguments):
             parse(Common, ["--help"], "pretrain")
         if "--help-all" in arguments:
-            _print_all_settings(cls)
+            parse(cls, ["--help"], "pretrain")
         for argument in arguments:
             check_not_renamed(argument.removeprefix("--").partition("=")[0].replace("-", "_"))
         return parse(cls, arguments, "pretrain", cls(settings=Start.among(arguments).base()))
@@ -186,16 +185,6 @@ def _default_folder(config: Config) -> str:
     space = config.space.name.partition("(")[0]
     method = {"pca": "pmae", "pixels": "mae"}.get(space, space)
     return f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{method}"
-
-
-def _print_all_settings(kind: type[Pretrain]) -> None:
-    """Every option; where nothing is the default, its sentence says what happens then."""
-    page = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(page):
-            parse(kind, ["--help"], "pretrain")
-    finally:
-        print(page.getvalue().replace("(default: None)", " " * 15), end="")
 
 
 def _judgement(path: Path) -> str:

@@ -18,7 +18,7 @@ class OtherData:
     """How to read images that are not the run's own, where it is not as the run's were."""
 
     labels: Literal["none", "folders"] | None = None
-    """Whether subfolders are classes."""
+    """Whether subfolders are classes; the run's setting if not given."""
     resize: Count = None
     """Resize image files to this side; the run's setting if not given."""
     channels: Literal[1, 3] | None = None

@@ -1,6 +1,6 @@
 // The live page: asks for the state of the runs every few seconds while it is looked at, and redraws what changed.
 "use strict";
-const EVERY = 4000, MARKS = {training: "▶", finished: "✓", stopped: "◼", failed: "✗"};
+const EVERY = 4000, MOST = 8, MARKS = {training: "▶", finished: "✓", stopped: "◼", failed: "✗"};
 const shown = new Set(), known = new Set();
 let before = "";
 
@@ -37,10 +37,19 @@ function pictures(runs) {
 }
 
 function draw(state) {
-  for (const run of state.runs) if (!known.has(run.name)) { known.add(run.name); shown.add(run.name); }
+  // Of many runs those that train are ticked, and some others.
+  for (const run of state.runs.filter(run => !known.has(run.name)).sort((a, b) => (b.state === "training") - (a.state === "training"))) {
+    known.add(run.name);
+    if (run.state === "training" || shown.size < MOST) shown.add(run.name);
+  }
   const redraw = () => draw(state), at = document.activeElement?.getAttribute("aria-label");
   document.getElementById("runs").tBodies[0].replaceChildren(...state.runs.map((run, i) => row(run, state.curves.runs[i], redraw)));
   if (at) [...document.querySelectorAll("input")].find(box => box.getAttribute("aria-label") === at)?.focus();
+  document.getElementById("all").onclick = () => {
+    const every = state.runs.every(run => shown.has(run.name));
+    for (const run of state.runs) every ? shown.delete(run.name) : shown.add(run.name);
+    redraw();
+  };
   document.getElementById("folder").textContent = state.folder;
   const counts = Object.keys(MARKS).map(kind => [state.runs.filter(run => run.state === kind).length, kind]).filter(([count]) => count);
   document.getElementById("said").textContent = state.runs.length ? counts.map(([count, kind]) => `${count} ${kind}`).join(", ") : "no runs here yet";

@@ -83,9 +83,8 @@ class LocalWorkers(Workers):
     def __init__(self, count: int) -> None:
         require(count >= 1, "--at-once", "at least 1", count)
         threads = max(1, (os.cpu_count() or 1) // count)
-        # Spawned, since a forked child would share this process's CUDA, which no child may use; and a pool for each,
-        # since a process that dies breaks its pool.
-        context = multiprocessing.get_context("spawn")
+        # A pool for each, since a process that dies breaks its pool.
+        context = _start_method()
         self._pools = [ProcessPoolExecutor(1, context, _prepare, (threads,)) for _ in range(count)]
         self._given: dict[ProcessPoolExecutor, Future[int | None]] = {}
         self._others = set(multiprocessing.active_children())
@@ -108,6 +107,15 @@ class LocalWorkers(Workers):
         for process in processes:
             process.join(POLL_SECONDS)
             process.kill()
+
+
+def _start_method() -> Any:
+    """Children of a server that has imported what they need, and no CUDA, which no forked child may use."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pmae.train.loop", __name__])
+    return context
 
 
 def _prepare(threads: int) -> None:
