@@ -311,7 +311,7 @@ def test_evaluate_and_report_on_labelled_data(
     monkeypatch.setitem(PRESETS, "strong", replace(PRESETS["strong"], probe=probe))
     monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)  # seconds of figures that nobody looks at
     assert toy.test is not None
-    parts = {"train": toy.train, "test": toy.test}
+    parts = {"train": toy.train.take(np.arange(64)), "test": toy.test}  # few: probes take four steps an epoch
     arrays = {f"{name}_images": part.images.transpose(0, 2, 3, 1) for name, part in parts.items()}
     np.savez(tmp_path / "toy.npz", **arrays, **{f"{name}_labels": part.labels for name, part in parts.items()})
     run = str(tmp_path / "run")

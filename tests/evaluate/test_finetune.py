@@ -19,7 +19,8 @@ from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.baselines import random_weights
 from pmae.evaluate.features import BOXES, generator, order
-from pmae.evaluate.finetune import Classifier, Finetuned, build_optimizer, finetune
+from pmae.evaluate.finetune import Classifier, Finetuned, finetune
+from pmae.evaluate.finetune_step import build_optimizer
 from pmae.evaluate.protocols import FinetuneProtocol, preset, without_augmentation
 from pmae.models.encoder import Encoder, build_encoder, layer_depths
 

@@ -16,17 +16,11 @@ from torch import nn
 from pmae.config import EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.evaluate.augment import draw_noise
-from pmae.evaluate.finetune import (
-    EMA,
-    CapturedFinetuneStep,
-    Classifier,
-    FinetuneStep,
-    build_optimizer,
-    set_drop_path,
-)
+from pmae.evaluate.finetune import Classifier
+from pmae.evaluate.finetune_step import EMA, CapturedFinetuneStep, FinetuneStep, build_optimizer
 from pmae.evaluate.protocols import FinetuneProtocol, preset
 from pmae.fast import graph
-from pmae.models.encoder import build_encoder
+from pmae.models.encoder import build_encoder, set_drop_path
 
 STRONG = preset("strong").finetune
 assert STRONG

@@ -15,7 +15,8 @@ from pmae.config import EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.evaluate.features import Extractor
-from pmae.evaluate.finetune import CapturedFinetuneStep, Finetuned, FinetuneStep, finetune
+from pmae.evaluate.finetune import Finetuned, finetune
+from pmae.evaluate.finetune_step import CapturedFinetuneStep, FinetuneStep
 from pmae.evaluate.probes import ProbeTask, train_probes
 from pmae.evaluate.protocols import FinetuneProtocol, ProbeProtocol
 from pmae.models.encoder import build_encoder
