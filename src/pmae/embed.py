@@ -21,7 +21,7 @@ from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import ImageSet, as_tensor
 from pmae.data.sets import converts, read_chunks
-from pmae.errors import UserError, optional, require, unknown_name
+from pmae.errors import UserError, optional, require, require_known
 from pmae.evaluate.features import evaluating
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
@@ -98,8 +98,7 @@ def feature_names(encoder: Encoder, pooling: str) -> list[str]:
 
 def require_pooling(pooling: str, encoder: Encoder) -> None:
     """Refuse a pooling that is unknown, or of a [CLS] token that an encoder does not have."""
-    if pooling not in POOLINGS:
-        raise unknown_name("pooling", pooling, POOLINGS)
+    require_known("pooling", [pooling], POOLINGS)
     if pooling in ("cls", "both") and not getattr(encoder.net, "num_prefix_tokens", 0):
         raise UserError(f"pooling must be mean or patches for an encoder without a [CLS] token, got {pooling!r}")
 

@@ -1,7 +1,7 @@
 """The one exception a user's mistake raises: parameter, rule, value and, where there are some, the choices."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -22,6 +22,13 @@ def unknown_name(parameter: str, value: object, choices: Iterable[str]) -> UserE
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
     return UserError(f"{parameter}: unknown name {value!r}; {hint}choices: {listed}")
+
+
+def require_known(parameter: str, names: Iterable[str], choices: Collection[str]) -> None:
+    """Refuse names that are not among the choices."""
+    for name in names:
+        if name not in choices:
+            raise unknown_name(parameter, name, choices)
 
 
 def require(holds: bool, parameter: str, rule: str, value: object) -> None:

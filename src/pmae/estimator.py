@@ -21,7 +21,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
-from pmae.errors import Interrupted, UserError, require, unknown_name
+from pmae.errors import Interrupted, UserError, require, require_known
 from pmae.evaluate.probes import online_probe
 from pmae.report.page import save_figures
 from pmae.runs import Run
@@ -179,8 +179,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         return made
 
     def _read(self, X: Any, fitting: bool) -> np.ndarray:
-        if self.pooling not in POOLINGS:
-            raise unknown_name("pooling", self.pooling, POOLINGS)
+        require_known("pooling", [self.pooling], POOLINGS)
         return read_images(self, X, fitting, (self.config or Config()).data.layout)
 
     def _settings(self, table: bool) -> Config:

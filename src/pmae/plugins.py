@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pmae.config import Config
-from pmae.errors import Interrupted, UserError, require, unknown_name
+from pmae.errors import Interrupted, UserError, require, require_known, unknown_name
 from pmae.validation import coerced
 
 T = TypeVar("T")
@@ -43,8 +43,7 @@ VARIABLE = "PMAE_IMPORT"
 
 def register(kind: str, name: str) -> Callable[[T], T]:
     """A decorator under whose name a class or a function is used: `@register("space", "hadamard")`."""
-    if kind not in TABLES:
-        raise unknown_name("kind", kind, TABLES)
+    require_known("kind", [kind], TABLES)
     require(name.isidentifier() and name != RESERVED.get(kind), "name", "a new Python name", name)
 
     def enter(made: T) -> T:
@@ -128,9 +127,7 @@ def _checked(name: str, made: Any, options: dict[str, Any]) -> dict[str, Any]:
         return {}
     parameters = inspect.signature(made, eval_str=True).parameters.values()
     hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
-    for key in options:
-        if key not in hints:
-            raise unknown_name(f"option of {name}", key, hints)
+    require_known(f"option of {name}", options, hints)
     return {key: coerced(value, hints[key], f"{name}.{key}") for key, value in options.items()}
 
 

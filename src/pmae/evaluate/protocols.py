@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pmae.config import AugmentConfig, Betas, LayerDecay
-from pmae.errors import require, unknown_name
+from pmae.errors import require, require_known
 from pmae.results import PROTOCOLS
 from pmae.validation import BelowOne, Count, NonNegative, Positive, Rule, Settings, Share
 
@@ -195,8 +195,7 @@ PRESETS = {
 
 def preset(name: str) -> Protocols:
     """The preset of this name."""
-    if name not in PRESETS:
-        raise unknown_name("preset", name, PRESETS)
+    require_known("preset", [name], PRESETS)
     return PRESETS[name]
 
 
@@ -213,8 +212,7 @@ def without_augmentation(protocols: Protocols) -> Protocols:
 def only(protocols: Protocols, names: Iterable[str]) -> Protocols:
     """The same settings, with these protocols alone (of linear, mlp, knn, finetune)."""
     wanted = set(names)
-    for name in wanted.difference(PROTOCOLS):
-        raise unknown_name("protocol", name, PROTOCOLS)
+    require_known("protocol", wanted, PROTOCOLS)
     probe = protocols.probe
     kinds = tuple(kind for kind in probe.kinds if kind in wanted) if probe else ()
     return dataclasses.replace(

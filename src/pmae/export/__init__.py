@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import HfApi, get_token
 
-from pmae.errors import UserError, require, unknown_name
+from pmae.errors import UserError, require, require_known
 from pmae.export.card import write_card
 from pmae.export.formats import FORMATS
 from pmae.export.source import Source, load_source
@@ -31,8 +31,7 @@ def export(
     The model card names the licence of the images, and loads the model from `repo`, USER/NAME on the Hugging Face hub,
     where the folder is to be uploaded (`push`).
     """
-    if kind not in FORMATS:
-        raise unknown_name("format", kind, FORMATS)
+    require_known("format", [kind], FORMATS)
     out = Path(out).expanduser().resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out must be a new or an empty folder, got {str(out)!r}")

@@ -19,7 +19,7 @@ from pmae.config import (
     TrainConfig,
     replace,
 )
-from pmae.errors import unknown_name
+from pmae.errors import require_known
 
 
 def paper() -> Config:
@@ -191,6 +191,5 @@ RECIPES: dict[str, Callable[[], Config]] = {
 @functools.cache  # a list of all tables asks thousands of times
 def recipe(name: str) -> Config:
     """The configuration of this name, not yet resolved against data."""
-    if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES)
+    require_known("recipe", [name], RECIPES)
     return RECIPES[name]()

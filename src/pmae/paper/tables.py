@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 from pmae.config import Config, SpaceConfig, replace
 from pmae.config_file import with_settings
 from pmae.derive import patch_for, resolve
-from pmae.errors import UserError, require
+from pmae.errors import UserError, require, require_known
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
-from pmae.sweep.find import RunSpec, Scoring, require_known
+from pmae.sweep.find import RunSpec, Scoring
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 PAIRS = {"paper": ("paper", "mae")} | {name: (name, f"mae_{name}") for name in ("released", "masking", "ours")}

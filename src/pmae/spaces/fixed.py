@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pmae.config import SpaceConfig
-from pmae.errors import UserError, unknown_name
+from pmae.errors import UserError, require_known
 from pmae.spaces.base import Space
 from pmae.spaces.moments import covariance_of, mean_and_variance, principal_axes
 
@@ -202,8 +202,7 @@ class Wavelet(FixedBasis):
 
 def low_pass(name: str) -> np.ndarray:
     """The low-pass filter of smallest phase with `MOMENTS[name]` zeros at the highest frequency."""
-    if name not in MOMENTS:
-        raise unknown_name("space.wavelet", name, MOMENTS)
+    require_known("space.wavelet", [name], MOMENTS)
     moments = MOMENTS[name]
     # Its power is cos^2p times a polynomial in y = sin^2 of half the frequency; each root y is a pair z, 1/z with
     # y = (2 - z - 1/z) / 4, and the filter takes the one inside the unit circle.

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pmae.config_file import flat
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
-from pmae.errors import UserError, require, unknown_name
+from pmae.errors import UserError, require, require_known
 from pmae.evaluate.protocols import Protocols, only, preset
 from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run
@@ -31,13 +31,6 @@ MACHINE = frozenset(
 """Settings that say where and how a run is made or monitored, not what it learns."""
 LENGTH = frozenset({"train.epochs", "train.seed", "optim.warmup_epochs", "optim.warmup_steps"})
 """Settings that a search for a run of any length and seed leaves open."""
-
-
-def require_known(parameter: str, names: Iterable[str], choices: Collection[str]) -> None:
-    """Refuse names that are not among the choices."""
-    for name in names:
-        if name not in choices:
-            raise unknown_name(parameter, name, choices)
 
 
 @dataclass(frozen=True)

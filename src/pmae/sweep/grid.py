@@ -12,13 +12,13 @@ import numpy as np
 
 from pmae.config import Config, replace
 from pmae.config_file import to_dict, with_settings
-from pmae.errors import UserError, require
+from pmae.errors import UserError, require, require_known
 from pmae.report.page import Page
 from pmae.report.style import PALETTE, Drawing, color, marker, panels, short, styled
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.sweep.execute import Asha, InOrder, run_all
-from pmae.sweep.find import RunIndex, RunSpec, logged_speeds, require_known
+from pmae.sweep.find import RunIndex, RunSpec, logged_speeds
 from pmae.sweep.workers import Workers
 
 RATIO = "ratio"  # a short name for the masked share, whichever of the two the masking space takes

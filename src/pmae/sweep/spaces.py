@@ -10,7 +10,7 @@ import torch
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import with_settings
 from pmae.derive import patch_for
-from pmae.errors import require
+from pmae.errors import require, require_known
 from pmae.paper.recipes import recipe
 from pmae.report.page import Page
 from pmae.report.style import FAINT, Drawing, color, minus, panels, styled
@@ -18,7 +18,7 @@ from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.spaces import SPACES, build_space
 from pmae.sweep.execute import get_runs
-from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, require_known, splits
+from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, splits
 from pmae.sweep.grid import mean, trial_of
 from pmae.sweep.workers import Workers
 
