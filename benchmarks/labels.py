@@ -28,11 +28,10 @@ from pmae.data.batches import Batches, fit_standardize
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.evaluate.baselines import RawPixels, fit_pca, random_weights
-from pmae.evaluate.features import batch_of, extract
+from pmae.evaluate.features import batch_of, budgets, extract
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.probes import accuracy, logistic_regression, nearest, statistics, votes
 from pmae.evaluate.protocols import FewLabelsProtocol
-from pmae.evaluate.suite import budgets
 from pmae.models import build_encoder
 from pmae.results import PRIMARY
 from pmae.train.checkpoint import load_encoder

@@ -32,6 +32,7 @@ from pmae.report.page import write_report
 from pmae.report.watch import Watched
 from pmae.runs import Run
 
+PAGE = Path(__file__).parents[1] / "results" / "pages.md"
 UPDATES, RUNS, TRAININGS, IMAGES = 20, 10, 6, 1000
 SLIDE = """const done = arguments[arguments.length - 1], share = arguments[0], began = performance.now();
 const field = document.querySelector('#share input[type=range]'), place = document.querySelector('#masks');
@@ -129,6 +130,8 @@ def ten_runs(run: Run, folder: Path) -> list[Path]:
 
 def main(run: Run) -> None:
     """Measure everything and print the table."""
+    git = ["git", "-C", str(PAGE.parent), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         os.environ["GRADIO_TEMP_DIR"] = f"{temporary}/gradio"
@@ -158,8 +161,9 @@ def main(run: Run) -> None:
         "the same, each pair": ", ".join(f"{ratio:.2f}" for ratio in sorted(cost)),
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
-    text = f"# Pages\n\nMade by `python -m benchmarks.pages RUN` on a CPU with a load of {busy}.\n\n"
-    write_text(Path(__file__).parents[1] / "results" / "pages.md", f"{text}| what | measured |\n|---|---:|\n{table}")
+    text = f"# Pages\n\nMade by `python -m benchmarks.pages RUN` at {commit}, on a CPU with a load of {busy}.\n\n"
+    _, _, words = PAGE.read_text(encoding="utf-8").partition("|\n\n")  # what was written below the table stays
+    write_text(PAGE, f"{text}| what | measured |\n|---|---:|\n{table}\n{words}")
     print(table)
 
 

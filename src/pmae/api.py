@@ -23,6 +23,7 @@ from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
 from pmae.evaluate.baselines import random_weights
 from pmae.evaluate.feature_map import save_feature_map
+from pmae.evaluate.features import complete
 from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.segment import pixels_like, read_masked, segmentation_probe, tokens_of
@@ -137,7 +138,7 @@ def evaluate(
     """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json."""
     run, where = Run(path), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
-    splits, protocols = suite.complete(splits or load(config.data)), protocols or preset("strong")
+    splits, protocols = complete(splits or load(config.data)), protocols or preset("strong")
     _same_shape("data", encoder.shape, splits.train)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
     standardize, method = standardize.to(where), "mae" if config.space.name == "pixels" else "pmae"

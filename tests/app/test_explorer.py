@@ -35,8 +35,8 @@ const look = () => {
 look()"""
 
 
-@pytest.fixture
-def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[list[str]]:
     """Every host that this process connects to or asks a name server for."""
     seen: list[str] = []
     connect, look_up = socket.socket.connect, socket.getaddrinfo
@@ -49,20 +49,23 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(str(host))
         return look_up(host, *more, **settings)
 
-    monkeypatch.setattr(socket.socket, "connect", connecting)
-    monkeypatch.setattr(socket, "getaddrinfo", looking_up)
-    return seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connecting)
+        patch.setattr(socket, "getaddrinfo", looking_up)
+        yield seen
 
 
-@pytest.fixture
-def served(trained: Material, addresses: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def served(trained: Material, addresses: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for all tests of this module."""
     pytest.importorskip("gradio", reason="gradio is not installed")
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
-    page, address = explorer.open_page(trained, browser=False)
-    try:
-        yield address
-    finally:
-        page.close(verbose=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
+        page, address = explorer.open_page(trained, browser=False)
+        try:
+            yield address
+        finally:
+            page.close(verbose=False)
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -88,6 +91,7 @@ def test_the_page_in_a_browser(
         assert browser.execute_script(FIRST_SCREEN), "a phone shows pictures, not controls alone"
         assert ours(barriers(browser)) == []
     _moves_the_share(browser)
+    _says_what_is_wrong_with_an_empty_seed(browser)
     _takes_good_files_and_refuses_bad_ones(browser, tmp_path)
     _has_its_tabs_at_any_width(browser)
     problems = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
@@ -110,6 +114,14 @@ def _moves_the_share(browser: Any) -> None:
     until(lambda: abs(_share(browser) - 70) < 15, "a larger share")
     assert abs(before - 20) < 15
     assert browser.execute_script("window.looking = false; return window.least") == 1, "nothing fades meanwhile"
+
+
+def _says_what_is_wrong_with_an_empty_seed(browser: Any) -> None:
+    field = browser.find_element("css selector", "#seed input")
+    field.send_keys("\ue009a\ue009\ue003")  # control and a, then backspace
+    until(lambda: "seed must be a whole number from 0, got nothing" in browser.execute_script(TEXT, "#masks"), "a word")
+    field.send_keys("3")
+    until(lambda: browser.execute_script(SHOWN, "#masks") == 5, "the masks")
 
 
 def _takes_good_files_and_refuses_bad_ones(browser: Any, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 
 from pmae.classify.finetune import load_start
 from pmae.data.images import ImageSet, Splits
+from pmae.evaluate.features import budgets
 from pmae.evaluate.protocols import FewLabelsProtocol, Protocols
-from pmae.evaluate.suite import budgets, evaluate
+from pmae.evaluate.suite import evaluate
 from pmae.runs import Run
 
 from .conftest import make_run, stripes

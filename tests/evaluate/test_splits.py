@@ -5,8 +5,7 @@ import pytest
 
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
-from pmae.evaluate.features import hold_out
-from pmae.evaluate.suite import complete
+from pmae.evaluate.features import complete, hold_out
 
 Pictures = Callable[..., ImageSet]
 

@@ -30,12 +30,13 @@ SPACES: dict[str, dict[str, Any]] = {
     "mae": {"space__name": "pixels", "objective__target": "patches", "objective__scale": "mean"},
     "contrastive": {"objective__contrastive_weight": 1.0},
     "drop_path": {"encoder__drop_path": 0.3},
+    "colors": {"augment__extra": ("color_jitter", "grayscale", "blur", "solarize")},
     "moco": {
         "objective__contrastive_weight": 1.0,
         "objective__contrastive": "moco(tokens=1.0, momentum=0.5, hidden=256)",
     },
 }
-BOUND = {"kernel_pca": 1e-4, "learned": 1e-4, "contrastive": 3e-5, "moco": 1e-4, "pca leading": 3e-5}
+BOUND = {"kernel_pca": 1e-4, "learned": 1e-4, "contrastive": 3e-5, "moco": 1e-4, "colors": 1e-4, "pca leading": 3e-5}
 """In float32 over five steps: small eigenvalues, a basis that trains and updates of nearly no gradient enlarge what
 rounding does. The first loss, before any update, has one bound for all."""
 CASES = [(space, 32) for space in SPACES] + [(space, 64) for space in ("pca leading", "mae", "patch_pca")]

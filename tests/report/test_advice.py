@@ -75,5 +75,7 @@ def test_the_pooling_the_worst_classes_and_the_next_steps(make_run: MakeRun, sui
     assert told["Use it"].command.startswith("pmae finetune")
     unscored = advice(load(make_run("b", pictures=False).path))
     assert unscored[-1].command == f"pmae evaluate {load(run.path).path.with_name('b')}"
+    unlabelled = advice(load(make_run("d", pictures=False, data={"classes": []}).path))
+    assert unlabelled[-1].command.endswith("/d --data labelled/ --labels folders")
     stopped = advice(load(make_run("c", pictures=False, epochs=2).path))
     assert stopped[-1].command.endswith("--resume")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 
 import matplotlib
@@ -12,7 +13,7 @@ from skimage.color import deltaE_ciede2000, rgb2lab
 from pmae.report import charts
 from pmae.report.contents import load
 from pmae.report.page import save_figures
-from pmae.report.style import PALETTE, as_inline_svg
+from pmae.report.style import PALETTE, inline_svg
 from pmae.runs import Run
 
 MakeRun = Callable[..., Run]
@@ -26,12 +27,13 @@ def test_settings_of_matplotlib_are_left_as_they_were(make_run: MakeRun) -> None
 
 def test_inline_svg_takes_the_colours_of_the_page_and_keeps_ids_apart(make_run: MakeRun) -> None:
     run = load(make_run().path)
-    drawing = charts.learning_curves([run])
-    one, two = (as_inline_svg(drawing.figure, name, 'a "label" <b>') for name in ("one", "two"))
+    drawing = replace(charts.learning_curves([run]), title='a "label" <b>', caption="c")
+    one, two = (inline_svg(drawing, place) for place in ("one", "two"))
     assert one.startswith("<svg ")
     assert "currentColor" in one
+    assert "fill: #ffffff" not in one
     assert "var(--line)" in one
-    assert 'aria-label="a &quot;label&quot; &lt;b&gt;"' in one
+    assert 'aria-label="a &quot;label&quot; &lt;b&gt;. c"' in one
     ids = [set(re.findall(r'\bid="([^"]+)"', text)) for text in (one, two)]
     assert ids[0]
     assert not ids[0] & ids[1]

@@ -93,8 +93,8 @@ def basis_images(space: Space, units: Tensor, count: int) -> tuple[Tensor, Tenso
 def masks(material: Material, image: np.ndarray, name: str, share: float | None, seed: int | None) -> str:
     """The image, its visible and its hidden part, what the run predicts, and which part of the spectrum is hidden."""
     if share is None or seed is None or not 0 <= seed < 2**63:
-        wrong = ("masked share", "number", share) if share is None else ("seed", "whole number", seed)
-        raise UserError("{} must be a {} from 0, got {}".format(*wrong))
+        name, rule, value = ("masked share", "number", share) if share is None else ("seed", "whole number", seed)
+        raise UserError(f"{name} must be a {rule} from 0, got {'nothing' if value is None else value}")
     space, x, model = material.space(name), material.standardized(image), material.model
     draw = draw_for(space, min(max(share, LEAST), 1 - LEAST), seed)
     prediction, told = None, ""

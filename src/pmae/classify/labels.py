@@ -73,8 +73,7 @@ def from_splits(splits: Splits) -> LabelledData:
     numbers = splits.train.labels
     if numbers is None:
         raise UserError(f"data {splits.name!r} must have labels, got none")
-    parts = {split: getattr(splits, split) for split in SPLITS}
-    sets = {s: Labelled(part, part.labels) for s, part in parts.items() if part is not None and part.labels is not None}
+    sets = {s: Labelled(part, part.labels) for s, part in splits.parts.items() if part.labels is not None}
     return LabelledData(splits.name, splits.train.classes, notes=splits.notes, **sets)
 
 

@@ -23,7 +23,8 @@ Hue = Annotated[float, Rule("in [0, 0.5]", lambda x: 0 <= x <= 0.5)]
 
 def grey(x: Tensor) -> Tensor:
     """(B, 1, H, W) of colors (B, 3, H, W)."""
-    return (x * x.new_tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
+    red, green, blue = x.split(1, 1)
+    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
 def blend(x: Tensor, other: Tensor | float, factor: Tensor) -> Tensor:
@@ -40,7 +41,8 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
     hue = torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
     hue = torch.where(value == red, (green - blue) / safe, hue) / 6 + turns[:, 0]
     # A channel falls below the value by its distance, in sixths, from where on the circle it is the largest.
-    sector = (x.new_tensor((5.0, 3.0, 1.0))[:, None, None] + 6 * hue[:, None]) % 6
+    # From 5, 3 and 1: made on the device, as a captured step can copy no numbers from the host.
+    sector = (torch.arange(5, 0, -2, device=x.device)[:, None, None] + 6 * hue[:, None]) % 6
     return value[:, None] - chroma[:, None] * torch.minimum(sector, 4 - sector).clamp(0, 1)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 from pmae.config import AugmentConfig
 from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
+from pmae.data.images import Splits
 from pmae.errors import UserError, require
+from pmae.evaluate.protocols import FewLabelsProtocol
 from pmae.fast import accelerate
 from pmae.fast.graph import compiled, falls_back
 from pmae.train.distributed import ONE_PROCESS, World
 
 CHUNK = {"cuda": 4096, "cpu": 256}  # images that are encoded at once, at most
 VALUES = 2**26  # pixels that are encoded at once, at most
+HELD_OUT = 0.2  # share of the training images that are the test part of a set without one
 ORDER, BOXES, HEADS, NOISE, MAGNITUDES, ERASING, MIXES = range(7)
 """Purposes of random numbers. Seeding: a generator is a function of a key such as (seed, purpose, epoch, step)."""
 
@@ -161,8 +165,37 @@ def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarra
     return np.setdiff1d(np.arange(len(labels)), out), out
 
 
+def complete(splits: Splits) -> Splits:
+    """Labelled training and test parts: one without a labelled test split gets a stratified one, and a note."""
+    labels = splits.train.labels
+    if labels is None:
+        raise UserError(f"data {splits.name!r} must have labels to be evaluated, got none")
+    notes, val, test = list(splits.notes), splits.val, splits.test
+    if val is not None and val.labels is None:
+        notes.append("the val split has no labels and is left out")
+        val = None
+    if test is not None and test.labels is not None:
+        return replace(splits, val=val, notes=tuple(notes))
+    kept, held = hold_out(labels, HELD_OUT)
+    what = "no test split" if test is None else "no labels in its test split"
+    notes.append(
+        f"the set has {what}: {len(held)} images ({HELD_OUT:.0%}, stratified, seed 0) of its training split are held "
+        "out as test; no probe trains on them, but pretraining may have seen them without their labels"
+    )
+    return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
+
+
 def shots(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Sorted positions of so many random images of every class, or of all where it has fewer."""
     rng = np.random.default_rng(seed)
     members = [rng.permutation(np.flatnonzero(labels == label))[:count] for label in np.unique(labels)]
     return np.sort(np.concatenate(members))
+
+
+def budgets(labels: np.ndarray, config: FewLabelsProtocol, seed: int) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """The name of each budget of labels, and the training positions of each of its draws."""
+    seeds = [mixed(seed, ORDER, number) for number in range(config.draws)]
+    for count in config.shots:
+        yield f"{count}-shot", [shots(labels, count, own) for own in seeds]
+    for share in config.fractions:
+        yield f"{100 * share:g}% labels", [hold_out(labels, share, own)[1] for own in seeds]

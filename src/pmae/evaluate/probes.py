@@ -225,10 +225,10 @@ def probe_accuracies(
     return {"linear": accuracy(linear, test_labels), "knn": accuracy(found, test_labels)}
 
 
-def logistic_regression(x: Tensor, labels: Tensor, classes: int, penalty: float = 1.0, steps: int = 100) -> Tensor:
+def logistic_regression(x: Tensor, labels: Tensor, classes: int, penalty: float = 1.0) -> Tensor:
     """(W + 1, C) weights, biases last, that minimize the summed cross-entropy + penalty / 2 x |weights|^2 (L-BFGS)."""
     weights = x.new_zeros(x.shape[1] + 1, classes).requires_grad_()
-    optimizer = torch.optim.LBFGS([weights], max_iter=steps, history_size=10, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, history_size=10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()

@@ -120,14 +120,12 @@ def _numbered(parts: Sequence[tuple[ImageSet, np.ndarray]], notes: tuple[str, ..
 
 
 @torch.no_grad()
-def segmentation_probe(
-    tokens: Tokens, standardize: Standardize, data: MaskedData, penalty: float = 1.0
-) -> SegmentationScore:
+def segmentation_probe(tokens: Tokens, standardize: Standardize, data: MaskedData) -> SegmentationScore:
     """Fit the head on the training images and score it on the test images."""
     classes = len(data.values)
     x, shares = _training_tokens(tokens, standardize, data.train, classes)
     mean, std = statistics(x)
-    weights = logistic_regression((x - mean) / std, shares, classes, penalty)
+    weights = logistic_regression((x - mean) / std, shares, classes)
     counts = []
     for images, targets in _chunks(data.test, standardize):
         features = (tokens(images).float().movedim(1, -1) - mean) / std

@@ -20,7 +20,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
-from pmae.evaluate.features import ORDER, Extractor, Representation, effective_rank, hold_out, mixed, shots
+from pmae.evaluate.features import Extractor, Representation, budgets, complete, effective_rank, hold_out
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.evaluate.probes import (
@@ -40,7 +40,6 @@ from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
 SETTING = ("base_lr", "weight_decay")
-HELD_OUT = 0.2  # share of the training images that are the test part of a set without one
 WIDEST = 4096  # features wider than this have no effective rank: it takes a decomposition of their products
 
 
@@ -105,26 +104,6 @@ def evaluate(
         seconds=seconds,
         notes=(*getattr(represent, "notes", ()), *data.notes),
     )
-
-
-def complete(splits: Splits) -> Splits:
-    """Labelled training and test parts: one without a labelled test split gets a stratified one, and a note."""
-    labels = splits.train.labels
-    if labels is None:
-        raise UserError(f"data {splits.name!r} must have labels to be evaluated, got none")
-    notes, val, test = list(splits.notes), splits.val, splits.test
-    if val is not None and val.labels is None:
-        notes.append("the val split has no labels and is left out")
-        val = None
-    if test is not None and test.labels is not None:
-        return replace(splits, val=val, notes=tuple(notes))
-    kept, held = hold_out(labels, HELD_OUT)
-    what = "no test split" if test is None else "no labels in its test split"
-    notes.append(
-        f"the set has {what}: {len(held)} images ({HELD_OUT:.0%}, stratified, seed 0) of its training split are held "
-        "out as test; no probe trains on them, but pretraining may have seen them without their labels"
-    )
-    return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
 
 
 class EvaluationData:
@@ -271,15 +250,6 @@ def _few_labels(data: EvaluationData, config: FewLabelsProtocol, seed: int) -> l
                 by_draw = [(number, found.softmax(1), chosen) for number, found in enumerate(logits)]
                 scores.append(data.score(split, by_draw, **named))
     return scores
-
-
-def budgets(labels: np.ndarray, config: FewLabelsProtocol, seed: int) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """The name of each budget of labels, and the training positions of each of its draws."""
-    seeds = [mixed(seed, ORDER, number) for number in range(config.draws)]
-    for count in config.shots:
-        yield f"{count}-shot", [shots(labels, count, own) for own in seeds]
-    for share in config.fractions:
-        yield f"{100 * share:g}% labels", [hold_out(labels, share, own)[1] for own in seeds]
 
 
 def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[int], folder: Path | None) -> list[Score]:

@@ -96,7 +96,8 @@ def _steps(run: Contents) -> Iterator[Advice]:
         yield Advice("Not finished", "It can go on where it stopped.", f"pmae pretrain --out {_path(run)} --resume")
     elif not run.scores:
         words = "With labels for some of the images, this says whether pretraining helped."
-        yield Advice("Not evaluated yet", words, f"pmae evaluate {_path(run)}")
+        labels = "" if run.data.get("classes") else " --data labelled/ --labels folders"
+        yield Advice("Not evaluated yet", words, f"pmae evaluate {_path(run)}{labels}")
     elif _has_weights(run):
         words = "A classifier that is kept, or the encoder for another library."
         data = shlex.quote(run.config.data.source)

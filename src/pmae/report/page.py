@@ -17,7 +17,7 @@ from pmae.report.advice import Advice, advice
 from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_names, load, load_all
 from pmae.report.feature_map import InteractiveMap, feature_map, has_pictures
-from pmae.report.style import Drawing, as_inline_svg, color, save_drawing
+from pmae.report.style import Drawing, color, inline_svg, save_drawing
 from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
 from pmae.results import PROTOCOLS, Duplicates, Score
 from pmae.runs import Run
@@ -192,9 +192,6 @@ def render(template: str, script: str = "page.js", **content: object) -> str:
 
     drawn: dict[str, str] = {}
 
-    def as_svg(drawing: Drawing, place: str) -> Markup:
-        return Markup(as_inline_svg(drawing.figure, f"{place}-{drawing.name}", f"{drawing.title}. {drawing.caption}"))
-
     def first_with(drawing: Drawing, run: str) -> str:
         """The run whose figure this one repeats, pixel by pixel: runs of the same data have the same spectrum."""
         return drawn.setdefault(f"{drawing.name} {hash(drawing.svg)}", run)
@@ -205,7 +202,7 @@ def render(template: str, script: str = "page.js", **content: object) -> str:
     digest = base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode("ascii")
     loader = PackageLoader("pmae.report", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.globals |= {"as_svg": as_svg, "bounds": bounds, "shown": shown, "first_with": first_with}
+    environment.globals |= {"as_svg": inline_svg, "bounds": bounds, "shown": shown, "first_with": first_with}
     environment.globals |= {"style": Markup(style), "script": Markup(whole), "digest": digest, "color": color}
     return environment.get_template(template).render(**{"data": NOTHING, **content})
 

@@ -205,24 +205,20 @@ def as_bytes(figure: "Figure", kind: str) -> bytes:
     return buffer.getvalue()
 
 
-@styled
-def as_inline_svg(figure: "Figure", name: str, label: str) -> str:
-    """An <svg> element without background whose ink and grid follow the page; `name` sets its ids apart."""
-    import matplotlib
-
-    buffer = io.StringIO()
-    _settle(figure)
-    with matplotlib.rc_context({"svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
+def inline_svg(drawing: Drawing, place: str) -> str:
+    """An <svg> element without background whose ink and grid follow the page; `place` sets its ids apart."""
+    text, name = drawing.svg.decode(), f"{place}-{drawing.name}"
+    label = html.escape(f"{drawing.title}. {drawing.caption}", quote=True)
     text = text[text.index("<svg") :].replace(INK, "currentColor").replace(FAINT, "var(--line)")
+    # Figure and axes are painted white in a file, and nowhere else is a patch exactly so.
+    text = re.sub(r'(<g id="patch_\d+">\s*<path [^>]*style="fill: )#ffffff', r"\1none", text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
     text = re.sub(r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)", lambda found: _as_webp(found[1]), text)
     text = text.replace("'DejaVu Sans'", FONTS)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
-    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label, quote=True)}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
 def _as_webp(png: str) -> str:

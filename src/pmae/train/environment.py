@@ -16,7 +16,7 @@ import torch
 
 from pmae import fast
 from pmae.config import TrainConfig
-from pmae.data.images import ImageSet, Splits, fingerprint
+from pmae.data.images import Splits, fingerprint
 from pmae.errors import UserError, require
 from pmae.system import STOPS
 
@@ -133,7 +133,6 @@ def stop_signals() -> Iterator[StopSignal]:
 
 def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]:
     """Versions, device, commit and data, for environment.json."""
-    parts = {name: getattr(splits, name) for name in ("train", "val", "test")}
     cuda, packages = device.type == "cuda", dict.fromkeys(PACKAGES, "not installed")
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -149,7 +148,7 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
             "name": splits.name,
             "shape": list(splits.train.shape),
             "dtype": str(splits.train.images.dtype),
-            "counts": {name: len(part) for name, part in parts.items() if isinstance(part, ImageSet)},
+            "counts": {name: len(part) for name, part in splits.parts.items()},
             "classes": list(splits.train.classes),
             "notes": list(splits.notes),
             "fingerprint": fingerprint(splits),

@@ -25,7 +25,7 @@ from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
-from pmae.train.environment import BY_CALLBACK, StopSignal, kept_precision, pick_engine, same_bits
+from pmae.train.environment import BY_CALLBACK, StopSignal, kept_precision, pick_engine, same_bits, stop_signals
 from pmae.train.journal import Journal, say
 from pmae.train.monitor import OnlineProbe, hidden_parts, hidden_r2, picture_of, save_samples
 from pmae.train.schedule import rate_of_step, step_seed
@@ -67,9 +67,8 @@ def pretrain(
             with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"):
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder, on_checkpoint)
             blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
-            memory = environment.memory_errors(training.batch_size, device)
             forked = torch.random.fork_rng([device] if device.type == "cuda" else [])  # which every step seeds anew
-            with memory, environment.stop_signals() as stop, blamed, forked:
+            with environment.memory_errors(training.batch_size, device), stop_signals() as stop, blamed, forked:
                 training.fit(stop, quiet, online_probe, until)
     return run
 
@@ -96,8 +95,8 @@ class Pretraining:
         self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
         self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
-        plan, size = plan_crops(splits.train, config, device), splits.train.shape[1:]
-        self.crops = Crops(plan, size, config.augment, device) if plan else None
+        plan = plan_crops(splits.train, config, device)
+        self.crops = Crops(plan, splits.train.shape[1:], config.augment, device) if plan else None
         # Where the model is looked at: fits, R2 and probes need float64.
         self.looks = torch.device("cpu") if lacks_float64(device) else device
         self.steps = len(splits.train) // self.batch_size
