@@ -75,6 +75,8 @@ def pretrain(
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
     if config.data.resize != given.resize:
         reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
+    if config.data.channels != given.channels:
+        reasons["data.channels"] = "some files are grey and others in color"
     probe = splits
     if config.probe.data:
         probe = load(_probe_data(config, splits.train))

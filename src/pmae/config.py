@@ -38,7 +38,7 @@ class DataConfig(Settings):
     crop_mode: Literal["center", "squash"] = "center"
     """How they become square: the short side is resized and the centre kept, or both sides are resized."""
     channels: Literal[1, 3] | None = None
-    """Convert every image of a folder or of shards to this many channels; without it, channels must agree."""
+    """Convert every image of a folder or of shards to this many channels; 3 if not given and only some are in color."""
     max_unreadable: WholeNumber = 10
     """How many unreadable files may be skipped before the run is refused."""
     standardize: Literal["channel", "pixel"] = "channel"

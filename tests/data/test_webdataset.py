@@ -184,9 +184,8 @@ def npy(array: np.ndarray) -> bytes:
 def test_sizes_and_channels_are_made_alike_on_request(tmp_path: Path) -> None:
     files = {"a.png": png(PIXELS[0]), "b.png": png(PIXELS[1][:8, :8]), "c.png": png(PIXELS[2][:, :, 0])}
     path = pack(tmp_path / "a.tar", files)
-    assert settled(DataConfig(str(path))).resize == 8
-    with pytest.raises(UserError, match=r"data\.channels must be given when channels differ"):
-        source(path, resize=6).images[:]
+    assert (settled(DataConfig(str(path))).resize, settled(DataConfig(str(path))).channels) == (8, 3)
+    assert source(path, resize=6).images[:].shape == (3, 3, 6, 6)
     assert source(path, resize=6, channels=1).images[:].shape == (3, 1, 6, 6)
     assert converts(DataConfig(source=str(path)))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -85,11 +85,20 @@ def unpacking(values: int, bytes_each: int) -> Iterator[None]:
             _freed.notify_all()
 
 
-def upright_size(content: Path | bytes) -> tuple[int, int]:
-    """Width and height of an image file by its header, as the camera was held."""
+class Header(NamedTuple):
+    """What an image file says of itself before it is decoded."""
+
+    size: tuple[int, int]
+    """Width and height, as the camera was held."""
+    channels: int
+
+
+def read_header(content: Path | bytes) -> Header:
+    """What Pillow reads of a file without its pixels."""
     with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
         turned = image.getexif().get(ORIENTATION, 1) >= 5
-        return (image.height, image.width) if turned else image.size
+        channels = Image.getmodebands(PLAIN_MODES.get(image.mode, image.mode))
+        return Header((image.height, image.width) if turned else image.size, channels)
 
 
 def decode(path: Path, config: DataConfig, content: bytes | None = None, short: int | None = None) -> np.ndarray:

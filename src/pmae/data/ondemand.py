@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from pmae.data.decode import upright_size
+from pmae.data.decode import Header, read_header
 from pmae.errors import UserError
 
 LOOKED_AT = 1024  # files whose headers are read to learn how large images are
@@ -53,12 +53,14 @@ class Samples(ABC):
         return None
 
 
-def size_of(samples: Samples, position: int) -> tuple[int, int] | None:
-    """Width and height by the file's header, held upright; None where Pillow cannot tell."""
-    with suppress(Exception):  # broken files are named when they are read
-        content = samples.read(position)[1]
-        return None if isinstance(content, np.ndarray) else upright_size(content)
-    return None
+def headers_of(samples: Samples, positions: Iterable[int]) -> list[Header]:
+    """What the headers of these files say; none of those that Pillow cannot read."""
+    found = []
+    for position in positions:
+        with suppress(Exception):  # broken files are named when they are read
+            content = samples.read(int(position))[1]
+            found += [] if isinstance(content, np.ndarray) else [read_header(content)]
+    return found
 
 
 def some_of(count: int, first: bool) -> list[int]:
@@ -97,7 +99,7 @@ class RaggedOnDemand:
     def sizes(self) -> list[tuple[int, int]]:
         """Widths and heights by the headers of some files: of shards the first ones, which are read as a whole."""
         places = some_of(len(self), first=not self.keeps)
-        return [size for i in places if (size := size_of(self._samples, int(self._positions[i])))]
+        return [header.size for header in headers_of(self._samples, (self._positions[i] for i in places))]
 
     def digest(self, settings: str) -> str:
         """A name for these images as they are decoded: other files, newer ones or other settings give another."""

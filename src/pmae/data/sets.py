@@ -24,7 +24,7 @@ from pmae.data.files import (
 )
 from pmae.data.images import ImageSet, Splits
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
-from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples, with_side
+from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples, with_shape
 from pmae.errors import UserError, unknown_name
 from pmae.remote import is_remote, stage
 
@@ -37,13 +37,14 @@ NO_LABEL = -1  # the label of an image that has none, in a set where others have
 def load(config: DataConfig) -> Splits:
     """The images that the settings name: in memory, in a mapped file, or, of shards, decoded when asked for."""
     found = _find(here(config))
-    return found if isinstance(found, Splits) else read_samples(found, with_side(config, found))
+    return found if isinstance(found, Splits) else read_samples(found, with_shape(config, found))
 
 
 def settled(config: DataConfig) -> DataConfig:
-    """The settings with the side of the squares that large files and files of several sizes become, if not given."""
-    found = _find(here(config)) if config.resize is None and converts(config) else None
-    return with_side(config, found, LARGEST_KEPT) if isinstance(found, SampleSet) else config
+    """The settings with what makes files alike that differ, and large ones smaller, where it is not given."""
+    given = config.resize is not None and config.channels is not None
+    found = _find(here(config)) if converts(config) and not given else None
+    return with_shape(config, found, LARGEST_KEPT) if isinstance(found, SampleSet) else config
 
 
 class Chunks(NamedTuple):

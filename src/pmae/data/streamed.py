@@ -17,7 +17,7 @@ from pmae.data.arrays import array_of_npy, channels_first, number_classes
 from pmae.data.decode import convert, decode, require_room
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.data.jpeg import decode_plain
-from pmae.data.ondemand import OnDemand, RaggedOnDemand, Samples, size_of, some_of
+from pmae.data.ondemand import OnDemand, RaggedOnDemand, Samples, headers_of, some_of
 from pmae.errors import UserError
 from pmae.system import cores
 
@@ -110,17 +110,21 @@ def read_samples(found: SampleSet, config: DataConfig) -> Splits:
     return Splits(found.name, sets["train"], sets.get("val"), sets.get("test"), notes)
 
 
-def with_side(config: DataConfig, found: SampleSet, largest: int | None = None) -> DataConfig:
-    """The settings, with a side for the squares that files of several sizes become, where none is given.
+def with_shape(config: DataConfig, found: SampleSet, largest: int | None = None) -> DataConfig:
+    """The settings, with what makes files alike where they differ and nothing is given: a side, or three channels.
 
-    So do files of one size whose short side is longer than `largest`. The side is at most 224, and no more than nine in
-    ten images have, so that few are enlarged.
+    Files of several sizes become squares, and so do files of one size whose short side is longer than `largest`. The
+    side is at most 224, and no more than nine in ten images have, so that few are enlarged.
     """
-    if config.resize is not None:
+    if config.resize is not None and config.channels is not None:
         return config
-    places = [(own, i) for own in found.samples.values() for i in some_of(len(own), found.sharded)]
-    sizes = [size for own, position in places if (size := size_of(own, position))]
-    if not sizes or (len(set(sizes)) == 1 and (largest is None or min(sizes[0]) <= largest)):
+    samples = found.samples.values()
+    headers = [header for own in samples for header in headers_of(own, some_of(len(own), found.sharded))]
+    if config.channels is None and {header.channels for header in headers} == {1, 3}:
+        config = replace(config, channels=3)
+    sizes = [header.size for header in headers]
+    alike = len(set(sizes)) == 1 and (largest is None or min(sizes[0]) <= largest)
+    if config.resize is not None or not sizes or alike:
         return config
     short = int(np.percentile([min(size) for size in sizes], 10))
     return replace(config, resize=min(LARGEST_SIDE, short - short % STEP if short > STEP else short))

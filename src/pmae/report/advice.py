@@ -43,7 +43,7 @@ def training_advice(run: Contents) -> Iterator[Advice]:
     gain, where = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}"
     seen = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
     if last < LEARNED:
-        yield Advice(HARDLY, f"{where} after {now:g} epochs: give it more before judging it.", longer)
+        yield Advice(HARDLY, f"{where} after {now:g} epoch{'s' * (now != 1)}: give it more before judging it.", longer)
     elif len(points) == 1:
         yield Advice("It has learned", f"{where} at epoch {now:g}, where it was first measured.")
     elif gain > RISING:
