@@ -176,12 +176,12 @@ def test_more_broken_pictures_than_allowed_are_refused(thousands: Path) -> None:
 def test_pictures_that_vanish_while_they_are_read_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / f"{number:02d}.png")
-    opened, calls = Image.open, itertools.count()
+    opened = Image.open
 
-    def vanish(*arguments: object, **named: object) -> object:
-        if next(calls) == 3:
-            (tmp_path / "19.png").unlink()
-        return opened(*arguments, **named)  # type: ignore[arg-type]
+    def vanish(file: object, *arguments: object, **named: object) -> object:
+        if file == tmp_path / "03.png":
+            (tmp_path / "19.png").unlink(missing_ok=True)
+        return opened(file, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Image, "open", vanish)
     with pytest.warns(UserWarning, match=r"skipped 1 unreadable files: '19\.png' \(FileNotFoundError"):
