@@ -83,7 +83,7 @@ def measure(splits: Splits, start: Start, steps: dict[str, int], done: set[Key])
     assert splits.train.labels is not None
     labels, truth = (torch.from_numpy(part).to(device) for part in (splits.train.labels, test.labels))
     images, held = (Batches(part.images, device) for part in (splits.train, test))
-    found = (extract(start.represent, part, start.standardize, compile=False)[start.pooling] for part in (images, held))
+    found = (extract(start.represent, part, start.standardize)[start.pooling] for part in (images, held))
     seen, unseen = found
     # Standardized by all training images: statistics need no labels.
     mean, std = statistics(seen)

@@ -19,7 +19,7 @@ from pmae.train.loop import Pretraining
 
 def build(work: Work, engine: str) -> Steps:
     """A function that takes so many steps: everything the loop does between two log lines, draws included."""
-    trainer = _trainer(work, replace(work.config, train__engine="graph" if engine == "full" else "plain"))
+    trainer = _trainer(work, replace(work.config, train__engine="compiled" if engine == "full" else "plain"))
     if engine == "compiled":
         # The step looks this method up at every call: the instance's own comes first.
         trainer.stepper.__dict__["measure"] = compiled(trainer.stepper.measure)

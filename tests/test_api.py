@@ -131,7 +131,7 @@ def test_evaluations_of_different_protocols_add_up(tiny: Config, toy: Splits, tm
     # Each says of itself how it was made, whatever came after it.
     asked = [[name for name in ("probe", "knn") if e.settings[name]] for e in run.evaluations]
     assert asked == [["probe"]] * 5 + [["knn"]] * 5
-    assert "pmae epoch 2" in score_table(run)
+    assert "pmae epoch 2" in score_table(scores)
     assert (run.path / "features.safetensors").exists()
 
 
@@ -171,7 +171,7 @@ def test_the_twin_differs_in_what_is_hidden_alone(tiny: Config, toy: Splits, tmp
 def test_other_shapes_are_refused(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
     grey = Splits("grey", ImageSet(toy.train.images[:, :1], toy.train.labels))
-    with pytest.raises(UserError, match=r"data must have images of the shape .*\(3, 16, 16\), got \(1, 16, 16\)"):
+    with pytest.raises(UserError, match=r"data must have images of the shape .* 3 channels of 16x16, got 1 channel of"):
         api.evaluate(run.path, None, grey, device="cpu")
 
 

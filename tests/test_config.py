@@ -83,7 +83,7 @@ WRONG: list[tuple[type, str, object, str]] = [
     (OptimConfig, "schedule", "linear", r"choices: constant, cosine, released"),
     (OptimConfig, "base_lr", math.nan, r"optim\.base_lr must be a finite number, got nan"),
     (OptimConfig, "base_lr", 10**400, r"optim\.base_lr must be a number, got a number too large"),
-    (TrainConfig, "engine", "fast", r"choices: auto, graph, plain"),
+    (TrainConfig, "engine", "fast", r"choices: auto, compiled, graph, plain"),
     (TrainConfig, "track", "mlfow", r"train\.track: unknown name 'mlfow'"),
     (TrainConfig, "epochs", 1.5, r"train\.epochs must be a whole number, got 1\.5"),
     (TrainConfig, "epochs", 2.0, r"train\.epochs must be a whole number, got 2\.0"),

@@ -9,7 +9,7 @@ import torch
 
 from pmae import contrastive
 from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, OptimConfig, TrainConfig, replace
-from pmae.contrastive import nt_xent
+from pmae.contrastive import ProjectionHead, nt_xent
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
@@ -53,6 +53,60 @@ def test_points_that_cannot_be_told_apart_score_at_chance() -> None:
     assert nt_xent(torch.ones(16, 4) / 2, 0.2).item() == pytest.approx(np.log(15), rel=1e-6)
 
 
+def test_windows_lie_anywhere_inside_the_grid() -> None:
+    torch.manual_seed(0)
+    found = contrastive.draw_windows(400, (5, 8), torch.device("cpu")).unflatten(1, (2, 4))
+    rows, columns = found // 8, found % 8
+    assert bool((rows[:, 1] == rows[:, 0] + 1).all())
+    assert bool((columns.diff(dim=2) == 1).all())
+    assert {(int(r), int(c)) for r, c in zip(rows[:, 0, 0], columns[:, 0, 0], strict=True)} == {
+        (row, column) for row in range(4) for column in range(5)
+    }
+    assert contrastive.draw_windows(3, (1, 1), torch.device("cpu")).tolist() == [[0]] * 3
+
+
+def test_windows_are_to_find_the_other_crop_of_their_image() -> None:
+    torch.manual_seed(0)
+    loss = contrastive.NTXent(12, 0.3)
+    crops, windows = torch.randn(10, 12), [torch.randn(10, 12) for _ in range(2)]
+    points, *local = (ProjectionHead.forward(loss, each).detach().double().numpy() for each in (crops, *windows))
+    expected = [nt_xent(torch.from_numpy(points), 0.3).item()]
+    for each in local:
+        near = np.exp(each @ np.roll(points, 5, 0).T / 0.3)  # row i's partner is column i, of the other half
+        chance = [near[i, i] / near[i, i // 5 * 5 : i // 5 * 5 + 5].sum() for i in range(10)]
+        expected.append(-np.log(chance).mean())
+    assert loss(crops, None, windows).item() == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nt_xent", "moco(hidden=16)"])
+def test_local_views_are_windows_of_every_crop(name: str) -> None:
+    """With one patch they are the whole crop, and with more the encoder sees a quarter of its patches."""
+    config, _ = toy()
+    config = replace(config, objective__contrastive=name, objective__local_views=3)
+    torch.manual_seed(0)
+    model, x = build_method(config, SHAPE), torch.randn(8, *SHAPE)
+    assert model.contrastive is not None
+    seen = model.contrastive._windows(x)
+    assert [tuple(each.shape) for each in seen] == [(8, 16)] * 3
+    alone = [model.encoder(x, torch.full((8, 1), place))[1].mean(1) for place in range(4)]
+    for each in seen:
+        near = [torch.isclose(each, one, atol=1e-6).all(1) for one in alone]
+        assert bool(torch.stack(near).any(0).all())
+    outcome = model.train()(x, model.draw(8, 0.2, torch.Generator().manual_seed(0)))
+    outcome.loss.backward()
+    assert torch.isfinite(outcome.loss)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "name"),
+    [(EncoderConfig(patch_size=4), "data2vec"), (EncoderConfig("resnet18", patch_size=4), "nt_xent")],
+)
+def test_local_views_that_cannot_be_had_are_refused(encoder: EncoderConfig, name: str) -> None:
+    objective = ObjectiveConfig(contrastive_weight=1.0, contrastive=name, local_views=2)
+    with pytest.raises(UserError, match=r"objective\.local_views must be 0 unless encoder\.name is a ViT .* got 2"):
+        build_method(resolve(Config(encoder=encoder, objective=objective), 64, (3, 32, 32))[0], (3, 32, 32))
+
+
 @pytest.mark.parametrize("space", ["pca", "pixels"])
 def test_the_loss_is_added_while_training_alone(space: str) -> None:
     config, splits = toy(space)
@@ -90,12 +144,14 @@ def test_two_different_crops_and_masks_are_drawn_for_every_image(tmp_path: Path)
         assert (first != second).float().mean() > 0.5
 
 
-@pytest.mark.parametrize(("loss", "drop"), [("nt_xent", 0.0), ("moco(tokens=1.0, hidden=32)", 0.5)])
+@pytest.mark.parametrize(
+    ("loss", "drop", "local"), [("nt_xent", 0.0, 0), ("moco(tokens=1.0, hidden=32)", 0.5, 0), ("nt_xent", 0.0, 2)]
+)
 def test_a_stopped_run_goes_on_bit_for_bit(
-    loss: str, drop: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: str, drop: float, local: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, splits = toy()
-    config = replace(config, objective__contrastive=loss, train__epochs=4, probe__every=4)
+    config = replace(config, objective__contrastive=loss, objective__local_views=local, train__epochs=4, probe__every=4)
     config = replace(config, encoder__depth=2, encoder__drop_path=drop)
     whole = pretrain(config, splits, tmp_path / "whole", quiet=True)
     save = Pretraining._save

@@ -80,6 +80,11 @@ def test_the_second_task_is_the_default_where_it_was_found_to_help(
         assert (config.train.batch_size, config.decoder.name) == (512, "small")
 
 
+def test_a_contrastive_loss_that_is_named_is_used_however_few_the_images() -> None:
+    config, _ = resolve(replace(Config(), objective__contrastive="moco"), 300, (3, 64, 64))
+    assert config.objective.contrastive_weight == 1.0
+
+
 def test_a_small_set_takes_steps_as_large_as_a_big_one() -> None:
     config, reasons = resolve(Config(), 198, (3, 32, 32))
     assert (config.train.batch_size, config.optim.base_lr) == (16, 4.8e-3)

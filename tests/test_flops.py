@@ -25,6 +25,7 @@ CONFIGS = {
     "pmae on pixels": Config(**SMALL, objective=ObjectiveConfig(target="pixels")),
     "mae": Config(**SMALL, space=SpaceConfig("pixels")),
     "mae 0.4": Config(**SMALL, space=SpaceConfig("pixels"), masking=MaskingConfig(masked_patches=0.4)),
+    "timm": Config(encoder=EncoderConfig("vit_tiny_patch16_224", patch_size=4), decoder=SMALL["decoder"]),
 }
 
 
@@ -48,12 +49,19 @@ def test_closed_form_is_what_torch_counts(name: str, shape: tuple[int, int, int]
 
 
 @pytest.mark.parametrize(
-    ("loss", "of_a_pair"),
+    ("loss", "local", "of_a_pair"),
     # Similarities of queries and keys, which need no gradient, are of two halves.
-    [("nt_xent", 3 * OUT), ("moco(hidden=16)", teacher.OUT), ("moco(tokens=1.0)", teacher.OUT), ("data2vec", 0)],
+    [
+        ("nt_xent", 0, 3 * OUT),
+        ("nt_xent", 2, 6 * OUT),
+        ("moco(hidden=16)", 0, teacher.OUT),
+        ("moco(hidden=16)", 3, 4 * teacher.OUT),
+        ("moco(tokens=1.0)", 0, teacher.OUT),
+        ("data2vec", 0, 0),
+    ],
 )
-def test_a_contrastive_loss_counts_both_views(loss: str, of_a_pair: int) -> None:
-    objective = ObjectiveConfig(contrastive_weight=1.0, contrastive=loss)
+def test_a_contrastive_loss_counts_both_views(loss: str, local: int, of_a_pair: int) -> None:
+    objective = ObjectiveConfig(contrastive_weight=1.0, contrastive=loss, local_views=local)
     config, _ = resolve(Config(**SMALL, objective=objective), 64, (3, 16, 16))
     model, views = build_method(config, (3, 16, 16)), 2 * BATCH
     fast.accelerate(model, "attention")
@@ -76,7 +84,8 @@ def test_peers_do_the_same_work_and_predict_every_patch(peer: str, method: str) 
     assert counted(lambda: model(x)) == pytest.approx(expected, rel=0.02)
 
 
-def test_other_networks_are_refused() -> None:
-    config = Config(encoder=EncoderConfig("resnet18"))
-    with pytest.raises(UserError, match="vit_tiny"):
+@pytest.mark.parametrize("name", ["resnet18", "deit_tiny_distilled_patch16_224", "vit_small_patch14_reg4_dinov2"])
+def test_other_networks_are_refused(name: str) -> None:
+    config = Config(encoder=EncoderConfig(name, patch_size=16))
+    with pytest.raises(UserError, match="operations are counted for a"):
         flops_per_image(config, (3, 32, 32))

@@ -43,6 +43,34 @@ def test_what_not_every_system_has_is_named_in_one_place() -> None:
     assert {file for file, _ in found} == {"system.py"}
 
 
+KEEPING = """
+import ctypes, resource, sys
+import torch
+from pmae.system import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+step = lambda: torch.ones(2**24).add(1).sum()  # 64 MB, above what the allocator keeps by itself
+for _ in range(5):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, hasattr(ctypes.CDLL(None), "mallopt"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other allocators")
+def test_memory_that_a_step_frees_is_there_for_the_next_one() -> None:
+    found = {how: _said(KEEPING, how).split() for how in ("kept", "given back")}
+    if found["kept"][1] == "False":
+        pytest.skip("another allocator than glibc's")
+    assert int(found["kept"][0]) < 100 < int(found["given back"][0])
+
+
+def _said(*arguments: str) -> str:
+    return subprocess.run([sys.executable, "-c", *arguments], capture_output=True, text=True, check=True).stdout
+
+
 ELSEWHERE = """
 import os, signal, sys, warnings
 for name in ("fcntl", "resource", "pwd", "grp", "termios", "triton"):
@@ -55,7 +83,7 @@ import importlib, pkgutil
 import numpy as np
 import pmae
 from pmae.config import *
-needed = {"pmae.fast.attention_kernels", "pmae.fast.kernels", "pmae.fast.adamw"}  # Triton's own
+needed = {f"pmae.fast.{name}" for name in ("attention_kernels", "kernels", "mask_kernels", "adamw")}  # Triton's own
 for module in pkgutil.walk_packages(pmae.__path__, "pmae."):
     if module.name not in needed and not module.name.endswith("__main__"):
         importlib.import_module(module.name)

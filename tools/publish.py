@@ -14,6 +14,7 @@ from pmae.config import replace
 from pmae.config_file import to_dict
 from pmae.errors import UserError
 from pmae.files import write_json, write_text
+from pmae.results import standing
 from pmae.runs import Run
 from pmae.sweep.find import finished
 
@@ -35,7 +36,7 @@ def publish(run: Run, below: Path = RUNS) -> Path:
         raise UserError(f"{str(folder)!r} holds a run of other settings; rename it first")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "environment.json", run.environment)
-    write_text(folder / "results.json", _compact(run.results) + "\n")
+    write_text(folder / "results.json", _compact(scored_once(run)) + "\n")
     write_text(folder / "metrics.jsonl", "".join(f"{_compact(line)}\n" for line in thinned(run)))
     write_json(folder / "config.json", to_dict(replace(run.config, data__root="data")))
     return folder
@@ -59,6 +60,15 @@ def thinned(run: Run) -> Iterator[dict[str, object]]:
     last = {int(-(-line["epoch"] // every)): line for line in run.metrics() if "loss" in line}
     looks = [line for line in run.metrics() if "loss" not in line]
     return iter(sorted([*last.values(), *looks], key=lambda line: (line["step"], "loss" not in line)))
+
+
+def scored_once(run: Run) -> dict[str, object]:
+    """results.json without the scores that a later evaluation measured anew."""
+    results = run.results
+    if "evaluations" in results:
+        results["evaluations"] = [one.to_json() for one in standing(run.evaluations)]
+        results.pop("evaluation", None)  # the older format, which is among them now
+    return results
 
 
 def _compact(value: object) -> str:

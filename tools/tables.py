@@ -1,4 +1,4 @@
-"""Write the tables of results/RESULTS.md and README.md anew from results/runs: python tools/tables.py
+"""Write the tables of README.md and of pages in results/ anew from results/runs: python tools/tables.py
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; everything else on a page is left as it is.
 """
@@ -20,7 +20,7 @@ from pmae.results import Score, scores_of
 from pmae.runs import Run
 from pmae.sweep.find import RunIndex, Scoring
 
-PAGES = (ROOT / "results" / "RESULTS.md", ROOT / "README.md")
+PAGES = (ROOT / "results" / "RESULTS.md", ROOT / "results" / "photographs.md", ROOT / "README.md")
 FEATURES = {"cls": "[CLS]", "mean": "mean"}
 COMPARED = ("ours", "mae_ours", "masking", "mae_masking")
 """Recipes whose runs stand in the tables of accuracies, in this order."""
@@ -106,6 +106,30 @@ def accuracy_tables(split: str, folder: Path = RUNS) -> str:
     return "\n".join(made)
 
 
+def photograph_table(folder: Path = RUNS) -> str:
+    """The runs at 224 pixels and their baselines, the best linear probe first, with 95% intervals."""
+    kinds = [(kind, run) for kind, runs in published_runs(folder).items() if kind.data == "imagenette" for run in runs]
+    rows: dict[str, dict[str, Score]] = {}
+    spent: dict[str, str] = {}
+    for kind, run in kinds:
+        seed = f", seed {run.config.train.seed}" * (run.config.train.seed > 0)
+        for score in (score for score in scores_of(run.evaluations) if score.split == "test"):
+            name = _representation(kind, score) + ("" if score.is_baseline else seed)
+            rows.setdefault(name, {})[score.protocol] = score
+            spent[name] = "0" if score.is_baseline else operations(run)
+    ordered = sorted(rows, key=lambda name: -(rows[name]["linear"].accuracy.value or 0))
+    shown = {name: [_interval(rows[name].get(protocol)) for protocol in ("linear", "knn")] for name in ordered}
+    body = [line([name, *cells, spent[name]]) for name, cells in shown.items()]
+    header = line(["representation", "linear", "k-NN", "operations"])
+    return "\n".join([header, "|---" * 4 + "|", *body, ""])
+
+
+def _interval(score: Score | None) -> str:
+    if score is None or score.accuracy.value is None:
+        return ""
+    return f"{score.accuracy.value:.1f} ({score.accuracy.low:.1f} to {score.accuracy.high:.1f})"
+
+
 def _representation(kind: Kind, score: Score) -> str:
     title = f"{kind.title}, `{kind.recipe}`" if "ours" in kind.recipe else kind.title
     name = score.label if score.is_baseline else f"{title}, {kind.epochs} epochs"
@@ -163,6 +187,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "test": lambda: accuracy_tables("test"),
     "val": lambda: accuracy_tables("val"),
     "headline": headline,
+    "photographs": photograph_table,
     "status": lambda: to_markdown(status(RunChoices(), Scoring(folders=(RUNS,), only_found=True))),
 }
 
@@ -174,7 +199,7 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    """Fill both pages."""
+    """Fill the pages."""
     for page in PAGES:
         write_text(page, filled(page.read_text(encoding="utf-8")))
         print(page)

@@ -9,16 +9,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
-from pmae.data.images import ImageSet, Splits
-from pmae.data.sets import converts, is_sharded, load, settled, with_held_out
+from pmae.data.images import ImageSet, Splits, require_shape
+from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
-from pmae.errors import UserError
+from pmae.errors import require
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
 from pmae.evaluate.baselines import random_weights
@@ -34,7 +35,7 @@ from pmae.plugins import require_plugins
 from pmae.remote import Mirror, is_remote, mirrored, push_back
 from pmae.report.page import save_figures
 from pmae.results import Segmentation, primary_pooling, scores_of
-from pmae.runs import Run
+from pmae.runs import Run, require_vacant
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
 from pmae.train.distributed import is_main, local_device, process_group, was_restarted
@@ -66,10 +67,11 @@ def pretrain(
     config = Config() if config is None else config
     require_config(config)
     require_plugins(config)
+    if not (resume or is_remote(out) or was_restarted(Path(out).expanduser())):
+        require_vacant(Path(out).expanduser())  # before the images are read, which may take long
     given = config.data
-    if images is None:
-        config = dataclasses.replace(config, data=settled(given))
-    whole = load(config.data) if images is None else in_memory(images, config.data)
+    data, whole = load_settled(given) if images is None else (given, in_memory(images, given))
+    config = dataclasses.replace(config, data=data)
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
     config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
@@ -80,7 +82,7 @@ def pretrain(
     probe = splits
     if config.probe.data:
         probe = load(_probe_data(config, splits.train))
-    _same_shape("probe.data", splits.train.shape, probe.train)
+    require_shape("probe.data", splits.train.shape, probe.train.shape)
     quiet = quiet or not is_main()
     if not quiet:
         say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons, verbose)]))
@@ -139,7 +141,9 @@ def evaluate(
     run, where = Run(path), local_device(pick_device(device))
     config, encoder, standardize = load_encoder(run)
     splits, protocols = complete(splits or load(config.data)), protocols or preset("strong")
-    _same_shape("data", encoder.shape, splits.train)
+    require_shape("data", encoder.shape, splits.train.shape)
+    classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
+    require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
     standardize, method = standardize.to(where), "mae" if config.space.name == "pixels" else "pmae"
     last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
@@ -180,7 +184,7 @@ def segment(
     run, where = Run(path), pick_device(device)
     config, encoder, standardize = load_encoder(run)
     splits, standardize = splits or load(config.data), standardize.to(where)
-    _same_shape("data", encoder.shape, splits.train)
+    require_shape("data", encoder.shape, splits.train.shape)
     data = read_masked(splits, masks, config.train.seed, config.data)
     method = "mae" if config.space.name == "pixels" else "pmae"
     tokens = {f"{method} epoch {int(run.checkpoint().name.split('_')[1])}": tokens_of(encoder.to(where))}
@@ -237,14 +241,9 @@ def _probe_data(config: Config, train: ImageSet) -> DataConfig:
     found = DataConfig(config.probe.data or "", root=config.data.root, layout=layout)
     if not converts(found):
         return found
-    own = config.data
-    found = dataclasses.replace(found, resize=own.resize, channels=own.channels, crop_mode=own.crop_mode)
-    return found if is_sharded(found) else dataclasses.replace(found, labels="folders")
-
-
-def _same_shape(parameter: str, shape: tuple[int, int, int], part: ImageSet) -> None:
-    if part.shape != shape:
-        raise UserError(f"{parameter} must have images of the shape that is trained on, {shape}, got {part.shape}")
+    own, labels = config.data, "none" if is_sharded(found) else "folders"
+    how: dict[str, Any] = {"resize": own.resize, "channels": own.channels, "crop_mode": own.crop_mode, "labels": labels}
+    return read_like(dataclasses.replace(found, **how), train.shape)
 
 
 def _counts(splits: Splits) -> str:

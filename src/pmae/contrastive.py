@@ -1,14 +1,17 @@
 """Contrastive learning beside masked prediction: a projection head and NT-Xent, as in SimCLR (Chen et al. 2020)."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pmae.config import ObjectiveConfig
-from pmae.errors import require
+from pmae.errors import UserError, require
 from pmae.models.encoder import Encoder
 from pmae.plugins import find
-from pmae.teacher import Gather, Teacher, TokenPredictor  # which registers moco and data2vec
+from pmae.teacher import Gather, Teacher, TokenPredictor, info_nce  # which registers moco and data2vec
 
 HIDDEN, OUT = 1024, 128  # widths of the projection head
 
@@ -41,14 +44,26 @@ def nt_xent(z: Tensor, temperature: float) -> Tensor:
 class NTXent(ProjectionHead):
     """NT-Xent of projected features: a view is to find the other one of its image among all of the batch."""
 
+    takes_local = True
+
     def __init__(self, width: int, temperature: float) -> None:
         super().__init__(width)
         self.temperature = temperature
 
-    def forward(self, features: Tensor, x: Tensor | None = None) -> Tensor:
-        z = super().forward(features)
+    def forward(self, features: Tensor, x: Tensor | None = None, local: Sequence[Tensor] = ()) -> Tensor:
+        project = super().forward
+        z, windows = project(features), [project(each) for each in local]
         with torch.autocast(z.device.type, enabled=False):
-            return nt_xent(z, self.temperature)
+            found = [nt_xent(z, self.temperature), *(info_nce(each, z, self.temperature) for each in windows)]
+            return torch.stack(found).mean()
+
+
+def draw_windows(count: int, grid: tuple[int, int], device: torch.device) -> Tensor:
+    """Positions (count, M) of the patches in windows of half a grid's rows and columns, each anywhere in it."""
+    (rows, columns), (height, width) = grid, (max(1, side // 2) for side in grid)
+    top = torch.randint(rows - height + 1, (count, 1, 1), device=device) + torch.arange(height, device=device)[:, None]
+    left = torch.randint(columns - width + 1, (count, 1, 1), device=device) + torch.arange(width, device=device)
+    return (top * columns + left).flatten(1)
 
 
 class Contrastive:
@@ -71,15 +86,28 @@ class Contrastive:
         self.gathers = bool(getattr(self.module, "gathers", True))
         self.has_teacher = any(isinstance(part, Teacher) for part in self.module.modules())
         self.predicts_tokens = any(isinstance(part, TokenPredictor) for part in self.module.modules())
+        self.encoder, self.local_views = encoder, config.local_views
+        takes = encoder.is_vit and getattr(self.module, "takes_local", False)
+        if self.local_views and not takes:
+            rule = "0 unless encoder.name is a ViT and objective.contrastive nt_xent or moco"
+            raise UserError(f"objective.local_views must be {rule}, got {self.local_views}")
 
     def __call__(self, tokens: Tensor, x: Tensor) -> Tensor:
         """The weighted loss of tokens (2B, N, width), first views before second ones, of the whole images (2B, ...)."""
+        given = ([self.gather(each) for each in self._windows(x)],) if self.local_views else ()
         if getattr(self.module, "takes_tokens", False):
-            found = self.module(tokens, x, self.gather)
+            found = self.module(tokens, x, self.gather, *given)
         else:
-            found = self.module(self.gather(tokens.mean(1)), x)
+            found = self.module(self.gather(tokens.mean(1)), x, *given)
         require(found.shape == (), f"objective.contrastive {self.name!r}", "one number", tuple(found.shape))
         return self.weight * found
+
+    def _windows(self, x: Tensor) -> Sequence[Tensor]:
+        """Features (2B, width) of a window of each image, once for each local view; one pass for all."""
+        net: Any = self.encoder.net
+        keep = draw_windows(self.local_views * len(x), net.patch_embed.grid_size, x.device)
+        _, tokens = self.encoder(x.repeat(self.local_views, 1, 1, 1), keep)
+        return tokens.mean(1).chunk(self.local_views)
 
 
 def build_contrastive(config: ObjectiveConfig, encoder: Encoder) -> Contrastive | None:

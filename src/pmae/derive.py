@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pmae.config import KERNEL_SPACES, Config, DecoderConfig, EncoderConfig, replace
+from pmae.config import KERNEL_SPACES, Config, DecoderConfig, EncoderConfig, ObjectiveConfig, replace
 from pmae.errors import UserError, require
 from pmae.plugins import sources
 
@@ -126,7 +126,9 @@ RULES = (
          "a patch of one number has no standard deviation", overrules=True),
     Rule("objective.contrastive_weight", lambda c: c.shape[1] == 1 or not c.config.augment.crop, 0.0,
          "no crops of images, so no two views of one"),
-    Rule("objective.contrastive_weight", lambda c: c.count < MANY_IMAGES, 0.0,
+    # Whoever names another contrastive loss wants it.
+    Rule("objective.contrastive_weight", lambda c: c.count < MANY_IMAGES
+         and c.config.objective.contrastive == ObjectiveConfig().contrastive, 0.0,
          f"fewer than {MANY_IMAGES:,} images: two views are not tried there"),
     Rule("objective.contrastive_weight", None, 1.0,
          "two views of an image find each other: better or level on every set we tried"),
@@ -135,7 +137,8 @@ RULES = (
     Rule("decoder.name", None, "small", "no GPU"),
     Rule("train.batch_size", lambda c: c.two_views and c.count >= MANY_IMAGES, LARGE_BATCH,
          "many others, among which a view finds its partner"),
-    Rule("train.batch_size", None, lambda c: batch_for(c.count), "about 64 steps an epoch of {c.count:,} images"),
+    Rule("train.batch_size", None, lambda c: batch_for(c.count),
+         "about 64 steps an epoch of {c.count:,} images, 16 to 512 a step"),
     Rule("optim.base_lr", None, lambda c: float(f"{c.peak_lr * 256 / c.batch:.3g}"),
          "a peak rate of {c.peak_lr:g} with batches of {c.batch}"),
     # The decoder is new and must learn; at its rate good weights would be gone before it has anything to teach.

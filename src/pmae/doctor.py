@@ -134,7 +134,7 @@ def check_devices() -> Iterator[Finding]:
 
 
 def check_compiler() -> Iterator[Finding]:
-    """A tiny function through torch.compile, compared with itself uncompiled; the fast engine needs it, and Triton."""
+    """A tiny function through torch.compile, compared with itself uncompiled; long runs on a GPU are compiled."""
     import torch
 
     x = torch.linspace(-1, 1, 64, device="cuda" if torch.cuda.is_available() else "cpu")
@@ -152,12 +152,12 @@ def check_data(source: str, root: str, encoder: str = "vit_tiny", resize: str | 
 
     from pmae.config import Config, DataConfig, replace
     from pmae.data.crops import plan_crops
-    from pmae.data.sets import load, settled
+    from pmae.data.sets import load_settled
     from pmae.derive import resolve
     from pmae.spaces import build_space
 
-    data, gpu = settled(DataConfig(source, root, resize=int(resize) if resize else None)), torch.cuda.is_available()
-    splits = load(data)
+    _, splits = load_settled(DataConfig(source, root, resize=int(resize) if resize else None))
+    gpu = torch.cuda.is_available()
     train, (channels, height, width) = splits.train, splits.train.shape
     words = f"{splits.name}: {len(train):,} training images of {height}x{width}, {channels} channels"
     for told in (f"{words}, {train.images.dtype}", *splits.notes):
@@ -244,7 +244,7 @@ class Check(NamedTuple):
 
 CHECKS = {
     "devices": Check(check_devices, 120, "reinstall torch"),
-    "compiler": Check(check_compiler, 240, "use --train.engine plain, or install a C++ compiler and Triton"),
+    "compiler": Check(check_compiler, 240, "use --train.engine graph or plain, or install a C++ compiler and Triton"),
     "data": Check(check_data, 300, "see what --data names"),
 }
 """A slow disk and a busy machine included."""

@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +20,14 @@ from torch import Tensor
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
-from pmae.data.images import ImageSet, as_tensor
-from pmae.data.sets import converts, read_chunks
+from pmae.data.images import ImageSet, as_tensor, require_shape
+from pmae.data.sets import read_chunks, read_like
 from pmae.errors import UserError, optional, require, require_known
 from pmae.evaluate.features import evaluating
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.runs import Run
-from pmae.train.checkpoint import load_encoder
+from pmae.train.checkpoint import load_encoder, opened, trained_dtype
 from pmae.train.distributed import World, local_device, lost_process_errors, process_group
 from pmae.train.environment import kept_precision, pick_device
 
@@ -127,17 +128,20 @@ def embed(
     Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it. Processes
     that `torchrun` started take the batches in turn, and the first one writes.
     """
-    run, out, where = Run(run), Path(out).expanduser(), local_device(pick_device(device))
-    data = data if isinstance(data, DataConfig) else DataConfig(str(data))
+    run, out, where = opened(run), Path(out).expanduser(), local_device(pick_device(device))
     write = writer_for(out, flat=pooling != "patches")
-    _, encoder, standardize = load_encoder(run, epoch)
+    config, encoder, standardize = load_encoder(run, epoch)
     embedder = Embedder(encoder, standardize, pooling, where, batch_size)
-    trained = run.environment["data"]
+    dtype, reading = trained_dtype(run), data
+    if not isinstance(reading, DataConfig):
+        reading = read_like(replace(config.data, source=str(data), labels="none"), encoder.shape)
 
     def rows(world: World) -> Iterator[Rows]:
-        source = read_chunks(data, embedder.batch_size, split, world.part)
-        chunks = fitting(source.chunks, trained["shape"], trained["dtype"], data)
-        return (_rows(embedder, *chunk, len(source.splits) > 1) for chunk in chunks)
+        source = read_chunks(reading, embedder.batch_size, split, world.part)
+        for chunk in fitting(source.chunks, encoder.shape, dtype):
+            yield _rows(embedder, *chunk, len(source.splits) > 1)
+        if source.unreadable is not None:
+            source.unreadable.warn()
 
     return write_streamed(out, rows, embedder.names, write, where, say)
 
@@ -193,15 +197,10 @@ def _of_all_processes(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
         yield from (part for part in every or () if part is not None and len(part.features))
 
 
-def fitting(
-    chunks: Iterator[tuple[str, ImageSet]], shape: Sequence[int], dtype: str, data: DataConfig
-) -> Iterator[tuple[str, ImageSet]]:
+def fitting(chunks: Iterator[tuple[str, ImageSet]], shape: Sequence[int], dtype: str) -> Iterator[tuple[str, ImageSet]]:
     """The chunks, if their images are like those that were trained on."""
     for number, (split, part) in enumerate(chunks):
-        if list(part.shape) != list(shape):
-            hint = "; resize and channels convert image files" if converts(data) else ""
-            rule = f"data must have images of the shape that the run was trained on, {_size(shape)}"
-            raise UserError(f"{rule}, got {_size(part.shape)}{hint}")
+        require_shape("data", shape, part.shape)
         if number == 0 and str(part.images.dtype) != dtype:
             warnings.warn(
                 f"the images are {part.images.dtype} and the run was trained on {dtype}: "
@@ -209,11 +208,6 @@ def fitting(
                 stacklevel=2,
             )
         yield split, part
-
-
-def _size(shape: Sequence[int]) -> str:
-    channels, height, width = shape
-    return f"{channels} channel{'s' * (channels > 1)} of {height}x{width}"
 
 
 def _rows(embedder: Embedder, split: str, part: ImageSet, several: bool) -> Rows:

@@ -2,14 +2,18 @@
 
 import inspect
 import math
+from typing import Any
+
+import timm
+import torch
 
 from pmae import teacher
-from pmae.config import Config
+from pmae.config import Config, ObjectiveConfig
 from pmae.contrastive import HIDDEN, OUT
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
-from pmae.models.encoder import VIT_TINY, patch_sides
+from pmae.models.encoder import VIT_TINY, is_vit_name, patch_sides, timm_recipe
 from pmae.plugins import find
 from pmae.spaces.pca import patch_side
 
@@ -39,14 +43,14 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     """
     channels, height, width = shape
     patch = config.encoder.patch_size
-    if patch is None or config.encoder.name != "vit_tiny" or config.space.name not in COUNTED:
+    if patch is None or not is_vit_name(config.encoder.name) or config.space.name not in COUNTED:
         counted = ", ".join(COUNTED)
-        raise UserError(f"operations are counted for a resolved configuration with vit_tiny and space {counted}")
+        raise UserError(f"operations are counted for a resolved configuration with a plain ViT and space {counted}")
     rows, columns = patch_sides(patch, height)
     patches, numbers = (height // rows) * (width // columns), rows * columns * channels
     is_mae = config.space.name == "pixels"
     tokens = 1 + (visible_patches(patches, nominal_ratio(config.masking)) if is_mae else patches)
-    wide, deep = (getattr(config.encoder, key) or VIT_TINY[key] for key in ("width", "depth"))
+    wide, deep = _encoder_sides(config, shape)
     decoder_wide, decoder_deep = (
         getattr(config.decoder, key) or SIZES[config.decoder.name or "released"][key] for key in ("width", "depth")
     )
@@ -61,14 +65,32 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     one = linear + 3 * blocks + projection_flops(config, shape)
     if not config.objective.contrastive_weight:
         return one
+    window = max(1, height // rows // 2) * max(1, width // columns // 2)
+    local = config.objective.local_views * (2 * 2 * patches * numbers * wide + 3 * deep * _block(window + 1, wide))
     if config.objective.contrastive == "nt_xent":
-        return 2 * (one + 3 * 2 * (wide * HIDDEN + HIDDEN * OUT))
+        head = 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
+        return 2 * (one + local + (1 + config.objective.local_views) * head)
     whole_crop = 2 * patches * numbers * wide + deep * _block(patches + 1, wide)  # the teacher's
-    return 2 * (one + whole_crop + _teacher_heads(config.objective.contrastive, wide, patches))
+    return 2 * (one + local + whole_crop + _teacher_heads(config.objective, wide, patches))
 
 
-def _teacher_heads(name: str, width: int, patches: int) -> int:
+def _encoder_sides(config: Config, shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Width and depth; of timm's ViTs from one that takes no memory, if its blocks are those of the closed form."""
+    if config.encoder.name == "vit_tiny":
+        return config.encoder.width or VIT_TINY["width"], config.encoder.depth or VIT_TINY["depth"]
+    name, options = timm_recipe(config.encoder, shape)
+    with torch.device("meta"):
+        net: Any = timm.create_model(name, num_classes=0, pretrained=False, **options)
+    width, depth = net.embed_dim, len(net.blocks)
+    weights = sum(weight.numel() for weight in net.blocks.parameters() if weight.ndim == 2)
+    if net.num_prefix_tokens != 1 or weights != depth * 12 * width**2:
+        raise UserError(f"operations are counted for a ViT with [CLS] and MLPs four times as wide, got {name!r}")
+    return width, depth
+
+
+def _teacher_heads(config: ObjectiveConfig, width: int, patches: int) -> int:
     """Projectors of student and teacher and the student's predictor (MoCo v3), and the predictor of tokens."""
+    name, views = config.contrastive, 1 + config.local_views
     loss = find("contrastive", name, "objective.contrastive")
     if loss.func not in (teacher.MoCo, teacher.Data2Vec):
         raise UserError(f"operations are counted for objective.contrastive nt_xent, moco and data2vec, got {name!r}")
@@ -77,7 +99,7 @@ def _teacher_heads(name: str, width: int, patches: int) -> int:
         return tokens
     hidden = options["hidden"].default
     projector, predictor = width * hidden + hidden**2 + hidden * teacher.OUT, 2 * teacher.OUT * hidden
-    return 2 * (4 * projector + 3 * predictor) + (tokens if options["tokens"].default else 0)
+    return 2 * (projector + views * 3 * (projector + predictor)) + (tokens if options["tokens"].default else 0)
 
 
 def _block(tokens: int, width: int) -> int:

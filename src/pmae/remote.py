@@ -84,12 +84,17 @@ def _copy_here(store: Any, path: str, target: Path) -> None:
     write_whole(target, lambda temporary: store.get_file(path, str(temporary)))
 
 
+def local(path: Path | str) -> Path:
+    """A path on this machine: of hf://USER/NAME, its copy."""
+    return from_hub(path) if isinstance(path, str) and path.startswith("hf://") else Path(path).expanduser()
+
+
 def from_hub(url: str) -> Path:
     """A copy, in the hub's own cache, of the JSON and safetensors files of hf://USER/NAME or hf://USER/NAME@REVISION."""
     from huggingface_hub import snapshot_download
 
     named = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", url)
-    require(named is not None, "run", "hf://USER/NAME or hf://USER/NAME@REVISION", url)
+    require(named is not None, "an address on the hub", "hf://USER/NAME or hf://USER/NAME@REVISION", url)
     assert named
     with reaching(url):
         return Path(snapshot_download(named[1], revision=named[2], allow_patterns=["*.json", "*.safetensors"]))

@@ -5,7 +5,7 @@ captured, resumed and distributed runs have the same one; it is saved with the d
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated
 
@@ -94,7 +94,7 @@ class TokenPredictor(nn.Sequential):
 class MoCo(nn.Module):
     """MoCo v3: masked crops as queries, whole ones as the teacher's keys; `tokens` is the weight of data2vec's loss."""
 
-    takes_tokens = True
+    takes_tokens = takes_local = True
 
     def __init__(
         self,
@@ -113,11 +113,12 @@ class MoCo(nn.Module):
         self.teacher = Teacher(encoder, self.projector, momentum, layers if tokens else 0)
         self.temperature, self.token_weight = temperature, tokens
 
-    def forward(self, tokens: Tensor, x: Tensor, gather: Gather) -> Tensor:
+    def forward(self, tokens: Tensor, x: Tensor, gather: Gather, local: Sequence[Tensor] = ()) -> Tensor:
         keys, layers = self.teacher(x, gather)
-        queries = self.predictor(self.projector(gather(tokens.mean(1)))).float()
+        found = [self.predictor(self.projector(each)).float() for each in (gather(tokens.mean(1)), *local)]
         with torch.autocast(x.device.type, enabled=False):
-            loss = info_nce(functional.normalize(queries, dim=1), keys, self.temperature)
+            queries = [functional.normalize(each, dim=1) for each in found]
+            loss = torch.stack([info_nce(each, keys, self.temperature) for each in queries]).mean()
         if self.token_predictor is None:
             return loss
         return loss + self.token_weight * self.token_predictor.loss(tokens, layers)

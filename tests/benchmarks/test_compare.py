@@ -97,7 +97,7 @@ def test_each_system_is_timed_in_a_process_of_its_own_and_a_failure_is_a_row_wit
     for row in rows:
         if row.system == "full":
             assert row.step_seconds == ()
-            assert "train.engine 'graph' must run on CUDA" in row.note
+            assert "train.engine 'compiled' must run on CUDA" in row.note
         elif row.system == "plain" or is_installed(row.system):
             assert row.note == ""
             assert row.images_per_second > 0
@@ -110,7 +110,7 @@ def test_each_system_is_timed_in_a_process_of_its_own_and_a_failure_is_a_row_wit
 def test_one_that_failed_and_left_before_it_was_asked_still_says_why() -> None:
     one = Contestant(Entry("full", Work("pmae", 16, 4)))
     one.join(300)
-    with pytest.raises(Failed, match=r"train\.engine 'graph' must run on CUDA"):
+    with pytest.raises(Failed, match=r"train\.engine 'compiled' must run on CUDA"):
         one.warm_up(1)
     one.dismiss()
 

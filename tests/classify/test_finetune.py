@@ -334,7 +334,7 @@ def other_shape(tmp: Path) -> list[object]:
         (twice, "must name every file once, got 'across/000.png' in row 2 (train) and row 8 (test)"),
         (floats, "must be a name or a whole number, got '0.5'"),
         (no_label, "must be a class, got nothing"),
-        (other_shape, "data must have images of the shape that the run was trained on"),
+        (other_shape, "that the run was trained on, 3 channels of 8x8, got 3 channels of 9x9; give arrays of"),
         (lambda tmp: ["--data", "digits", "--epochs", "0"], "finetune.epochs must be at least 1, got 0"),
         (lambda tmp: ["--data", tmp / "nowhere"], "nowhere"),
     ],
@@ -353,7 +353,7 @@ def test_a_finished_or_foreign_folder_is_left_alone(
     run: Run, linear: Path, labelled: Path, tmp_path: Path, command: Command
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    for out, message in ((linear, "which is finished"), (tmp_path, "must be a new or an empty folder")):
+    for out, message in ((linear, "which has one; name another"), (tmp_path, "must be a new or an empty folder")):
         code, said = command("finetune", run.path, "--data", labelled, "--out", out)
         assert (code, message in said) == (2, True)
 

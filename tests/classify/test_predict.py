@@ -57,6 +57,22 @@ def test_the_table_says_what_the_classifier_says(linear: Path, new: Path, tmp_pa
     assert sum(row["drifted"] == "1" for row in rows) < 8
 
 
+def test_grey_files_of_another_size_are_read_for_the_encoder(run: Run, tmp_path: Path, command: Command) -> None:
+    """By fine-tuning and by prediction, though the settings of the run name neither a size nor channels."""
+    folder = write_folder(tmp_path / "some", 4)
+    for path in folder.rglob("*3.png"):
+        Image.open(path).convert("L").resize((20, 12)).save(path)
+    assert command("finetune", run.path, "--data", folder, "--method", "linear", "--out", tmp_path / "clf")[0] == 0
+    assert command("predict", tmp_path / "clf", "--data", folder, "-o", tmp_path / "p.csv")[0] == 0
+    rows = rows_of(tmp_path / "p.csv")
+    files = [Image.open(folder / row["file"]).convert("RGB") for row in rows]
+    assert {file.size for file in files} == {(8, 8), (20, 12)}
+    square = [((f.width - f.height) / 2, 0, (f.width + f.height) / 2, f.height) for f in files]
+    made = [f.resize((SIDE, SIDE), Image.Resampling.BICUBIC, box) for f, box in zip(files, square, strict=True)]
+    found = pmae.load_classifier(tmp_path / "clf", "cpu").predict_proba(np.stack([np.asarray(image) for image in made]))
+    np.testing.assert_allclose([float(row["probability"]) for row in rows], found.max(1), atol=0.01)
+
+
 def test_parquet_arrays_and_small_batches_say_the_same(linear: Path, tmp_path: Path, command: Command) -> None:
     labels = np.arange(40) % 3
     np.save(tmp_path / "new.npy", stripes(labels, seed=4))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,7 +73,8 @@ def test_a_saved_config_repeats_the_run(array: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_resume_after_a_real_interrupt_ends_where_an_uninterrupted_run_does(array: Path, tmp_path: Path) -> None:
-    common = ["--data", str(array), "--epochs", "40", "--train.checkpoint-every", "40", "--probe.every", "40", *SMALL]
+    # In cosine space, which needs no fit; what is fitted is resumed in tests of the loop.
+    common = ["--data", str(array), "--epochs", "30", "--train.checkpoint-every", "30", "--space", "cosine", *SMALL]
     command = [sys.executable, "-m", "pmae", "pretrain"]
     process = subprocess.Popen([*command, *common, "--out", str(tmp_path / "a")], stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "a/metrics.jsonl").exists() and process.poll() is None:
@@ -224,8 +226,11 @@ def test_an_unreadable_file_is_named_in_one_line_and_skipped(
 def test_a_run_is_never_overwritten(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
-    assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 2
-    assert "resume the run, or name another folder" in capsys.readouterr().err
+    capsys.readouterr()
+    assert pretrain("--data", "nowhere.npy", "--out", tmp_path / "run", "--epochs", 1) == 2
+    said = capsys.readouterr()
+    assert "resume the run, or name another folder" in said.err, "before any image is read"
+    assert said.out == ""
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
 
 
@@ -234,7 +239,7 @@ def test_help_all_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
         main(["pretrain", "--help-all"])
     assert stop.value.code == 0
     page = capsys.readouterr().out
-    assert not re.search(r"default:[\s│]+None", page)
+    assert "None" not in page
     shown = set(re.findall(r"--([a-z]+\.(?!no-)[a-z0-9-]+)", page))
     settings = {f"{section}.{name}" for section, values in to_dict(Config()).items() for name in values}
     assert shown == {setting.replace("_", "-") for setting in settings}
@@ -276,13 +281,13 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.usefixtures("no_figures")
 def test_ctrl_c_before_training_is_quiet(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    array: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pmae.train.setup.fit_standardize", stop)
-    common = ["--data", "digits", "--out", str(tmp_path / "run"), "--epochs", "1"]
+    common = ["--data", str(array), "--out", str(tmp_path / "run"), "--epochs", "1"]
     assert main(["pretrain", *common, *SMALL]) == 130
     assert capsys.readouterr().err == "pmae: stopped\n"
     # Nothing was trained yet, and what is there can be continued.
@@ -294,13 +299,13 @@ def test_help_lists_every_command_and_short_flag(capsys: pytest.CaptureFixture[s
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in COMMANDS)
-    for name in ("finetune", "evaluate", "pretrain"):
+    for name in COMMANDS:
         with pytest.raises(SystemExit) as exit:
             main([name, "--help"])
         assert exit.value.code == 0
         printed = capsys.readouterr().out
-        assert not re.search(r"default:[\s│]+None", printed), "a default is said as what will happen"
-    assert all(f"--{name.replace('_', '-')}" in printed for name in SHORT)
+        assert "None" not in printed, "what happens without an option is said in words"
+        assert name != "pretrain" or all(f"--{short.replace('_', '-')}" in printed for short in SHORT)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -328,6 +333,23 @@ def test_evaluate_and_report_on_labelled_data(
     assert judged.endswith(f"next: pmae report {run}\n")
     assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
     assert "<html" in (tmp_path / "report.html").read_text()
+    # Grey files of another size in subfolders need no option, and what is printed is about them alone.
+    for number in range(12):
+        path = tmp_path / "files" / f"{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (13, 9), 20 * number).save(path)
+    knn = ["evaluate", run, "--protocols", "knn", "--device", "cpu", "--no-baselines", "--data"]
+    assert main([*knn, str(tmp_path / "files")]) == 0
+    printed = capsys.readouterr().out
+    assert "of the test split of files, k-NN on" in printed
+    assert " linear " not in printed
+    np.savez(tmp_path / "other.npz", images=np.zeros((9, 5, 5, 3), np.uint8), labels=np.arange(9) % 3)
+    refused = {"other.npz": "3 channels of 16x16, got 3 channels of 5x5; give arrays", "files/0": "in a class folder"}
+    shutil.copytree(tmp_path / "files/0", tmp_path / "one/0")
+    refused["one"] = "data 'one' must be of two classes or more to be evaluated, got 1"
+    for name, message in refused.items():
+        assert main([*knn, str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures")

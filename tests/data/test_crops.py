@@ -20,7 +20,7 @@ from pmae.config import AugmentConfig, Config, DataConfig, replace
 from pmae.data import crops, jpeg
 from pmae.data.augment import Boxes, boxes_of, draw_crops
 from pmae.data.ragged import ragged
-from pmae.data.sets import load, settled
+from pmae.data.sets import load, load_settled
 from pmae.errors import UserError
 from pmae.runs import Run
 
@@ -275,8 +275,8 @@ def test_odd_photographs_train_or_are_named(
 def test_large_files_of_one_size_become_squares_unless_asked(tmp_path: Path) -> None:
     for number in range(2):
         photograph(number, 400, 300).save(tmp_path / f"{number}.jpg")
-    assert settled(DataConfig(str(tmp_path))).resize == 224
-    assert settled(DataConfig(str(tmp_path), resize=300)).resize == 300
+    assert load_settled(DataConfig(str(tmp_path)))[0].resize == 224
+    assert load_settled(DataConfig(str(tmp_path), resize=300))[0].resize == 300
     for number in range(2):
         photograph(number, 400, 256).save(tmp_path / f"{number}.jpg")
-    assert settled(DataConfig(str(tmp_path))).resize is None
+    assert load_settled(DataConfig(str(tmp_path)))[0].resize is None

@@ -5,6 +5,7 @@ import struct
 import warnings
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from pmae.config import DataConfig
 from pmae.config_file import of_older_versions
 from pmae.data import decode
 from pmae.data.images import Splits
-from pmae.data.sets import load, settled
+from pmae.data.sets import load, load_settled
 from pmae.errors import UserError
 
 
@@ -153,13 +154,22 @@ def test_files_of_several_sizes_become_squares(tmp_path: Path) -> None:
     save(tmp_path / "a.png", pixels(40, 48, 3))
     save(tmp_path / "b.png", pixels(300, 41, 3))
     config = DataConfig(str(tmp_path))
-    assert settled(config).resize == 32  # of 40 and 41, the multiple of 16 below
+    assert load_settled(config)[0].resize == 32  # of 40 and 41, the multiple of 16 below
     found = load(config).train
     assert found.shape == (3, 32, 32)
     assert found.images.dtype == np.uint8
     squashed = load(DataConfig(str(tmp_path), resize=16, crop_mode="squash")).train.images[0]
     reference = Image.open(tmp_path / "a.png").resize((16, 16), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(squashed.transpose(1, 2, 0), reference)
+
+
+def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        save(tmp_path / f"{number}.png", pixels(4, 4))
+    header = Mock(side_effect=decode.read_header)
+    monkeypatch.setattr("pmae.data.ondemand.read_header", header)
+    found, splits = load_settled(DataConfig(str(tmp_path), resize=2))
+    assert (header.call_count, found.channels, splits.train.shape) == (3, None, (1, 2, 2))
 
 
 def test_the_centre_is_torchvisions_where_its_pixels_are_whole(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pmae.data.batches import Batches, fit_standardize
 from pmae.data.files import braces, shard_files
 from pmae.data.images import ImageSet
 from pmae.data.ondemand import OnDemand
-from pmae.data.sets import converts, load, read_chunks, settled
+from pmae.data.sets import converts, load, load_settled, read_chunks
 from pmae.data.webdataset import Member, members
 from pmae.errors import UserError
 
@@ -184,7 +184,7 @@ def npy(array: np.ndarray) -> bytes:
 def test_sizes_and_channels_are_made_alike_on_request(tmp_path: Path) -> None:
     files = {"a.png": png(PIXELS[0]), "b.png": png(PIXELS[1][:8, :8]), "c.png": png(PIXELS[2][:, :, 0])}
     path = pack(tmp_path / "a.tar", files)
-    assert (settled(DataConfig(str(path))).resize, settled(DataConfig(str(path))).channels) == (8, 3)
+    assert (load_settled(DataConfig(str(path)))[0].resize, load_settled(DataConfig(str(path)))[0].channels) == (8, 3)
     assert source(path, resize=6).images[:].shape == (3, 3, 6, 6)
     assert source(path, resize=6, channels=1).images[:].shape == (3, 1, 6, 6)
     assert converts(DataConfig(source=str(path)))
@@ -201,8 +201,10 @@ def test_broken_samples_are_counted_and_replaced_by_the_next_of_their_class(tmp_
         images = found.images[:]
     expected = PIXELS[[0, 1, 2, 3, 7, 5, 6, 7, 2]].transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(images, expected)
-    with pytest.warns(UserWarning, match="unreadable"):
-        ((_, chunk),) = read_chunks(DataConfig(source=str(path)), 9).chunks
+    read = read_chunks(DataConfig(source=str(path)), 9)
+    ((_, chunk),) = read.chunks
+    assert read.unreadable is not None
+    assert [words.partition(" ")[0] for words in read.unreadable.found] == ["'4.png'", "'8.png'"]
     assert (len(chunk), chunk.names[4]) == (7, "5.png")
     assert chunk.labels is not None
     assert chunk.labels.tolist() == [0, 1, 2, 0, 2, 0, 1]

@@ -32,15 +32,6 @@ def test_extract_is_the_encoder_in_evaluation_mode(
     assert not found["cls"].requires_grad
 
 
-def test_a_static_shape_changes_no_feature(encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
-    batches = Batches(splits.val.images, CPU)  # type: ignore[union-attr]
-    extractor = Extractor(encoder, standardize, CPU, compile=False)
-    plain = extractor(batches)
-    extractor.compiled = True  # the shapes of a compiled forward, computed eagerly
-    wrapped = extractor(batches)
-    assert torch.allclose(plain["mean"], wrapped["mean"], atol=1e-6)
-
-
 def test_crops_are_a_function_of_the_key(encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
     batches, extractor = Batches(splits.train.images, CPU), Extractor(encoder, standardize, CPU)
     one, same, other = (extractor(batches, AugmentConfig(), key)["mean"] for key in ((0, 1), (0, 1), (0, 2)))

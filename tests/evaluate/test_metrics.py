@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 from sklearn import metrics as reference
 
 from pmae.evaluate.metrics import _ranking, confusion, evaluate_scores, per_class, weighted_metrics
@@ -96,7 +97,10 @@ def test_a_class_missing_from_the_test_part_is_left_out_of_the_averages() -> Non
 def test_a_single_class_has_no_auc_and_no_nan(count: int) -> None:
     found = evaluate_scores(np.tile([0.3, 0.7], (count, 1)), np.ones(count, int), resamples=5)
     assert found["macro_auc"] == Interval()
-    assert found["accuracy"] == Interval(1.0, 1.0, 1.0)
+    expected = binomtest(count, count).proportion_ci(method="wilson")
+    assert (found["accuracy"].low, found["accuracy"].high) == pytest.approx((expected.low, 1.0), abs=1e-4)
+    wrong = evaluate_scores(np.tile([0.7, 0.3], (count, 1)), np.ones(count, int), resamples=5)["accuracy"]
+    assert (wrong.low, wrong.high) == pytest.approx((0.0, 1 - expected.low), abs=1e-4)
 
 
 def test_constant_scores_have_an_auc_of_one_half() -> None:

@@ -11,13 +11,16 @@ from threading import Thread
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import pmae
 from pmae.cli import main
 from pmae.errors import UserError
 from pmae.export import export, push
+from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -126,6 +129,28 @@ def test_what_is_pushed_is_what_is_loaded(
         torch.testing.assert_close(theirs.features(their(pixels)), ours.features(mine(pixels)), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_what_is_on_the_hub_embeds_and_is_a_start(make_run: Any, hub: Hub, tmp_path: Path) -> None:
+    run, data = make_run(), tmp_path / "labelled"
+    export(run, "timm", tmp_path / "out")
+    hub.files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    for number, level in enumerate(range(0, 240, 10)):
+        (data / f"{number % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (level, 99, 200 * (number % 2))).save(data / f"{number % 2}" / f"{number}.png")
+    for place, out in (("hf://me/shared", "theirs.npz"), (str(run.path), "ours.npz")):
+        assert main(["embed", place, "--data", str(data), "-o", str(tmp_path / out), "--device", "cpu"]) == 0
+    found = [np.load(tmp_path / name)["features"] for name in ("theirs.npz", "ours.npz")]
+    np.testing.assert_allclose(*found, atol=1e-4)
+    clf, adapted = tmp_path / "clf", tmp_path / "adapted"
+    assert main(["finetune", "hf://me/shared", "--data", str(data), "--method", "linear", "--out", str(clf)]) == 0
+    ours, kept = load_encoder(run)[1].net, pmae.load_classifier(clf, "cpu").encoder.net
+    torch.testing.assert_close(kept.state_dict(), ours.state_dict())
+    few = ["--epochs", "1", "--space", "cosine", "--device", "cpu"]
+    assert main(["pretrain", "--init", "hf://me/shared", "--data", str(data), "--out", str(adapted), *few]) == 0
+    assert Run(adapted).config.encoder.weights == "hf://me/shared"
+    assert "from model.safetensors" in Run(adapted).environment["start"][0]
+
+
 def test_a_dry_run_shows_what_would_go_and_sends_nothing(
     make_run: Any, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +192,9 @@ def test_a_hub_that_refuses_is_one_sentence_and_the_folder_stays(
 
 
 def test_addresses_and_folders_that_hold_no_encoder(make_run: Any, hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"run must be hf://USER/NAME or hf://USER/NAME@REVISION, got 'hf://me'"):
+    with pytest.raises(
+        UserError, match=r"an address on the hub must be hf://USER/NAME or hf://USER/NAME@REVISION, got 'hf://me'"
+    ):
         load_encoder("hf://me")
     hub.files["notes.json"] = b"{}"
     with pytest.raises(UserError, match="run must be a folder that pretraining wrote"):

@@ -6,7 +6,7 @@ from tests.fast.interpreter import run_python
 SCRIPT = """
 import torch
 from pmae import masking
-from pmae.fast import kernels
+from pmae.fast import mask_kernels as kernels
 kernels.wrap_triton = lambda kernel: kernel
 torch.manual_seed(0)
 cases = [(150, 0.02, 0.2), (64, 0.0, 0.9), (17, 1.0, 0.1), (2, 0.0, 0.01), (5, 3.0, 0.99)]

@@ -19,6 +19,7 @@ from pmae.evaluate.finetune import Finetuned, finetune
 from pmae.evaluate.finetune_step import CapturedFinetuneStep, FinetuneStep
 from pmae.evaluate.probes import ProbeTask, train_probes
 from pmae.evaluate.protocols import FinetuneProtocol, ProbeProtocol
+from pmae.fast import accelerate
 from pmae.models.encoder import build_encoder
 
 CUDA = torch.device("cuda")
@@ -70,14 +71,18 @@ def test_captured_probes_are_the_eager_ones(assert_within: Within) -> None:
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
-def test_compiled_features_are_the_eager_ones(name: str, assert_within: Within) -> None:
-    net, (batches, _, standardize) = encoder(name), labelled(300)
-    fast, plain = (Extractor(net, standardize, CUDA)(batches, plain=plain) for plain in (False, True))
+def test_features_are_those_of_float64(name: str, assert_within: Within) -> None:
+    net, (batches, _, standardize) = encoder(name).to(CUDA).eval(), labelled(300)
+    found = Extractor(net, standardize, CUDA)(batches)
+    x = standardize(batches.take(torch.arange(300, device=CUDA)))
+    accelerate(net, "none")
     with torch.no_grad():
-        exact = net.double().eval().features(standardize(batches.take(torch.arange(300, device=CUDA))).double())
+        with torch.autocast("cuda", torch.bfloat16):
+            rounded = net.features(x)
+        exact = net.double().features(x.double())
     for pooling, expected in exact.items():
-        errors = [float((found[pooling].double() - expected).norm() / expected.norm()) for found in (fast, plain)]
-        assert_within(f"features of {name} compiled, against float64", errors[0], 2 * errors[1] + 2**-8)
+        errors = [float((each[pooling].double() - expected).norm() / expected.norm()) for each in (found, rounded)]
+        assert_within(f"features of {name}, against float64", errors[0], 2 * errors[1] + 2**-8)
 
 
 def tuned(net: Any, **options: Any) -> Finetuned:
@@ -86,11 +91,16 @@ def tuned(net: Any, **options: Any) -> Finetuned:
     return finetune(net, batches, labels, 4, standardize, config, **options)
 
 
+@pytest.mark.parametrize("from_pixels", [0, 1e12])
 @pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
-def test_fine_tuning_learns_as_the_plain_one_does(name: str, assert_within: Within) -> None:
+def test_fine_tuning_learns_as_the_plain_one_does(
+    name: str, from_pixels: float, assert_within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pmae.evaluate.finetune_step.COMPILE_FROM", from_pixels)
     fast, plain = (tuned(encoder(name), plain=plain).losses for plain in (False, True))
     assert fast[-1] < 0.95 * fast[0]
-    assert_within(f"fine-tuning {name}, first epoch's loss against plain", abs(fast[0] / plain[0] - 1), 0.05)
+    how = f"fine-tuning {name}{'' if from_pixels else ', compiled'}"
+    assert_within(f"{how}, first epoch's loss against plain", abs(fast[0] / plain[0] - 1), 0.05)
 
 
 class Refused(nn.Module):
@@ -101,14 +111,8 @@ class Refused(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
-def test_where_the_compiler_gives_up_everything_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, (batches, _, standardize) = encoder(name), labelled()
-    expected = Extractor(net, standardize, CUDA, compile=False)(batches)
+def test_where_the_compiler_gives_up_fine_tuning_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda *_, **__: Refused())
-    extractor = Extractor(net, standardize, CUDA)
+    monkeypatch.setattr("pmae.evaluate.finetune_step.COMPILE_FROM", 0)
     with pytest.warns(UserWarning, match="the compiler gave up"):
-        found = extractor(batches)
-    for pooling, values in expected.items():
-        assert torch.equal(found[pooling], values)
-    with pytest.warns(UserWarning, match="the compiler gave up"):
-        assert len(tuned(net).losses) == 4
+        assert len(tuned(encoder(name)).losses) == 4

@@ -99,12 +99,12 @@ def test_fused_blocks_are_timms_in_float64(tokens: int, heads: int, last: int | 
     ("components", "decay"), [(3072, 0.01), (300, 0.0), (17, 1.0), (2, 0.0), (12288, 0.002), (150528, 0.0)]
 )
 def test_masks_hide_what_the_sort_hides(components: int, decay: float, ratio: float, assert_within: Within) -> None:
-    from pmae.fast import kernels
+    from pmae.fast import mask_kernels
 
     torch.manual_seed(components)
     share = torch.exp(-decay * torch.arange(components, device="cuda", dtype=torch.float32))
     share, noise = share / share.sum(), torch.rand(512, components, device="cuda")
-    found = kernels.hide_components(noise, share, torch.tensor(ratio, device="cuda"))
+    found = mask_kernels.hide_components(noise, share, torch.tensor(ratio, device="cuda"))
     expected = masking.hide_components(noise, share, ratio)
     assert found.any(1).all()
     assert not found.all(1).any()

@@ -51,6 +51,18 @@ def test_more_epochs_or_more_images(
     assert told[1:] == [f"next: {commands[0]}", *([f"  or: {commands[1]}"] if first.command else [])]
 
 
+@pytest.mark.parametrize(("last", "title"), [(0.625, "Undertrained"), (0.605, "Saturated")])
+def test_probes_that_still_rise_ask_for_more_epochs(make_run: MakeRun, last: float, title: str) -> None:
+    run = with_r2(make_run, [0.3, 0.302, 0.3], 0.3)
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    for line, knn in zip(lines[1::2], (0.5, 0.6, last), strict=True):
+        line["knn"] = knn
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first = advice(load(run.path))[0]
+    assert first.title == title
+    assert ("a quick probe rose by 2.5 points since epoch 2" in first.words) == (title == "Undertrained")
+
+
 def test_a_run_without_reconstruction_is_not_judged_by_it(make_run: MakeRun) -> None:
     settings = {"objective__reconstruction_weight": 0.0, "objective__contrastive_weight": 1.0}
     run = make_run(pictures=False, **settings)
@@ -76,6 +88,6 @@ def test_the_pooling_the_worst_classes_and_the_next_steps(make_run: MakeRun, sui
     unscored = advice(load(make_run("b", pictures=False).path))
     assert unscored[-1].command == f"pmae evaluate {load(run.path).path.with_name('b')}"
     unlabelled = advice(load(make_run("d", pictures=False, data={"classes": []}).path))
-    assert unlabelled[-1].command.endswith("/d --data labelled/ --labels folders")
+    assert unlabelled[-1].command.endswith("/d --data labelled/")
     stopped = advice(load(make_run("c", pictures=False, epochs=2).path))
     assert stopped[-1].command.endswith("--resume")

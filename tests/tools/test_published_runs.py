@@ -39,14 +39,14 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md"])
+@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md", "results/photographs.md"])
 def test_the_tables_on_a_page_are_what_is_generated(page: str, tool: Any) -> None:
     text = (ROOT / page).read_text()
     assert "<!-- table: " in text
     assert tool("tables").filled(text) == text, "run python tools/tables.py"
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md", "results/spaces.md"])
+@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md", "results/spaces.md", "results/photographs.md"])
 def test_every_figure_on_a_page_is_there(page: str) -> None:
     text = (ROOT / page).read_text()
     shown = [part.partition(")")[0] for part in text.split("](")[1:]] + [
@@ -210,6 +210,23 @@ def test_a_run_is_published_in_small(tool: Any, tmp_path: Path) -> None:
     run.add_results(pretrain={"epoch": 40})
     with pytest.raises(UserError, match="must have come to its end"):
         publish.publish(run, tmp_path / "runs")
+
+
+def test_a_score_that_was_measured_anew_is_published_once(tool: Any, tmp_path: Path) -> None:
+    source = RESULTS / "runs" / "imagenette-mae-200"
+    run = Run(shutil.copytree(source, tmp_path / "run"))
+    run.add_evaluation(run.evaluations[0])
+    assert len(run.evaluations) == 2
+    assert Run(tool("publish").publish(run, tmp_path / "runs")).results == Run(source).results
+
+
+def test_the_table_of_photographs_has_every_score_with_its_interval(tool: Any) -> None:
+    rows = {row[0]: row[1:] for row in cells(tool("tables").photograph_table(), "")}
+    results = json.loads((RESULTS / "runs" / "imagenette-mae-200" / "results.json").read_text())
+    for score in results["evaluations"][0]["scores"]:
+        found = {key: 100 * score["metrics"]["accuracy"][key] for key in ("value", "low", "high")}
+        shown = "{value:.1f} ({low:.1f} to {high:.1f})".format(**found)
+        assert rows[f"MAE 0.75, 200 epochs ({score['pooling']})"][score["protocol"] == "knn"] == shown
 
 
 def test_published_names_say_what_a_run_is(tool: Any, tmp_path: Path) -> None:

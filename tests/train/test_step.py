@@ -130,5 +130,7 @@ def test_steps_that_save_memory_are_plain(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("pmae.fast.can_capture", lambda device, setting: True)
     cuda = torch.device("cuda")
     assert pick_engine(TrainConfig(), cuda) == "graph"
+    assert pick_engine(TrainConfig(), cuda, pixels=50_000 * 800 * 64 * 64) == "compiled"  # half an hour
+    assert pick_engine(TrainConfig(engine="graph"), cuda, pixels=1e12) == "graph"
     for given in ({"accumulate": 2}, {"activation_checkpointing": True}, {"bf16_gradients": True}):
         assert pick_engine(TrainConfig(**given), cuda) == "plain"  # type: ignore[arg-type]

@@ -184,7 +184,7 @@ def test_pictures_that_vanish_while_they_are_read_are_skipped(tmp_path: Path, mo
         return opened(file, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Image, "open", vanish)
-    with pytest.warns(UserWarning, match=r"skipped 1 unreadable files: '19\.png' \(FileNotFoundError"):
+    with pytest.warns(UserWarning, match=r"skipped 1 unreadable file: '19\.png' \(FileNotFoundError"):
         assert len(load(DataConfig(str(tmp_path))).train) == 19
 
 

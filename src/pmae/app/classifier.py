@@ -13,12 +13,12 @@ from torch import Tensor
 from pmae.app.explorer import QUIET, explore, gradio
 from pmae.app.material import BANK, decoded, read_upload, spread
 from pmae.app.panels import NEIGHBOURS, pictures, words
-from pmae.classify.finetune import read_as
 from pmae.classify.labels import Labelled, read_labelled
 from pmae.classify.model import ImageClassifier, load_classifier
 from pmae.classify.predict import reading_for
 from pmae.config import DataConfig
 from pmae.data.images import as_tensor
+from pmae.data.sets import read_like
 from pmae.errors import UserError
 from pmae.evaluate.probes import nearest
 from pmae.files import read_object
@@ -160,9 +160,9 @@ def labelled_images(
     how: dict[str, Any] = {"layout": card.layout, "resize": card.resize, "channels": card.channels}
     how["crop_mode"] = card.crop_mode
     how |= {"root": known["root"]} if "root" in known else {}
-    reading = read_as(DataConfig(**how), str(source))
+    reading = read_like(DataConfig(str(source), **how), card.shape)
     try:
-        found = read_labelled(reading, None if data else known.get("labels"))
+        _, found = read_labelled(reading, None if data else known.get("labels"))
     except UserError as error:
         if data:
             raise

@@ -96,7 +96,7 @@ class Material:
         with self._lock:
             if self._bank is None:
                 batches = Batches(self.train.images[places], CPU)
-                self._bank = extract(self.model.encoder, batches, self.standardize, compile=False)["mean"]
+                self._bank = extract(self.model.encoder, batches, self.standardize)["mean"]
         query = self.model.encoder.features(self.standardized(image))["mean"]
         found = nearest(self._bank, query, min(count + 1, len(self._bank)))[0]
         other = [i for i in found.tolist() if not np.array_equal(self.train.images[places[i]], image)][:count]

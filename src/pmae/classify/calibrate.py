@@ -7,7 +7,6 @@ Unified Framework for Detecting Out-of-Distribution Samples, with one Gaussian a
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit, log_expit, log_softmax, softmax
 
 RANGE = (-4.0, 4.0)
 """Of the logarithm of a temperature."""
@@ -18,12 +17,16 @@ QUANTILE = 0.99
 
 def probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:
     """(N, C): of one class out of all, or of each class by itself."""
+    from scipy.special import expit, softmax  # most of a second to import, which every command would wait for
+
     found: np.ndarray = expit(logits) if multi_label else softmax(logits, axis=1)
     return found
 
 
 def nll(logits: np.ndarray, targets: np.ndarray, smoothing: float = 0.0) -> float:
     """Mean negative log-likelihood of an image's labels, of which a share may be spread over all answers."""
+    from scipy.special import log_expit, log_softmax
+
     if targets.ndim == 2:
         soft = targets * (1 - smoothing) + smoothing / 2
         return float(-(soft * log_expit(logits) + (1 - soft) * log_expit(-logits)).sum(1).mean())

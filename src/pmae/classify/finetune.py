@@ -17,8 +17,8 @@ from pmae.classify.score import score
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, fit_standardize
-from pmae.data.images import ImageSet
-from pmae.data.sets import converts, settled
+from pmae.data.images import ImageSet, require_shape
+from pmae.data.sets import read_like
 from pmae.embed import require_pooling
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
@@ -26,6 +26,7 @@ from pmae.files import disk_errors, folder_path, read_object, write_json
 from pmae.models import build_encoder
 from pmae.models.described import BYTES, Described, described_weights, require_encoder
 from pmae.models.weights import load_weights
+from pmae.remote import is_remote, local
 from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 from pmae.train.environment import pick_device
@@ -58,10 +59,8 @@ def finetune(
     pick_device(device)
     if config.method == "lora":
         require_peft()
-    reading = data if isinstance(data, DataConfig) else read_as(reading_of(start), str(data))
-    if Path(reading.source).expanduser().is_dir():
-        reading = settled(reading)
-    labelled = with_validation(read_labelled(reading, labels), config.validation, config.seed)
+    reading, found = read_labelled(data if isinstance(data, DataConfig) else reading_for(start, str(data)), labels)
+    labelled = with_validation(found, config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
     require_pooling(config.pooling, begin.encoder)
     notes = [*labelled.notes, *begin.notes, *_shared(labelled)]
@@ -73,24 +72,26 @@ def finetune(
 
 
 def is_run(source: Path | str | Run) -> bool:
-    """Whether a path is a run folder, not weights."""
-    return isinstance(source, Run) or (Path(source).expanduser() / "checkpoints").is_dir()
+    """Whether a path is a run folder, or its address in a store, not weights."""
+    stored = is_remote(source) and not str(source).startswith("hf://")
+    return isinstance(source, Run) or stored or (local(source) / "checkpoints").is_dir()
 
 
-def reading_of(source: Path | str | Run) -> DataConfig:
-    """How the images of a run were read; those for weights are read as they are."""
-    return Run(source).config.data if is_run(source) else DataConfig()
+def reading_for(start: Path | str | Run, source: str) -> DataConfig:
+    """How a source is read for an encoder: as the images of its run were, for weights as they are."""
+    if not is_run(start):
+        return DataConfig(source)
+    run = Run(start)
+    return read_like(replace(run.config.data, source=source, labels="none"), run.shape)
 
 
 def load_start(source: Path | str | Run, images: ImageSet, name: str | None = None) -> Start:
     """The encoder at `source` for these images; `name` is its timm network where weights do not tell it."""
     if is_run(source):
         config, found, standardize = load_encoder(source)
-        if images.shape != found.shape:
-            rule = "of the shape that the run was trained on (resize and channels convert image files)"
-            raise UserError(f"data must have images {rule}, {found.shape}, got {images.shape}")
+        require_shape("data", found.shape, images.shape)
         return Start(found, config.encoder, standardize)
-    place = Path(str(source)).expanduser()
+    place = local(str(source))
     rule = "a run folder, or weights that timm or Hugging Face wrote"
     require(place.exists(), "start", rule, str(source))
     require(not (place / "classifier.json").exists(), "start", f"{rule}, not a classifier", str(source))
@@ -124,16 +125,9 @@ def recorded_statistics(described: Described, images: ImageSet) -> Standardize |
     return Standardize(*(torch.tensor(values).reshape(-1, 1, 1) / scale for values in (mean, std)))
 
 
-def read_as(of_run: DataConfig, source: str) -> DataConfig:
-    """Another source in the run's way; what converts image files is for no other kind."""
-    other = replace(of_run, source=source, labels="none")
-    files = converts(other) or Path(source).suffix.lower() in (".csv", ".parquet")
-    return other if files else replace(other, resize=None, channels=None)
-
-
 def _require_folder(path: Path, resume: bool) -> None:
     if is_classifier(path):
-        raise UserError(f"out must be a folder without a classifier, got {str(path)!r}, which is finished")
+        raise UserError(f"out must be a folder without a classifier, got {str(path)!r}, which has one; name another")
     if resume and not (path / SETTINGS).is_file():
         raise UserError(f"out must be a folder with unfinished fine-tuning to be resumed, got {str(path)!r}")
     if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):

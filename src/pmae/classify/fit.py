@@ -239,7 +239,7 @@ def loss_for(targets: Tensor, classes: int, weights: str) -> Loss:
 
 def _loss_on(model: Classifier, batches: Batches, standardize: Standardize, targets: np.ndarray) -> float:
     """Of the logits at the temperature that would be set: mixed images and smoothed labels leave them too unsure."""
-    logits = extract(model, batches, standardize, compile=False)["logits"].double().cpu().numpy()
+    logits = extract(model, batches, standardize)["logits"].double().cpu().numpy()
     return nll(logits / fit_temperature(logits, targets), targets)
 
 

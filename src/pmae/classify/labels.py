@@ -12,8 +12,8 @@ import numpy as np
 from pmae.config import DataConfig
 from pmae.data.files import FileSamples
 from pmae.data.images import ImageSet, Splits
-from pmae.data.sets import converts, is_sharded, load
-from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown
+from pmae.data.sets import LARGEST_KEPT, converts, is_sharded, load_settled
+from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown, with_shape
 from pmae.errors import UserError, failing_as, optional, require
 from pmae.evaluate.features import hold_out
 
@@ -51,21 +51,23 @@ class LabelledData(NamedTuple):
         return self.train.targets.ndim == 2
 
 
-def read_labelled(config: DataConfig, labels: Path | str | None = None) -> LabelledData:
-    """The images of a source and their labels, checked; `labels` is a table of the files below `config.source`.
+def read_labelled(config: DataConfig, labels: Path | str | None = None) -> tuple[DataConfig, LabelledData]:
+    """The images of a source and their labels, checked, and the settings that they were read with.
 
-    A table has a column `file`, `label` (several are `a;b`) or a column of 0 and 1 for each class, and maybe `split`.
+    `labels` is a table of the files below `config.source`, with a column `file`, `label` (several are `a;b`) or a
+    column of 0 and 1 for each class, and maybe `split`.
     """
     source = Path(config.source).expanduser()
     if labels is None and _is_table(source):
         labels, source = source, source.parent
     if labels is not None:
-        found = _from_table(Path(labels).expanduser(), source, config)
+        config, found = _from_table(Path(labels).expanduser(), source, config)
     else:
         folder = converts(config) and not is_sharded(config)
-        found = from_splits(load(replace(config, labels="folders") if folder else config))
+        config, splits = load_settled(replace(config, labels="folders") if folder else config)
+        found = from_splits(splits)
     _check(found)
-    return found
+    return config, found
 
 
 def from_splits(splits: Splits) -> LabelledData:
@@ -140,7 +142,7 @@ def _read_rows(path: Path) -> Rows:
     return rows
 
 
-def _from_table(path: Path, folder: Path, config: DataConfig) -> LabelledData:
+def _from_table(path: Path, folder: Path, config: DataConfig) -> tuple[DataConfig, LabelledData]:
     rows = _read_rows(path)
     targets, classes = _targets(rows, path)
     files, splits = [str(row["file"]) for row in rows], [str(row.get("split") or "train") for row in rows]
@@ -150,12 +152,14 @@ def _from_table(path: Path, folder: Path, config: DataConfig) -> LabelledData:
     # The number of a sample is its row, so that a file that cannot be read takes its row with it.
     places = {split: [i for i, own in enumerate(splits) if own == split] for split in SPLITS if split in splits}
     samples = {s: FileSamples(folder, [files[i] for i in own], own, ()) for s, own in places.items()}
-    read = from_splits(read_samples(SampleSet(path.stem, samples), replace(config, labels="none")))
+    named = SampleSet(path.stem, samples)
+    config = with_shape(replace(config, labels="none"), named, LARGEST_KEPT)
+    read = from_splits(read_samples(named, config))
     parts = {split: getattr(read, split) for split in places}
     kept = {
         split: Labelled(replace(p.images, labels=None, classes=()), targets[p.targets]) for split, p in parts.items()
     }
-    return LabelledData(path.stem, classes, notes=read.notes, **kept)
+    return config, LabelledData(path.stem, classes, notes=read.notes, **kept)
 
 
 def _check_files(files: list[str], splits: list[str], folder: Path, path: Path) -> None:

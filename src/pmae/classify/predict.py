@@ -1,9 +1,8 @@
 """`pmae predict`: labels and probabilities of any number of images, streamed to a .csv or .parquet file."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from pmae.classify.fit import Say
 from pmae.classify.model import ImageClassifier, load_classifier
 from pmae.config import DataConfig
 from pmae.data.images import ImageSet
-from pmae.data.sets import converts, read_chunks
+from pmae.data.sets import read_chunks, read_like
 from pmae.embed import Rows, fitting, write_streamed, writer_for
 from pmae.errors import UserError, require
 from pmae.train.distributed import World, local_device
@@ -58,7 +57,7 @@ def predict(
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, own.embedder.batch_size, split, world.part)
-        for _, part in fitting(source.chunks, card.shape, card.dtype, reading):
+        for _, part in fitting(source.chunks, card.shape, card.dtype):
             yield table(own, part, top_k) if len(part) else Rows(np.empty(0), {})
         unreadable.extend(source.unreadable.found if source.unreadable else ())
 
@@ -70,11 +69,10 @@ def predict(
 
 
 def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
-    """A source read as the classifier's training images were; what converts image files is for no other kind."""
+    """A source read as the classifier's training images were."""
     card = classifier.card
-    plain = DataConfig(source, layout=card.layout, max_unreadable=ANY)  # type: ignore[arg-type]
-    how = {"resize": card.resize, "channels": card.channels, "crop_mode": card.crop_mode}
-    return replace(plain, **how) if converts(plain) else plain  # type: ignore[arg-type]
+    how: dict[str, Any] = {"resize": card.resize, "channels": card.channels, "crop_mode": card.crop_mode}
+    return read_like(DataConfig(source, layout=card.layout, max_unreadable=ANY, **how), card.shape)  # type: ignore[arg-type]
 
 
 def table(classifier: ImageClassifier, part: ImageSet, top_k: int) -> Rows:

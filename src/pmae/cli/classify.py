@@ -1,32 +1,14 @@
 """`pmae finetune` and `predict`: a classifier of labelled images, and what it says of new ones."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from pmae.classify import FinetuneConfig
-from pmae.cli.parse import Count, Out, Switch, Text
-from pmae.config import DataConfig
+from pmae.cli.parse import Conversion, Count, Out, Switch, Text
 from pmae.train.journal import say
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """How image files are read, where it is not as those of the run were."""
-
-    resize: Count = None
-    """Resize image files to this side; as those that were trained on if not given."""
-    channels: Literal[1, 3] | None = None
-    """Convert image files; as those that were trained on if not given."""
-    root: Text = None
-    """Folder of named sets."""
-
-    def applied(self, reading: DataConfig) -> DataConfig:
-        """The settings with what was given."""
-        given: dict[str, Any] = {"resize": self.resize, "channels": self.channels, "root": self.root}
-        return replace(reading, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -44,7 +26,7 @@ class Finetune(Conversion):
     """
 
     start: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN_OR_WEIGHTS", help_behavior_hint="")]
-    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote."""
+    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
     data: str
     """A folder with a subfolder for each class, a table of files, an .npz file, shards, or a named set."""
     out: Out
@@ -61,14 +43,15 @@ class Finetune(Conversion):
 
     def run(self) -> None:
         """Train, and print how good it is."""
-        from pmae.classify.finetune import finetune, read_as, reading_of
+        from pmae.classify.finetune import finetune, reading_for
         from pmae.classify.score import in_words
 
-        reading = self.applied(read_as(reading_of(self.start), self.data))
+        reading = self.applied(reading_for(self.start, self.data))
         finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)
         print(in_words(self.out))
         print(f"classifier: {self.out}   (classifier.json, classifier.safetensors, results.json)")
         print(f"how sure to be: pmae report {self.out} -o {Path(self.out).name}.html")
+        print(f"next: pmae predict {self.out} --data new/ -o predictions.csv")
 
 
 @dataclass(frozen=True)
@@ -107,8 +90,7 @@ class Predict(Conversion):
         from pmae.train.environment import pick_device
 
         classifier = load_classifier(self.path, str(local_device(pick_device(self.device))), self.batch_size)
-        data = self.applied(reading_for(classifier, self.data))
-        data = data if self.max_unreadable is None else replace(data, max_unreadable=self.max_unreadable)
+        data = self.applied(reading_for(classifier, self.data), max_unreadable=self.max_unreadable)
         found = predict(classifier, data, self.out, self.top_k, self.split, self.device, self.batch_size, say)
         for name in found.unreadable:
             print(f"unreadable: {name}", flush=True)

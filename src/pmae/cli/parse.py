@@ -1,4 +1,7 @@
-"""From words to a command's dataclass by tyro; a mistake is one sentence with the option, the rule and the value."""
+"""From words to a command's dataclass by tyro, and the options that commands share.
+
+A mistake is one sentence with the option, the rule and the value.
+"""
 
 import contextlib
 import io
@@ -6,10 +9,12 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Annotated, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from pmae.config import DataConfig
 from pmae.errors import UserError
 
 T = TypeVar("T")
@@ -22,7 +27,53 @@ RunFolder = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", he
 Out = Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="PATH")]
 Switch = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")]
 
-WORDS = {"{None}|": "", "INT": "a whole number", "FLOAT": "a number", "{True,False}": "True or False"}
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """How image files are read, where it is not as those that were trained on."""
+
+    resize: Count = None
+    """Resize image files to this side; as those that were trained on if not given."""
+    channels: Literal[1, 3] | None = None
+    """Convert image files; as those that were trained on if not given."""
+    root: Text = None
+    """Folder of named sets, if not the run's."""
+
+    def applied(self, reading: DataConfig, **more: Any) -> DataConfig:
+        """The settings with what was given."""
+        given = {"resize": self.resize, "channels": self.channels, "root": self.root, **more}
+        return replace(reading, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherData(Conversion):
+    """How to read images that are not the run's own."""
+
+    labels: Literal["none", "folders"] | None = None
+    """Whether subfolders are classes."""
+
+    def read_as(
+        self, of_run: DataConfig, shape: Sequence[int] | None, source: str | None, labels: str | None = None
+    ) -> DataConfig:
+        """A source, or the run's own, in the run's way and for its shape, with what was given instead."""
+        from pmae.data.sets import is_sharded, read_like
+
+        where: dict[str, Any] = {"source": source, "root": self.root, "labels": labels}
+        where = {name: value for name, value in where.items() if value is not None}
+        reading = replace(of_run, **where)
+        reading = reading if shape is None else read_like(reading, shape)
+        reading = replace(reading, labels="none") if is_sharded(reading) else reading
+        return self.applied(reading, labels=self.labels)
+
+
+WORDS = {
+    "{None}|": "",
+    "'None', ": "",
+    ", 'None'": "",
+    "INT": "a whole number",
+    "FLOAT": "a number",
+    "{True,False}": "True or False",
+}
 RULES = (
     (r"Error parsing (\S+): no type matching (.+) could be instantiated from \[(.*?)\].*", r"\1 must be \2, got \3"),
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number, got \2"),
@@ -40,10 +91,12 @@ RULES = (
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
     """The dataclass that a command line describes; `--help` prints its page and leaves."""
-    arguments, said = joined(arguments, "--set"), io.StringIO()
+    arguments, said, asked = joined(arguments, "--set"), io.StringIO(), bool({"-h", "--help"} & set(arguments))
+    # None may be typed, to undo what a recipe or a file says; a page of help does not offer it.
+    how = {"prog": f"pmae {command}", "default": default, "config": (tyro.conf.DisallowNone,) if asked else ()}
     try:
-        with contextlib.redirect_stderr(said), _help() if {"-h", "--help"} & set(arguments) else _unwrapped():
-            found: T = tyro.cli(kind, args=list(arguments), prog=f"pmae {command}", default=default)  # type: ignore[assignment]
+        with contextlib.redirect_stderr(said), _help() if asked else _unwrapped():
+            found: T = tyro.cli(kind, args=list(arguments), **how)  # type: ignore[call-overload]
             return found
     except SystemExit as stop:
         if not stop.code:
@@ -86,13 +139,14 @@ class _Page(io.StringIO):
 
 @contextlib.contextmanager
 def _help() -> Iterator[None]:
-    """A page of help without None as a default: the sentence of such an option says what happens then."""
+    """A page of help without defaults that are None or empty: the option's sentence says what happens then."""
     page = _Page()
     try:
         with contextlib.redirect_stdout(page):
             yield
     finally:
-        print(re.sub(r"\(default:((?:[\s│]|\x1b\[[\d;]*m)+)None\)", rf"{' ' * 9}\1{' ' * 5}", page.getvalue()), end="")
+        default = r"\(default:((?:[\s│]|\x1b\[[\d;]*m)+)(None)?\)"
+        print(re.sub(default, lambda m: f"{' ' * 9}{m[1]}{' ' * len(m[2] or '')} ", page.getvalue()), end="")
 
 
 @contextlib.contextmanager

@@ -122,7 +122,7 @@ class Common(Start):
     masked_patches: Number = None
     """Share of the patches to hide, in pixel space; 0.75 if not given."""
     init: Text = None
-    """Start from a run, or from weights that timm or Hugging Face wrote, in their network, and adapt them."""
+    """Start from a run, or from weights that timm or Hugging Face wrote (hf://USER/NAME too), and adapt them."""
     encoder: Text = None
     """vit_tiny, smaller without a GPU, or any timm image model."""
     patch_size: Count = None

@@ -4,38 +4,13 @@ import contextlib
 import signal
 import sys
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from pmae.cli.parse import Count, Out, RunFolder, Switch, Text
+from pmae.cli.parse import Count, OtherData, Out, RunFolder, Switch, Text
 from pmae.config import DataConfig
 from pmae.errors import require
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherData:
-    """How to read images that are not the run's own, where it is not as the run's were."""
-
-    labels: Literal["none", "folders"] | None = None
-    """Whether subfolders are classes; the run's setting if not given."""
-    resize: Count = None
-    """Resize image files to this side; the run's setting if not given."""
-    channels: Literal[1, 3] | None = None
-    """Convert image files; the run's setting if not given."""
-    root: Text = None
-    """Folder of named sets, if not the run's."""
-
-    def read_as(self, of_run: DataConfig, source: str | None) -> DataConfig:
-        """A run's way of reading with what was given instead; what converts image files is for no other kind."""
-        from pmae.data.sets import converts
-
-        where: dict[str, Any] = {"source": source, "root": self.root}
-        where = {key: value for key, value in where.items() if value is not None}
-        if where and not converts(replace(of_run, **where)):
-            of_run = replace(of_run, resize=None, channels=None, labels="none")
-        how: dict[str, Any] = {"labels": self.labels, "resize": self.resize, "channels": self.channels}
-        return replace(of_run, **where, **{key: value for key, value in how.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -44,7 +19,7 @@ class Evaluate(OtherData):
 
     examples:
       pmae evaluate runs/a
-      pmae evaluate runs/a --data labelled/ --labels folders --protocols linear knn
+      pmae evaluate runs/a --data labelled/ --protocols linear knn        its subfolders are the classes
       pmae evaluate runs/a --protocols knn --shots 1 5 10 --label-fraction 0.01 0.1
       pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
       pmae evaluate runs/a --data scans/ --masks masks/        a linear segmentation probe, with mIoU
@@ -92,7 +67,10 @@ class Evaluate(OtherData):
             few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
             protocols = replace(protocols, few=few)
         other = any((self.data, self.labels, self.resize, self.channels, self.root))
-        splits = load(self.read_as(Run(self.path).config.data, self.data)) if other else None
+        # Of a folder that is named to be scored on, subfolders are the classes; masks need none.
+        labels = "folders" if self.data and not self.masks else None
+        run = Run(self.path)
+        splits = load(self.read_as(run.config.data, run.shape, self.data, labels)) if other else None
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
         epochs, whole = self.epochs or (None,), not self.no_baselines
         for path in runs:
@@ -102,8 +80,11 @@ class Evaluate(OtherData):
                 continue
             run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print)
             if is_main():
-                said = verdict(load_contents(run.path))
-                print(f"{run.path}\n{score_table(run)}\n\n{said.headline}")
+                told = load_contents(run.path)
+                # Scores on other sets, from evaluations before this one, are for the report.
+                told = replace(told, scores=[s for s in told.scores if s.data == run.evaluations[-1].data.name])
+                said = verdict(told)
+                print(f"{run.path}\n{score_table(told.scores)}\n\n{said.headline}")
                 print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons)))
                 print(f"next: pmae report {run.path}")
 
@@ -179,10 +160,11 @@ class Embed(OtherData):
       pmae embed runs/a --data scans/ -o scans.npz                          numpy.load: features, name
       pmae embed runs/a --data scans/ --labels folders -o scans.parquet     one column a feature, name, label, class
       pmae embed runs/a --data images.npy --pooling patches -o tokens.npz   features (images, tokens, width)
+      pmae embed hf://USER/NAME --data scans/ -o scans.npz                  an encoder that was shared on the hub
     """
 
     path: RunFolder
-    """Run folder."""
+    """Run folder, or an encoder that pmae export wrote for timm or Hugging Face, here or on the hub."""
     data: str
     """A named set, or the path of a folder, .npy or .npz file, or shards."""
     out: Out
@@ -200,12 +182,13 @@ class Embed(OtherData):
 
     def run(self) -> None:
         from pmae.embed import embed
-        from pmae.runs import Run
+        from pmae.train.checkpoint import load_encoder, opened
         from pmae.train.distributed import is_main
         from pmae.train.journal import say
 
-        run = Run(self.path)
-        data = self.read_as(replace(run.config.data, labels="none"), self.data)
+        run = opened(self.path)
+        config, encoder, _ = load_encoder(run, self.epoch)
+        data = self.read_as(config.data, encoder.shape, self.data, labels="none")
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
         count = embed(run, data, self.out, *places, say=lambda line: say(line) if is_main() else None)
         if is_main():
@@ -292,9 +275,9 @@ class Explore(OtherData):
         say("starting: 1 of 3, the page's library (10 to 30 s the first time)")
         gradio()
         run = Run(self.path) if self.path else None
-        of_run = self.read_as(run.config.data if run else DataConfig(), self.data)
-        say(f"starting: 2 of 3, reading {of_run.source}")
-        material = Material(load(of_run), run)
+        reading = self.read_as(run.config.data if run else DataConfig(), run.shape if run else None, self.data)
+        say(f"starting: 2 of 3, reading {reading.source}")
+        material = Material(load(reading), run)
         say(f"starting: 3 of 3, {'loading' if run else 'fitting'} {material.own_space} of {material.name}")
         material.space(material.own_space)
         explore(material, self.port, not self.no_browser, say)

@@ -48,6 +48,11 @@ class Batches:
     def __len__(self) -> int:
         return len(self._array)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W) of an image."""
+        return tuple(self._array.shape[1:])
+
     def on(self, device: torch.device) -> "Batches":
         """The same images on another device, or these if they are there."""
         return self if device == self.device else Batches(self._array, device)

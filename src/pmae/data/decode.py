@@ -129,7 +129,7 @@ def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) ->
         pixels = np.repeat(pixels, config.channels, axis=0)
     if short is not None:
         return capped(pixels, short)
-    if config.resize is not None:
+    if config.resize is not None and pixels.shape[1:] != (config.resize, config.resize):
         pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
     return pixels
 

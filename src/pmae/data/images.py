@@ -87,6 +87,22 @@ class Splits:
         return {name: part for name, part in named.items() if part is not None}
 
 
+def require_shape(parameter: str, shape: Sequence[int], found: Sequence[int]) -> None:
+    """Refuse images of another shape than an encoder's, with what to give instead."""
+    if tuple(found) == tuple(shape):
+        return
+    instead = "give arrays of that shape, or image files without resize and channels, which are converted to it"
+    if shape[1] != shape[2]:
+        instead = "give images of that shape: files of other sizes can only become squares"
+    rule = f"{parameter} must have images of the shape that the run was trained on, {_size(shape)}"
+    raise UserError(f"{rule}, got {_size(found)}; {instead}")
+
+
+def _size(shape: Sequence[int]) -> str:
+    channels, height, width = shape
+    return f"{channels} channel{'s' * (channels > 1)} of {height}x{width}"
+
+
 def require_uncut(images: np.ndarray | OnDemand) -> None:
     """Refuse a mapped file that was cut short since: reading what is gone would end the process without a message."""
     base: Any = images

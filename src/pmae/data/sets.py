@@ -36,15 +36,26 @@ NO_LABEL = -1  # the label of an image that has none, in a set where others have
 
 def load(config: DataConfig) -> Splits:
     """The images that the settings name: in memory, in a mapped file, or, of shards, decoded when asked for."""
+    return load_settled(config, largest=None)[1]
+
+
+def load_settled(config: DataConfig, largest: int | None = LARGEST_KEPT) -> tuple[DataConfig, Splits]:
+    """The settings with what makes files alike that differ, and large ones smaller, where not given; and the images."""
     found = _find(here(config))
-    return found if isinstance(found, Splits) else read_samples(found, with_shape(config, found))
+    if isinstance(found, Splits):
+        return config, found
+    config = with_shape(config, found, largest) if converts(config) else config
+    return config, read_samples(found, config)
 
 
-def settled(config: DataConfig) -> DataConfig:
-    """The settings with what makes files alike that differ, and large ones smaller, where it is not given."""
-    given = config.resize is not None and config.channels is not None
-    found = _find(here(config)) if converts(config) and not given else None
-    return with_shape(config, found, LARGEST_KEPT) if isinstance(found, SampleSet) else config
+def read_like(config: DataConfig, shape: Sequence[int]) -> DataConfig:
+    """The settings with which image files become images of this shape; what converts files is for no other kind."""
+    if not converts(config) and Path(config.source).suffix.lower() != ".csv":
+        return replace(config, resize=None, channels=None, labels="none")
+    channels, height, width = shape
+    side = config.resize or (height if height == width else None)
+    bands = config.channels or {1: 1, 3: 3}.get(channels)
+    return replace(config, resize=side, channels=bands)  # type: ignore[arg-type]
 
 
 class Chunks(NamedTuple):
@@ -53,7 +64,7 @@ class Chunks(NamedTuple):
     splits: list[str]
     chunks: Iterator[tuple[str, ImageSet]]
     unreadable: Unreadable | None = None
-    """The samples that could not be read, once all chunks were."""
+    """The samples that could not be read, once all chunks were; whoever reads them tells of these."""
 
 
 def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = (0, 1)) -> Chunks:
@@ -70,12 +81,10 @@ def read_chunks(config: DataConfig, size: int, split: str = "all", part: Part = 
     else:
         unreadable = Unreadable(config.max_unreadable, found, warn_at_once=False)
         sets = open_images(found, config, unreadable, chosen)
-    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part, unreadable), unreadable)
+    return Chunks(chosen, _chunks({name: sets[name] for name in chosen}, size, part), unreadable)
 
 
-def _chunks(
-    sets: dict[str, ImageSet], size: int, part: Part, unreadable: Unreadable | None
-) -> Iterator[tuple[str, ImageSet]]:
+def _chunks(sets: dict[str, ImageSet], size: int, part: Part) -> Iterator[tuple[str, ImageSet]]:
     """The next chunk is read while one is used; where some splits have labels, the others get `NO_LABEL`."""
     classes = next((images.classes for images in sets.values() if images.labels is not None), None)
     starts = [(name, start) for name, images in sets.items() for start in range(0, len(images), size)]
@@ -89,8 +98,6 @@ def _chunks(
         return name, chunk
 
     yield from read_ahead(read, starts[number::parts], 1)
-    if unreadable is not None:
-        unreadable.warn()
 
 
 def here(config: DataConfig) -> DataConfig:

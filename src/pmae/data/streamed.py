@@ -71,8 +71,9 @@ class Unreadable:
         found = self.found
         if not found:
             return ()
-        warnings.warn(f"skipped {len(found)} unreadable files: {self}", stacklevel=3)
-        return (f"skipped {len(found)} unreadable files: {', '.join(found)}",)
+        told = f"skipped {len(found)} unreadable file{'s' * (len(found) > 1)}"
+        warnings.warn(f"{told}: {self}", stacklevel=3)
+        return (f"{told}: {', '.join(found)}",)
 
     @property
     def found(self) -> list[str]:

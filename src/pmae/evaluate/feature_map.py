@@ -32,7 +32,7 @@ def save_feature_map(run: Run, encoder: Encoder, splits: Splits, standardize: St
     config = run.config
     untrained = random_weights(lambda: build_encoder(config.encoder, splits.train.shape), config.train.seed)
     made = {"": encoder, "random_": untrained.to(standardize.mean.device)}
-    found = {name: extract(net, batches, standardize, compile=False)[pooling] for name, net in made.items()}
+    found = {name: extract(net, batches, standardize)[pooling] for name, net in made.items()}
     tensors = {"features": found[""], "places": torch.from_numpy(places), "labels": torch.as_tensor(part.labels)}
     tensors |= {f"{name}neighbours": _neighbours(features) for name, features in found.items()}
     tensors["pictures"] = _small(batches.take(torch.arange(len(places), device=standardize.mean.device)))

@@ -1,5 +1,6 @@
 """Features of all images in one pass (no gradient, no masking, bfloat16 on CUDA); which images, in what order."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,6 @@ from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.protocols import FewLabelsProtocol
 from pmae.fast import accelerate
-from pmae.fast.graph import compiled, falls_back
 from pmae.train.distributed import ONE_PROCESS, World
 
 CHUNK = {"cuda": 4096, "cpu": 256}  # images that are encoded at once, at most
@@ -55,33 +55,27 @@ def evaluating(represent: Representation) -> Iterator[None]:
 
 
 class Extractor:
-    """Features pass after pass with one compiled forward; several processes divide the chunks among them."""
+    """Features pass after pass; several processes divide the chunks among them."""
 
     def __init__(
         self,
         represent: Representation,
         standardize: Standardize,
         device: torch.device,
-        compile: bool | None = None,
         world: World = ONE_PROCESS,
     ) -> None:
         if isinstance(represent, nn.Module):
             accelerate(represent)
         self.represent, self.standardize, self.device, self.world = represent, standardize, device, world
-        self.compiled = device.type == "cuda" if compile is None else compile
-        self._forward: Any = compiled(self._plain) if self.compiled else self._plain
 
-    @falls_back
     def __call__(
-        self, batches: Batches, augment: AugmentConfig | None = None, key: tuple[int, ...] = (), plain: bool = False
+        self, batches: Batches, augment: AugmentConfig | None = None, key: tuple[int, ...] = ()
     ) -> dict[str, Tensor]:
         """Features (N, width) in float32 for each pooling; crops and flips are a function of `key`."""
-        if plain:
-            self.compiled, self._forward = False, self._plain
         found: dict[str, Tensor] = {}
         how = augment.interpolation if augment else "bicubic"
         with evaluating(self.represent):
-            chunks = list(_chunks(batches, self.compiled))
+            chunks = list(_chunks(batches))
             mine = chunks[self.world.rank :: self.world.size]
             # A process without a chunk computes the first one, to know what all of them add up.
             for start, stop, index in mine or chunks[:1]:
@@ -89,7 +83,7 @@ class Extractor:
                 if augment is not None:
                     (count, _, height, width), draw = images.shape, generator(self.device, *key, start, BOXES)
                     boxes = draw_boxes(count, height, width, augment, draw, self.device)
-                for name, value in self._forward(images, boxes, how).items():
+                for name, value in self._encode(images, boxes, how).items():
                     if name not in found:
                         found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)
                     if mine:
@@ -97,27 +91,24 @@ class Extractor:
         # A sum with zeros is exact: all processes have the numbers that one would have.
         return {name: self.world.all_reduce(value) for name, value in found.items()}
 
-    def _plain(self, images: Tensor, boxes: Boxes | None, how: Any) -> dict[str, Tensor]:
+    def _encode(self, images: Tensor, boxes: Boxes | None, how: Any) -> dict[str, Tensor]:
         x = images if boxes is None else crop(images, boxes, how)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.represent.features(self.standardize(x))
 
 
-def extract(
-    represent: Representation, batches: Batches, standardize: Standardize, compile: bool | None = None
-) -> dict[str, Tensor]:
+def extract(represent: Representation, batches: Batches, standardize: Standardize) -> dict[str, Tensor]:
     """Features (N, width) of all images in order, for each pooling the representation has."""
-    return Extractor(represent, standardize, batches.device, compile)(batches)
+    return Extractor(represent, standardize, batches.device)(batches)
 
 
-def _chunks(batches: Batches, static: bool) -> Iterator[tuple[int, int, Tensor]]:
-    """Start, stop and positions of each chunk; a compiled forward gets one shape, the last chunk wrapping around."""
+def _chunks(batches: Batches) -> Iterator[tuple[int, int, Tensor]]:
+    """Start, stop and positions of each chunk."""
     count, device = len(batches), batches.device
-    values = batches.take(torch.zeros(1, dtype=torch.long, device=device)).numel()
-    size = min(CHUNK.get(device.type, CHUNK["cpu"]), max(1, VALUES // values))
+    size = min(CHUNK.get(device.type, CHUNK["cpu"]), max(1, VALUES // math.prod(batches.shape)))
     for start in range(0, count, size):
         stop = min(start + size, count)
-        yield start, stop, torch.arange(start, start + size if static else stop, device=device) % count
+        yield start, stop, torch.arange(start, stop, device=device)
 
 
 def effective_rank(features: Tensor) -> float:
@@ -169,7 +160,8 @@ def complete(splits: Splits) -> Splits:
     """Labelled training and test parts: one without a labelled test split gets a stratified one, and a note."""
     labels = splits.train.labels
     if labels is None:
-        raise UserError(f"data {splits.name!r} must have labels to be evaluated, got none")
+        instead = "`labels folders` takes subfolders for classes, or name a labelled set as data"
+        raise UserError(f"data {splits.name!r} must have labels to be evaluated, got none; {instead}")
     notes, val, test = list(splits.notes), splits.val, splits.test
     if val is not None and val.labels is None:
         notes.append("the val split has no labels and is left out")

@@ -60,7 +60,7 @@ class Finetuned:
 
     def scores(self, batches: Batches, standardize: Standardize) -> Tensor:
         """Class probabilities (N, C) of all images."""
-        return extract(self.classifier, batches, standardize, compile=False)["logits"].softmax(-1)
+        return extract(self.classifier, batches, standardize)["logits"].softmax(-1)
 
 
 class EarlyStopping:
@@ -130,7 +130,8 @@ def finetune(
         losses = _restore(path, identity, classifier, optimizer, ema, stopping)
     model = ema.model if ema else classifier
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        take_step = build_step(classifier, optimizer, standardize, config, loss, plain)
+        pixels = config.epochs * len(batches) * math.prod(batches.shape[1:])
+        take_step = build_step(classifier, optimizer, standardize, config, loss, pixels, plain)
         if stopping and not losses:
             stopping.look(model)
         for epoch in range(len(losses), config.epochs):

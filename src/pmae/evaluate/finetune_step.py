@@ -12,7 +12,7 @@ from pmae.data.augment import Standardize
 from pmae.evaluate.augment import Loss, Noise, augmented, cross_entropy, mixed_loss
 from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast import accelerate, can_capture
-from pmae.fast.graph import CapturedStep, compiled
+from pmae.fast.graph import COMPILE_FROM, CapturedStep, compiled
 from pmae.models.encoder import UNDECAYED, layer_depths
 
 
@@ -25,6 +25,7 @@ class FinetuneStep:
     standardize: Standardize
     config: FinetuneProtocol
     loss: Loss = cross_entropy
+    compile: bool = False
 
     def __post_init__(self) -> None:
         self.total = torch.zeros((), device=self.standardize.mean.device)
@@ -57,7 +58,7 @@ class FinetuneStep:
 
 
 class CapturedFinetuneStep(FinetuneStep):
-    """The same step with bf16 copies of the weights, compiled, captured in a CUDA graph and replayed."""
+    """The same step with bf16 copies of the weights, captured in a CUDA graph and replayed, compiled before if told."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +67,8 @@ class CapturedFinetuneStep(FinetuneStep):
         self._rates = torch.zeros_like(self._peaks)
         for group, own in zip(groups, self._rates.unbind(0), strict=True):
             group["lr"] = own
-        self._captured = CapturedStep(self.model, self.optimizer, compiled(self._measure), self._update, bf16=True)
+        measure = compiled(self._measure) if self.compile else self._measure
+        self._captured = CapturedStep(self.model, self.optimizer, measure, self._update, bf16=True)
         self._leaves = self._captured.leaves(self._leaves)
 
     def __call__(self, images: Tensor, labels: Tensor, noise: Noise, rate: float) -> None:
@@ -80,14 +82,16 @@ def build_step(
     standardize: Standardize,
     config: FinetuneProtocol,
     loss: Loss,
+    pixels: float,
     plain: bool,
 ) -> FinetuneStep:
-    """Captured where a GPU and a ViT allow it, else eager; both through the fast kernels that there are."""
-    device = standardize.mean.device
+    """Captured where a GPU and a ViT allow it, else eager; both through the fast kernels that there are, and compiled
+    on a GPU where a run over so many pixels makes it pay."""
+    device, compile = standardize.mean.device, pixels >= COMPILE_FROM
     accelerate(classifier)
     if not plain and can_capture(device) and getattr(classifier.encoder, "is_vit", False):
-        return CapturedFinetuneStep(classifier, optimizer, standardize, config, loss)
-    may_compile = device.type == "cuda" and not plain
+        return CapturedFinetuneStep(classifier, optimizer, standardize, config, loss, compile)
+    may_compile = compile and device.type == "cuda" and not plain
     model = torch.compile(classifier, mode="reduce-overhead") if may_compile else classifier
     return FinetuneStep(model, optimizer, standardize, config, loss)
 

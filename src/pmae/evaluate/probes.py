@@ -256,11 +256,11 @@ def online_probe(splits: Splits) -> Callable[[Representation, Standardize, torch
     def probe(encoder: Representation, standardize: Standardize, device: torch.device) -> dict[str, float]:
         most = MOST_IMAGES.get(device.type, MOST_IMAGES["cpu"])
         fitted, scored = _first(fit, most), _first(score, most // 4)
-        features = extract(encoder, Batches(fitted.images, device), standardize, compile=False)[PRIMARY]
+        features = extract(encoder, Batches(fitted.images, device), standardize)[PRIMARY]
         values = {"effective_rank": effective_rank(features)}
         if fitted.labels is None or scored.labels is None:
             return values
-        others = extract(encoder, Batches(scored.images, device), standardize, compile=False)[PRIMARY]
+        others = extract(encoder, Batches(scored.images, device), standardize)[PRIMARY]
         labels = [torch.from_numpy(part.labels).to(device) for part in (fitted, scored)]
         return values | probe_accuracies(features, labels[0], others, labels[1])
 

@@ -34,8 +34,7 @@ from pmae.evaluate.probes import (
     votes,
 )
 from pmae.evaluate.protocols import FewLabelsProtocol, FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
-from pmae.results import EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score, scores_of
-from pmae.runs import Run
+from pmae.results import EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
 from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
@@ -272,12 +271,12 @@ def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[in
     return [data.score(split, by_seed, **named) for split, by_seed in found.items()]
 
 
-def score_table(run: Run) -> str:
-    """Accuracies of everything evaluated in a run, as aligned lines."""
-    lines = [f"  {'representation':<28} {'protocol':<9} {'pooling':<8} {'split':<6} {'accuracy':>8}   95% interval"]
-    for score in scores_of(run.evaluations):
+def score_table(scores: Sequence[Score]) -> str:
+    """Accuracies as aligned lines."""
+    lines = [f"  {'representation':<28} {'protocol':<11} {'pooling':<8} {'split':<6} {'accuracy':>8}   95% interval"]
+    for score in scores:
         parts = (score.accuracy.value, score.accuracy.low, score.accuracy.high)
         value, low, high = (math.nan if part is None else part for part in parts)
-        where = f"  {score.label:<28} {score.protocol:<9} {score.pooling:<8} {score.split:<6}"
+        where = f"  {score.label:<28} {score.protocol:<11} {score.pooling:<8} {score.split:<6}"
         lines.append(f"{where} {value:8.1f}   {low:.1f} to {high:.1f}")
     return "\n".join(lines)

@@ -19,9 +19,9 @@ from pmae.fast import attention, blocks
 from pmae.models import encoder as plain
 
 try:
-    from pmae.fast import kernels
+    from pmae.fast import mask_kernels
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
-    kernels = None  # type: ignore[assignment]
+    mask_kernels = None  # type: ignore[assignment]
 
 VARIABLE = "PMAE_KERNELS"  # environment variable that overrides the setting `train.kernels`
 
@@ -35,7 +35,7 @@ FAST: dict[str, Hooks] = {
     "all": {
         "run_blocks": blocks.run_blocks,
         "embed_patches": blocks.embed_patches,
-        "hide_components": kernels.hide_components if kernels else masking.hide_components,
+        "hide_components": mask_kernels.hide_components if mask_kernels else masking.hide_components,
     },
     "attention": {"run_blocks": attention.run_blocks},
     "none": {},
@@ -63,4 +63,4 @@ def accelerate(model: nn.Module, setting: str | None = None) -> None:
 
 def can_capture(device: torch.device, setting: str = "all") -> bool:
     """Whether steps may be compiled and captured in a CUDA graph: all kernels are on, on a GPU that has them."""
-    return level(setting) == "all" and device.type == "cuda" and kernels is not None
+    return level(setting) == "all" and device.type == "cuda" and mask_kernels is not None

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 try:
-    from pmae.fast.attention_kernels import short_attention
+    from pmae.fast.attention_kernels import place_gradients, short_attention
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     short_attention = None
 
@@ -50,13 +50,7 @@ class Attended(NamedTuple):
     def backward_into(self, out: Tensor, sums: Tensor, grad_rows: Tensor) -> None:
         """The gradient in qkv, and its sums over each image's tokens (B, 3 * H * D), which its bias wants."""
         grad = grad_rows.unflatten(0, (len(out), -1)).unflatten(2, (self.found.shape[1], -1)).transpose(1, 2)
-        grads = torch.autograd.grad(self.found, self.parts, grad)
-        missing = out.shape[1] - grad.shape[2]
-        for to, part in zip(out.unflatten(2, (3, -1)).unbind(2), grads, strict=True):
-            skipped = missing if part is grads[0] else 0
-            to[:, :skipped] = 0
-            to[:, skipped:] = part.transpose(1, 2).flatten(2)
-        torch.sum(out, 1, dtype=sums.dtype, out=sums)
+        place_gradients(out, sums, torch.autograd.grad(self.found, self.parts, grad))
 
 
 def on_recent_gpu(device: torch.device) -> bool:

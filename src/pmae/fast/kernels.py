@@ -1,29 +1,17 @@
-"""Kernels of one pass over memory: layer norm, GELU and masks of components; importing this needs Triton.
+"""Kernels of one pass over memory, layer norm and GELU; importing this needs Triton.
 
 Residual sum and layer norm, GELU, and their backward, are what a transformer block does between its GEMMs. Sums over
 rows (the gradients of norms and biases) leave a kernel as partial sums, one a program, and are added up later for all
 layers at once. Shapes: R rows (images x tokens) of W numbers.
-
-Hiding the shortest prefix in the noise's order whose share is closest to the ratio means hiding all noise below a
-threshold. A row's threshold is found by bisection with the whole row in registers: 24 sums instead of a sort.
 """
-
-from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
-
-from pmae import masking
 
 ROWS = 4  # rows that a norm's program holds at a time
 COLUMNS = 128  # columns that a program of GELU's backward holds
-WIDEST, TILE = (
-    32768,
-    8192,
-)  # the most components whose row fits the registers of one program; of more, so many at a time
 
 Maybe = Tensor | None
 Normed = tuple[Tensor, Tensor, Tensor]
@@ -244,90 +232,3 @@ def linear_gelu_backward(grad: Tensor, weight: Tensor, hidden: Tensor, partial: 
     sizes = (count, triton.cdiv(count, len(partial)), width, 16, COLUMNS)
     grid = (len(partial), triton.cdiv(width, COLUMNS))
     _gelu_backward_kernel[grid](grad @ weight, hidden, out, partial, *sizes, num_warps=4)
-
-
-@triton.jit
-def _hide_kernel(noise, share, ratio, hidden, K: tl.constexpr, WIDTH: tl.constexpr):
-    columns = tl.arange(0, WIDTH)
-    row = tl.program_id(0).to(tl.int64) * K
-    # Uniform float32 noise is a multiple of 2^-24, so as an integer it loses nothing; padding is above every threshold.
-    key = _keys(noise + row, columns, K)
-    part = tl.load(share + columns, mask=columns < K, other=0.0)
-    target = tl.load(ratio)
-    low, high = 0, 16777216
-    for _ in range(24):
-        middle = (low + high) // 2
-        below = tl.sum(tl.where(key < middle, part, 0.0), 0) <= target
-        low, high = tl.where(below, middle, low), tl.where(below, high, middle)
-    without, count = tl.sum(tl.where(key < low, part, 0.0), 0), tl.sum((key < low).to(tl.int32), 0)
-    together, all_of_them = tl.sum(tl.where(key < high, part, 0.0), 0), tl.sum((key < high).to(tl.int32), 0)
-    chosen = _threshold(low, high, without, together, count, all_of_them, target, K)
-    tl.store(hidden + row + columns, key < chosen, mask=columns < K)
-
-
-@triton.jit
-def _threshold(low, high, without, together, count, all_of_them, target, K: tl.constexpr):
-    """The component at `low` crosses the ratio: with or without it, whichever is closer, but never none or all."""
-    closer = tl.abs(together - target) < tl.abs(without - target)
-    return tl.where((count == 0) | (closer & (all_of_them < K)), high, low)
-
-
-@triton.jit
-def _keys(noise, columns, K: tl.constexpr):
-    return (tl.load(noise + columns, mask=columns < K, other=2.0) * 16777216.0).to(tl.int32)
-
-
-@triton.jit
-def _below(noise, share, threshold, K: tl.constexpr, TILE: tl.constexpr):
-    """Share and number of the components below a threshold."""
-    total, count = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.int32)
-    for start in range(0, K, TILE):
-        columns = start + tl.arange(0, TILE)
-        inside = _keys(noise, columns, K) < threshold
-        total += tl.where(inside, tl.load(share + columns, mask=columns < K, other=0.0), 0.0)
-        count += inside.to(tl.int32)
-    return tl.sum(total, 0), tl.sum(count, 0)
-
-
-@triton.jit
-def _hide_many_kernel(noise, share, ratio, hidden, K: tl.constexpr, TILE: tl.constexpr):
-    """The same for rows that no program holds: they are read again for every bit of the threshold, from the cache."""
-    row = tl.program_id(0).to(tl.int64) * K
-    noise, hidden, target = noise + row, hidden + row, tl.load(ratio)
-    low, high = 0, 16777216
-    for _ in range(24):
-        middle = (low + high) // 2
-        below = _below(noise, share, middle, K, TILE)[0] <= target
-        low, high = tl.where(below, middle, low), tl.where(below, high, middle)
-    without, count = _below(noise, share, low, K, TILE)
-    together, all_of_them = _below(noise, share, high, K, TILE)
-    chosen = _threshold(low, high, without, together, count, all_of_them, target, K)
-    for start in range(0, K, TILE):
-        columns = start + tl.arange(0, TILE)
-        tl.store(hidden + columns, _keys(noise, columns, K) < chosen, mask=columns < K)
-
-
-def hide_components(
-    noise_BK: Tensor, share_K: Tensor, ratio: Tensor | float, prefix: Literal["closest", "shorter"] = "closest"
-) -> Tensor:
-    """(B, K) booleans, as `masking.hide_components`, which takes over where the kernel does not apply."""
-    fits = noise_BK.is_cuda and noise_BK.dtype == torch.float32
-    if fits and isinstance(ratio, Tensor) and ratio.ndim == 0 and prefix == "closest":
-        return hide_closest(noise_BK, share_K.detach(), ratio)
-    return _by_sorting(noise_BK, share_K, ratio, prefix)
-
-
-# The compiler has no scan over a hundred thousand components, as patch_pca has of 224x224 pixels.
-_by_sorting = torch.compiler.disable(masking.hide_components)
-
-
-@triton_op("pmae::hide_components", mutates_args=())
-def hide_closest(noise_BK: Tensor, share_K: Tensor, ratio: Tensor) -> Tensor:
-    """The kernel for the prefix whose share is closest to the ratio, a tensor of no dimensions."""
-    noise_BK, hidden = noise_BK.contiguous(), torch.empty_like(noise_BK, dtype=torch.bool)
-    rows, components = noise_BK.shape
-    many = int(components) > WIDEST
-    kernel, width = (_hide_many_kernel, TILE) if many else (_hide_kernel, 1 << (int(components) - 1).bit_length())
-    warps = min(16, max(1, width // 1024))
-    wrap_triton(kernel)[(rows,)](noise_BK, share_K, ratio, hidden, int(components), width, num_warps=warps)
-    return hidden

@@ -11,6 +11,7 @@ from pmae.errors import UserError, require
 from pmae.files import read_object
 from pmae.models.convnets import convnet_name
 from pmae.models.encoder import is_vit_name
+from pmae.remote import local
 from pmae.runs import Run
 
 VITS = ("vit", "vit_mae")
@@ -33,7 +34,7 @@ class Described(NamedTuple):
 
 def described_weights(path: str, name: str | None = None) -> Described:
     """What is recorded beside the weights at `path`; `name` is the timm network where nothing is, or if it is wrong."""
-    place = Path(path).expanduser()
+    place = local(path)
     if (place / "checkpoints").is_dir():
         return Described(Run(place).config.encoder)
     folder = place if place.is_dir() else place.parent

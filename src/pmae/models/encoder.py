@@ -46,10 +46,8 @@ class Network(nn.Module):
     """The type of `Encoder.net`, which itself is of timm's own class: what all of timm's image models have."""
 
     num_features: int
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, width) or a feature map of images."""
-        raise NotImplementedError
+    forward_features: Callable[[Tensor], Tensor]
+    """Images to tokens (B, N, width) or a feature map."""
 
 
 class Encoder(nn.Module):

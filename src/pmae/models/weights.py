@@ -16,6 +16,7 @@ from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors
 from pmae.models.convnets import from_huggingface_convnet
 from pmae.models.encoder import Encoder, build_encoder
+from pmae.remote import local
 from pmae.runs import Run
 
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
@@ -48,7 +49,7 @@ class Origin(NamedTuple):
 
 def load_weights(path: str, encoder: Encoder) -> Pretrained:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
-    file, origin = _locate(Path(path).expanduser())
+    file, origin = _locate(local(path))
     notes = [f"from {file.name} of {file.parent}"]
     tensors = read_tensors(file)
     try:

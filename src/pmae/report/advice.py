@@ -29,7 +29,7 @@ def advice(run: Contents) -> list[Advice]:
 
 
 def training_advice(run: Contents) -> Iterator[Advice]:
-    """Whether more epochs or more images would help, from R2 and how it moved since two thirds of the training."""
+    """Whether more epochs or more images would help, from how R2 and probes moved since two thirds of the training."""
     name = run.r2_name
     if run.config.objective.reconstruction_weight == 0:
         return
@@ -52,12 +52,22 @@ def training_advice(run: Contents) -> Iterator[Advice]:
             f"{where}, and it still rose by {100 * gain:.1f} points since epoch {since:g}: train longer.",
             longer,
         )
+    elif (risen := _probes_risen(run, since)) > RISING:
+        words = f"{where} hardly moves, but a quick probe rose by {100 * risen:.1f} points since epoch {since:g}"
+        yield Advice("Undertrained", f"{words}: train longer.", longer)
     elif name == "held_out_r2" and seen and sum(seen) / len(seen) - last > GAP:
         words = f"{where}, {sum(seen) / len(seen):.1%} in training: more epochs will not help, more images may."
         yield Advice("Too few images", words)
     else:
         moved = minus(f"{100 * gain:+.1f}")
         yield Advice("Saturated", f"{where}, {moved} points since epoch {since:g}: more epochs will not help.")
+
+
+def _probes_risen(run: Contents, since: float) -> float:
+    """What the quick probe that rose most since this epoch gained; nothing where none was taken."""
+    lines = [line for line in run.signals if line["epoch"] >= since]
+    taken = [name for name in ("linear", "knn") if None not in (lines[0].get(name), lines[-1].get(name))]
+    return max((float(lines[-1][name] - lines[0][name]) for name in taken), default=0.0)
 
 
 def _pooling(run: Contents) -> Iterator[Advice]:
@@ -96,7 +106,7 @@ def _steps(run: Contents) -> Iterator[Advice]:
         yield Advice("Not finished", "It can go on where it stopped.", f"pmae pretrain --out {_path(run)} --resume")
     elif not run.scores:
         words = "With labels for some of the images, this says whether pretraining helped."
-        labels = "" if run.data.get("classes") else " --data labelled/ --labels folders"
+        labels = "" if run.data.get("classes") else " --data labelled/"
         yield Advice("Not evaluated yet", words, f"pmae evaluate {_path(run)}{labels}")
     elif _has_weights(run):
         words = "A classifier that is kept, or the encoder for another library."

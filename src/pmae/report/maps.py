@@ -8,6 +8,8 @@ from pmae.report.style import Array, Drawing, gallery, styled
 
 SHADE = 0.15
 """How bright the patch stays that [CLS] looks at least."""
+LIT = 0.95
+"""The quantile of attention from which a patch is fully bright: one outlier would leave all others dark."""
 
 
 @styled
@@ -24,7 +26,7 @@ def token_figure(run: Contents) -> Drawing:
         columns["[CLS] looks at"] = lit(pictures, run.samples["attention"][:ROWS])
         said += (
             " On the right, the brighter a patch, the more [CLS] attends to it in the last block (mean of all heads, "
-            "each image on a scale of its own)."
+            "each image on a scale of its own, its top twentieth fully bright)."
         )
     figure, _ = gallery(columns)
     return Drawing("tokens", "What patches look like to the encoder", said, figure)
@@ -37,8 +39,8 @@ def enlarged(maps: Array, size: tuple[int, int]) -> Array:
 
 
 def lit(pictures: Array, attention: Array) -> Array:
-    """Pictures (N, H, W, 3) as bright as the attention (N, rows, columns) on them, from its least to its most."""
-    least = attention.min((1, 2), keepdims=True)
-    share = (attention - least) / np.maximum(attention.max((1, 2), keepdims=True) - least, 1e-12)
+    """Pictures (N, H, W, 3) as bright as the attention (N, rows, columns) on them, from its least to near its most."""
+    least, most = (np.quantile(attention, at, (1, 2), keepdims=True) for at in (0, LIT))
+    share = np.minimum((attention - least) / np.maximum(most - least, 1e-12), 1)
     light = SHADE + (1 - SHADE) * enlarged(share, (pictures.shape[1], pictures.shape[2]))
     return np.asarray(pictures * light[..., None])

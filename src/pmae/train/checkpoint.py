@@ -22,7 +22,7 @@ from pmae.plugins import require_plugins
 from pmae.remote import from_hub
 from pmae.runs import Run, create_run, read_state
 from pmae.spaces import Space, build_space
-from pmae.train.exported import is_exported, load_exported
+from pmae.train.exported import FILE, is_exported, load_exported
 from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors", "extra.safetensors")
@@ -108,16 +108,30 @@ def _load_extra(model: MaskedAutoencoder, path: Path) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
+def opened(run: Run | Path | str) -> Run | Path:
+    """A run, or the folder of an exported encoder; what is on the hub, hf://USER/NAME, is copied first."""
+    if isinstance(run, Run):
+        return run
+    place = from_hub(run) if isinstance(run, str) and run.startswith("hf://") else run
+    return Path(place).expanduser() if is_exported(place) else Run(place)
+
+
+def trained_dtype(run: Run | Path | str) -> str:
+    """The type of the images that an encoder was trained on."""
+    place = opened(run)
+    found = place.environment["data"] if isinstance(place, Run) else read_object(place / FILE)
+    return str(found.get("dtype", "uint8"))
+
+
 def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
     """The encoder of a run, at its last checkpoint or a given epoch, with the statistics its images need.
 
     A folder that was exported for timm or Hugging Face will do, and its address, hf://USER/NAME, on the hub.
     """
-    run = from_hub(str(run)) if str(run).startswith("hf://") else run
-    if not isinstance(run, Run) and is_exported(run):
+    run = opened(run)
+    if not isinstance(run, Run):
         require(epoch is None, "epoch", "left out for an exported encoder, which has one state", epoch)
         return load_exported(run)
-    run = Run(run)
     config, standardize = run.config, load_standardize(run)
     require_plugins(config)
     path = _require_whole(run.checkpoint(epoch), "encoder.safetensors")

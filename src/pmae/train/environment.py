@@ -18,6 +18,7 @@ from pmae import fast
 from pmae.config import TrainConfig
 from pmae.data.images import Splits, fingerprint
 from pmae.errors import UserError, require
+from pmae.fast.graph import COMPILE_FROM
 from pmae.system import STOPS
 
 PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
@@ -46,13 +47,17 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def pick_engine(config: TrainConfig, device: torch.device) -> str:
-    """The graph engine on CUDA unless told otherwise, or where a setting needs the plain one; it needs our kernels."""
+def pick_engine(config: TrainConfig, device: torch.device, pixels: float = 0.0) -> str:
+    """On CUDA a captured step, compiled for a run over many pixels, unless told otherwise or where a setting needs the
+    plain one; it needs our kernels."""
     captures = fast.can_capture(device, config.kernels)
     if config.engine == "auto":
-        return "graph" if captures and not config.needs_plain else "plain"
-    if config.engine == "graph" and device.type != "cuda":
-        raise UserError(f"train.engine 'graph' must run on CUDA, got {device.type!r}; choices here: auto, plain")
+        fastest = "compiled" if pixels >= COMPILE_FROM else "graph"
+        return fastest if captures and not config.needs_plain else "plain"
+    if config.engine != "plain" and device.type != "cuda":
+        raise UserError(
+            f"train.engine {config.engine!r} must run on CUDA, got {device.type!r}; choices here: auto, plain"
+        )
     rule = f"plain or auto without Triton, or where {fast.VARIABLE} turns kernels off"
     require(config.engine == "plain" or captures, "train.engine", rule, config.engine)
     return config.engine

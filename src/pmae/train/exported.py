@@ -1,11 +1,11 @@
 """An encoder from the folder that it was exported to, for timm or Hugging Face: weights and JSON, no pickle."""
 
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 
-from pmae.config import Config
+from pmae.config import Config, DataConfig
 from pmae.data.augment import Standardize
 from pmae.errors import require
 from pmae.files import read_object
@@ -23,7 +23,9 @@ class Preprocessing(TypedDict):
     channels: Count
     height: Count
     width: Count
+    dtype: NotRequired[str]
     scale: Positive
+    crop_mode: NotRequired[Literal["center", "squash"]]
     mean: NotRequired[list[float]]
     std: NotRequired[list[Positive]]
 
@@ -41,7 +43,8 @@ def load_exported(folder: Path | str) -> tuple[Config, Encoder, Standardize]:
     known: dict[str, Any] = coerced(own, Preprocessing, str(path / FILE))
     shape = known["channels"], known["height"], known["width"]
     require("mean" in known, "run", "an encoder that was exported for timm or Hugging Face", str(folder))
-    config = Config(encoder=require_encoder(described_weights(str(path)), str(path)))
+    reading = DataConfig(crop_mode=known.get("crop_mode", "squash"))
+    config = Config(data=reading, encoder=require_encoder(described_weights(str(path)), str(path)))
     with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
         encoder = build_encoder(config.encoder, shape)
     encoder.net.load_state_dict(load_weights(str(path), encoder).tensors)

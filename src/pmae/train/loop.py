@@ -1,5 +1,6 @@
 """Pretraining from top to bottom: fit, step, log, save."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -21,15 +22,16 @@ from pmae.files import folder_path, write_tensors
 from pmae.models.weights import Pretrained
 from pmae.plugins import plugin_errors
 from pmae.runs import Run
-from pmae.system import lacks_float64
+from pmae.system import keep_freed_memory, lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
+from pmae.train.engines import Compiled, FastEngine, Graph
 from pmae.train.environment import BY_CALLBACK, StopSignal, kept_precision, pick_engine, same_bits, stop_signals
 from pmae.train.journal import Journal, say
 from pmae.train.monitor import OnlineProbe, hidden_parts, hidden_r2, picture_of, save_samples
 from pmae.train.schedule import rate_of_step, step_seed
-from pmae.train.step import FastEngine, Inputs, Plain, build_optimizer
+from pmae.train.step import Inputs, Plain, build_optimizer
 from pmae.train.trackers import open_tracker
 
 
@@ -94,6 +96,8 @@ class Pretraining:
             raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
         self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
         self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
+        if device.type == "cpu":
+            keep_freed_memory()
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
         plan = plan_crops(splits.train, config, device)
         self.crops = Crops(plan, splits.train.shape[1:], config.augment, device) if plan else None
@@ -110,16 +114,19 @@ class Pretraining:
         if train.callbacks:
             self.callbacks.start(self)
             self.model.to("cpu" if train.shard else device)
-        self.next_compiles = graph = pick_engine(train, device) == "graph"
-        self.optimizer = build_optimizer(self.model, config.optim, on_graph=graph)
+        pixels = self.epochs * self.steps * self.batch_size * self.views * math.prod(splits.train.shape[1:])
+        self.engine = pick_engine(train, device, pixels / world.size)
+        self.next_compiles = captured = self.engine != "plain"
+        self.optimizer = build_optimizer(self.model, config.optim, on_graph=captured)
         self.step = checkpoint.restore(run, self.model, self.optimizer)
         world.require_same(self.model.state_dict() | checkpoint.optimizer_tensors(self.model, self.optimizer))
         if train.shard:
             distributed.shard(self.model, self.optimizer, world)
         given = (self.model, self.standardize, config, self.optimizer, world, self.augmentations)
         self.stepper: Plain | FastEngine = Plain(*given)
-        if graph:
-            self.stepper = FastEngine(lambda kind: kind(*given), train.engine == "graph", train.self_check)
+        if captured:
+            kind = Compiled if self.engine == "compiled" else Graph
+            self.stepper = FastEngine(lambda kind: kind(*given), kind, train.engine != "auto", train.self_check)
 
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""
@@ -132,7 +139,8 @@ class Pretraining:
             # A run that was stopped right after an epoch was not looked at yet: that comes first.
             self._monitor()
             if self._journal and self.next_compiles and self.step < self._last * self.steps:
-                self._journal.note("compiling the training step, about 25 s where it is not cached")
+                cost = "the training step, about 25 s" if self.engine == "compiled" else "kernels,"
+                self._journal.note(f"compiling {cost} where nothing is cached")
             while self.step < self._last * self.steps:
                 with same_bits(self.config.train.deterministic):
                     self._epoch()

@@ -1,10 +1,8 @@
-"""One optimization step: `Plain`, the readable reference; `Graph`, compiled, captured and replayed; `FastEngine`, the
-fastest of them that works on a GPU.
+"""One optimization step, in plain torch: the reference of the faster ones in `pmae.train.engines`.
 
 Everything random comes in as arguments and everything measured stays on the device, so that no step waits for it.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,20 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pmae import fast
 from pmae.config import Config, OptimConfig
 from pmae.data.augment import Augmentation, Standardize, augmented, boxes_of, crop
-from pmae.errors import UserError, require
-from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
+from pmae.errors import require
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder
 from pmae.models.encoder import layer_depths
 from pmae.system import lacks_float64
 from pmae.train.distributed import ONE_PROCESS, World, lost_process_errors
-
-TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-3}
-"""How far the first loss may be from the plain one's, relative to it; rounding alone makes some 5e-4 and 1e-6 of it."""
-SETTLED = WARM_STEPS + 2  # after so many steps everything is compiled and captured: what fails then is the step itself
 
 
 class Inputs(NamedTuple):
@@ -156,115 +148,6 @@ class Plain:
             nn.utils.clip_grad_norm_(self._leaves, self.config.optim.clip_norm, foreach=True)
         take()
         self.tally.add(values)
-
-
-class Graph(Plain):
-    """The same step, compiled, captured once in a CUDA graph and replayed (`pmae.fast.graph`)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        in_bf16 = self.model.precision == torch.bfloat16
-        if in_bf16:
-            # Crops and projections stay in float32 but may multiply in TF32: 1e-3 of an image, far below R2's
-            # resolution, and three times as fast for 12,288 pixels.
-            torch.set_float32_matmul_precision("high")
-            self.model.space.allow_bf16()
-        # With a random ratio an MAE has a graph for each number of visible patches, and none is compiled: half a minute
-        # each, for what lies around the blocks.
-        many = self.config.masking.ratio_schedule == "uniform" and self.config.space.name == "pixels"
-        measure = self.measure if many else compiled(self.measure)
-        # A dozen kernels for a few numbers, or one.
-        self.tally.add = compiled(self.tally.add)  # type: ignore[method-assign]
-        self._captured = CapturedStep(self.model, self.optimizer, measure, self._update, in_bf16)
-        self._leaves = self._captured.leaves(self._leaves)
-
-    def _averaging(self) -> nn.Module:
-        return self.model  # whose gradients `_update` averages: DDP's hooks are not for a graph
-
-    def _update(self, values: Tensor, take: Callable[[], object]) -> None:
-        self.world.average([p.grad for p in self._leaves if p.grad is not None])
-        super()._update(values, take)
-
-    def __call__(self, inputs: Inputs) -> None:
-        torch.manual_seed(inputs.seed)
-        for group in self.optimizer.param_groups:
-            group["lr"].fill_(inputs.lr * group["scale"])
-        self._captured(inputs.images, inputs.crops, inputs.draw, *inputs.noise)
-
-
-class FastEngine:
-    """Graph steps, the first loss of which is checked; plain ones where compiling or capturing fails."""
-
-    def __init__(self, build: Callable[[type[Plain]], Plain], asked: bool, check: bool) -> None:
-        self._build, self._asked, self._check = build, asked, check
-        self._taken, self.current = 0, build(Graph)
-
-    @property
-    def tally(self) -> Tally:
-        """What was measured since it was last read."""
-        return self.current.tally
-
-    def __call__(self, inputs: Inputs) -> None:
-        """Take one step."""
-        expected = float(self._plain_loss(inputs)) if self._check and self._taken == 0 else None
-        try:
-            self.current(inputs)
-        except (UserError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # a compiler may raise anything
-            if self._taken >= SETTLED or type(self.current) is Plain:
-                raise
-            self._fall_back(error)
-            self.current(inputs)
-        self._taken += 1
-        if expected is not None:
-            self._compare(float(self.tally.sums[0]), expected)
-
-    def _fall_back(self, error: Exception) -> None:
-        if self._asked:
-            raise UserError(f"train.engine must be plain or auto here, got 'graph': {failure(error)}") from error
-        warnings.warn(
-            f"{failure(error)}; training goes on with the plain one, which gives the same numbers and may take a few "
-            "times as long",
-            stacklevel=2,
-        )
-        counted = self.tally._all
-        self.current = self._build(Plain)
-        self.tally._all.copy_(counted)
-
-    @torch.no_grad()
-    def _plain_loss(self, inputs: Inputs) -> Tensor:
-        """The loss of a step by timm's own code; nothing is trained, and what a forward pass changes is put back."""
-        model = self.current.model
-        # Averages of batch norms and of teachers, but not the space, whose basis may be large and does not change.
-        kept = [
-            *model.encoder.buffers(),
-            *model.decoder.buffers(),
-            *(p for p in model.parameters() if not p.requires_grad),
-        ]
-        buffers = [(buffer, buffer.clone()) for buffer in kept]
-        hide = getattr(model, "hide_components", None)
-        fast.accelerate(model, "none")
-        if hide is not None:
-            # The same masks: of components without variance the kernel and the sort may hide other ones.
-            model.hide_components = hide
-        torch.manual_seed(inputs.seed)
-        try:
-            loss, _ = Plain.measure(self.current, inputs.images, inputs.crops, inputs.draw, *inputs.noise)
-        finally:
-            fast.accelerate(model, self.current.config.train.kernels)
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        return loss
-
-    def _compare(self, found: float, expected: float) -> None:
-        tolerance = TOLERANCE[self.current.model.precision]
-        # A loss that is not finite has its own message.
-        if abs(found - expected) > tolerance * abs(expected):
-            raise UserError(
-                f"train.kernels must give the plain path's loss at the first step within {tolerance:.1%}, got "
-                f"{found:.6g} against {expected:.6g}; train.kernels none trains without them"
-            )
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> torch.optim.AdamW:
