@@ -50,10 +50,10 @@ from pmae.system import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 step = lambda: torch.ones(2**24).add(1).sum()  # 64 MB, above what the allocator keeps by itself
-for _ in range(5):
+for _ in range(10):  # until every block has found its place
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
+for _ in range(20):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, hasattr(ctypes.CDLL(None), "mallopt"))
 """
@@ -64,7 +64,8 @@ def test_memory_that_a_step_frees_is_there_for_the_next_one() -> None:
     found = {how: _said(KEEPING, how).split() for how in ("kept", "given back")}
     if found["kept"][1] == "False":
         pytest.skip("another allocator than glibc's")
-    assert int(found["kept"][0]) < 100 < int(found["given back"][0])
+    # A block whose place a smaller one has taken is made anew: now and then one, not two at every step.
+    assert 8 * int(found["kept"][0]) < int(found["given back"][0])
 
 
 def _said(*arguments: str) -> str:
