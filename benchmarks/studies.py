@@ -1,0 +1,168 @@
+"""The studies behind the pages in results/, each run as two commands: pretraining, then one look at the test images.
+
+    python -m benchmarks.studies                                    all studies and their runs
+    python -m benchmarks.studies photographs --data imagenette/     the commands of one study
+    python -m benchmarks.studies photographs ours simclr --data imagenette/ --out runs/photographs --run
+
+What is finished in --out is left as it is, what was stopped goes on from its checkpoint. `--epochs` shortens all
+runs, to see on a small set that they work; several calls with other names may share a card.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pmae.errors import UserError, require_known
+from pmae.runs import Run
+from pmae.sweep.find import finished
+
+OURS = "--recipe ours --decoder small --augment.extra color_jitter grayscale"
+VIT_S = "--encoder vit_small_patch16_224 --patch-size 16 --data.labels folders --data.resize 224 --data.channels 3"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, and the runs that answer it: options of `pmae pretrain` by name, and those all of them share."""
+
+    question: str
+    runs: dict[str, str]
+    shared: str
+    evaluate: str = "--protocols linear mlp knn --seeds 0 1 2"
+
+
+PHOTOGRAPHS = Study(
+    "What do photographs of 224 pixels gain (results/photographs.md)?",
+    {
+        "ours": OURS,
+        "mae": "--recipe mae_masking --decoder released",
+        "mae-published": "--recipe mae_masking --decoder small --decoder.width 384 --optim.base-lr 1e-3 "
+        "--optim.warmup-epochs 2 --batch-size 128",
+        "simclr": "--recipe simclr",
+        "ours-local": f"{OURS} --objective.local-views 4",
+        "ours-moco": f"{OURS} --objective.contrastive moco",
+        "ours-moco-local": f"{OURS} --objective.contrastive moco --objective.local-views 4",
+    },
+    f"{VIT_S} --epochs 200 --batch-size 256 --probe.every 20",
+    "--protocols linear knn --seeds 0 1 2",
+)
+SPACES = Study(
+    "Which masking space is the one for 224 pixels?",
+    {
+        "patch_pca": "",
+        "patch_pca-half": "--masked-variance 0.5",
+        "patch_pca-grouped": "--space.grouped",
+        "cosine": "--space cosine",
+        "cosine-grouped": "--space cosine --space.grouped",
+        "wavelet": "--space wavelet",
+        "wavelet-grouped": "--space wavelet --space.grouped",
+        "none": "--masking.no-enabled --objective.reconstruction-weight 0",
+    },
+    f"{OURS} {VIT_S} --epochs 50 --batch-size 256 --probe.every 10",
+    "--protocols linear knn --seeds 0 1 2",
+)
+DECODERS = Study(
+    "Does the decoder explain MAE against PMAE?",
+    {
+        f"{method}-{width}x{depth}": f"--recipe {recipe} --decoder.width {width} --decoder.depth {depth}"
+        for method, recipe in (("mae", "mae_masking"), ("pmae", "masking"))
+        for width in (192, 512)
+        for depth in (1, 4, 8, 12)
+    },
+    "--patch-size 8 --epochs 200 --batch-size 512 --decoder small",
+)
+PAPER = Study(
+    "Do the claims of the paper hold under each decoder, at its length?",
+    {
+        "mae": "--recipe mae",
+        "mae-512x8": "--recipe mae --decoder released",
+        "mae_released": "--recipe mae_released",
+        "paper": "--recipe paper",
+        "released": "--recipe released",
+        "masking-192x12": "--recipe masking --decoder text",
+        "masking-small": "--recipe masking --decoder small",
+        "kmae": "--recipe kmae",
+        "kmae-rest": "--recipe kmae --space.keep-rest",
+    },
+    "--patch-size 8 --epochs 800 --batch-size 512",
+    "--preset paper --protocols linear mlp knn finetune --seeds 0 1 2",
+)
+VIEWS = {"crops": "--augment.extra", "colors": "--augment.extra color_jitter grayscale"}
+MASKS = {
+    "": "",
+    "+masks": "--masking.enabled",
+    "+masks+prediction": "--masking.enabled --objective.reconstruction-weight 1",
+}
+CONTRAST = Study(
+    "What does the contrastive loss owe to component masks, to colors and to reconstruction?",
+    {
+        f"{colors}{masks}-{temperature}": f"--objective.temperature {temperature} {MASKS[masks]} {VIEWS[colors]}"
+        for temperature in (0.1, 0.2)
+        for masks in MASKS
+        for colors in VIEWS
+    },
+    "--recipe simclr --decoder small --patch-size 8 --epochs 150",
+)
+STUDIES = {
+    "photographs": PHOTOGRAPHS,
+    "spaces": SPACES,
+    "decoders": DECODERS,
+    "paper": PAPER,
+    "contrast": CONTRAST,
+}
+
+
+def pretraining(study: Study, name: str, options: argparse.Namespace) -> list[str]:
+    """The command that pretrains one run of a study, or goes on with it."""
+    out = Path(options.out) / name
+    if (out / "config.json").exists():
+        return ["pmae", "pretrain", "--out", str(out), "--resume"]
+    given = ["--data", options.data, "--root", options.root, "--seed", str(options.seed), "--out", str(out)]
+    shorter = ["--epochs", str(options.epochs)] if options.epochs else []
+    return ["pmae", "pretrain", *shlex.split(f"{study.shared} {study.runs[name]}"), *given, *shorter]
+
+
+def commands(study: Study, name: str, options: argparse.Namespace) -> Iterator[list[str]]:
+    """What is still to be done for one run; the baselines of a study are measured with its first run."""
+    out = Path(options.out) / name
+    if not (out.exists() and finished(Run(out))):
+        yield pretraining(study, name, options)
+    if not (out.exists() and Run(out).evaluations):
+        alone = [] if name == next(iter(study.runs)) else ["--no-baselines"]
+        yield ["pmae", "evaluate", str(out), *shlex.split(study.evaluate), *alone]
+
+
+def main() -> None:
+    """List the studies, print the commands of one, or run them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", nargs="?")
+    parser.add_argument("names", nargs="*", help="runs of the study; all if not given")
+    parser.add_argument("--data", default="cifar10", help="a named set, or a folder")
+    parser.add_argument("--root", default="data", help="folder of named sets")
+    parser.add_argument("--out", default="runs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, help="instead of the study's own")
+    parser.add_argument("--run", action="store_true", help="run the commands instead of printing them")
+    options = parser.parse_args()
+    if options.study is None:
+        for name, study in STUDIES.items():
+            print(f"{name}: {study.question}\n  {' '.join(study.runs)}")
+        return
+    require_known("study", [options.study], STUDIES)
+    study = STUDIES[options.study]
+    require_known("names", options.names, study.runs)
+    for name in options.names or study.runs:
+        for command in commands(study, name, options):
+            print(shlex.join(command), flush=True)
+            if options.run:
+                subprocess.run([sys.executable, "-m", *command], check=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
