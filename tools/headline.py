@@ -4,7 +4,7 @@ from pathlib import Path
 
 from published_runs import RUNS, Kind, line, operations, published_runs
 
-from pmae.report.compare import published
+from pmae.report.published import published
 from pmae.results import scores_of
 from pmae.runs import Run
 

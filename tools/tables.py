@@ -13,8 +13,8 @@ from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, op
 from pmae.files import write_text
 from pmae.paper.runner import fill_cells, page_of, requirements, status
 from pmae.paper.tables import ITEMS, RATIOS, RunChoices
-from pmae.report.compare import published, published_accuracy, published_split
 from pmae.report.page import Page
+from pmae.report.published import published, published_accuracy, published_split
 from pmae.report.tables import Table, to_markdown
 from pmae.results import Score, scores_of
 from pmae.runs import Run

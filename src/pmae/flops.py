@@ -7,9 +7,8 @@ from typing import Any
 import timm
 import torch
 
-from pmae import teacher
 from pmae.config import Config, ObjectiveConfig
-from pmae.contrastive import HIDDEN, OUT
+from pmae.contrastive import HIDDEN, KEY, OUT, Data2Vec, MoCo
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
@@ -92,13 +91,13 @@ def _teacher_heads(config: ObjectiveConfig, width: int, patches: int) -> int:
     """Projectors of student and teacher and the student's predictor (MoCo v3), and the predictor of tokens."""
     name, views = config.contrastive, 1 + config.local_views
     loss = find("contrastive", name, "objective.contrastive")
-    if loss.func not in (teacher.MoCo, teacher.Data2Vec):
+    if loss.func not in (MoCo, Data2Vec):
         raise UserError(f"operations are counted for objective.contrastive nt_xent, moco and data2vec, got {name!r}")
     options, tokens = inspect.signature(loss).parameters, 3 * 2 * 2 * patches * width**2
-    if loss.func is teacher.Data2Vec:
+    if loss.func is Data2Vec:
         return tokens
     hidden = options["hidden"].default
-    projector, predictor = width * hidden + hidden**2 + hidden * teacher.OUT, 2 * teacher.OUT * hidden
+    projector, predictor = width * hidden + hidden**2 + hidden * KEY, 2 * KEY * hidden
     return 2 * (projector + views * 3 * (projector + predictor)) + (tokens if options["tokens"].default else 0)
 
 

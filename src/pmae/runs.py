@@ -25,6 +25,8 @@ from pmae.results import Evaluation, Segmentation, read_evaluations
 from pmae.validation import Count, NonNegative, Rule, WholeNumber, coerced
 
 DTYPES = {"bool", "float16", "float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))}
+CLASSIFIER = "classifier.json"
+"""What tells the folder of a classifier, as config.json does that of a run."""
 SHAPE = Rule("channels, height and width of an image", lambda shape: len(shape) == 3 and math.prod(shape) <= 2**28)
 
 
@@ -167,6 +169,11 @@ def _here(path: Path | str) -> Path:
     mirror = Mirror(str(path))
     mirror.pull()
     return mirror.folder
+
+
+def is_classifier(path: Path | str) -> bool:
+    """Whether a folder is one that `pmae finetune` wrote, not a run."""
+    return (Path(path).expanduser() / CLASSIFIER).is_file()
 
 
 def require_vacant(path: Path) -> None:

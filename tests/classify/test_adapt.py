@@ -15,8 +15,8 @@ from pmae.config import Config, EncoderConfig, OptimConfig
 from pmae.config_file import of_older_versions, to_dict
 from pmae.derive import resolve
 from pmae.models import build_encoder
-from pmae.models.convnets import convnet_name
 from pmae.models.described import adopted, pixels_note
+from pmae.models.huggingface import convnet_name
 from pmae.models.weights import load_weights
 from pmae.runs import Run
 from pmae.train.step import rate_scales

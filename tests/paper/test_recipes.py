@@ -12,7 +12,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import MAE, build_method
 from pmae.paper.recipes import RECIPES, recipe
-from pmae.report.compare import published_accuracy
+from pmae.report.published import published_accuracy
 from pmae.runs import Run
 from pmae.train.loop import pretrain
 

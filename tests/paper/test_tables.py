@@ -10,7 +10,7 @@ from pmae.config import Config, replace
 from pmae.errors import UserError
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import DATASETS, ITEMS, RATIOS, Row, RunChoices, cost_of, spec_of, specs_of
-from pmae.report.compare import published_accuracy
+from pmae.report.published import published_accuracy
 
 LABELS = """
 tab:results app_tab:training app_tab:evaluation_lin app_tab:evaluation_fine app_tab:results tab:results_kernel

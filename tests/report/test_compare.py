@@ -8,8 +8,9 @@ import pytest
 
 from pmae.config import Config, replace
 from pmae.report.charts import learning_curves
-from pmae.report.compare import between, epochs_of, lineup, published_for, verdict
+from pmae.report.compare import between, epochs_of, lineup, verdict
 from pmae.report.contents import load
+from pmae.report.published import published_for
 from pmae.report.samples import reconstructions
 from pmae.results import Score
 from pmae.runs import Run

@@ -12,7 +12,7 @@ import torch
 from pmae.classify import FinetuneConfig
 from pmae.classify.fit import Fitted, Say, Start, fit, require_peft
 from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
-from pmae.classify.model import ImageClassifier, is_classifier
+from pmae.classify.model import ImageClassifier
 from pmae.classify.score import score
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
@@ -27,7 +27,7 @@ from pmae.models import build_encoder
 from pmae.models.described import BYTES, Described, described_weights, require_encoder
 from pmae.models.weights import load_weights
 from pmae.remote import is_remote, local
-from pmae.runs import Run
+from pmae.runs import Run, is_classifier
 from pmae.train.checkpoint import load_encoder, trained_on
 from pmae.train.environment import pick_device
 
@@ -94,7 +94,7 @@ def load_start(source: Path | str | Run, images: ImageSet, name: str | None = No
     place = local(str(source))
     rule = "a run folder, or weights that timm or Hugging Face wrote"
     require(place.exists(), "start", rule, str(source))
-    require(not (place / "classifier.json").exists(), "start", f"{rule}, not a classifier", str(source))
+    require(not is_classifier(place), "start", f"{rule}, not a classifier", str(source))
     described = described_weights(str(source), name)
     encoder = require_encoder(described, str(source))
     _require_patches(encoder.patch_size, images.shape)

@@ -22,12 +22,12 @@ from pmae.embed import Embedder
 from pmae.errors import UserError, require
 from pmae.files import disk_errors, folder_path, read_object, read_tensors, write_json, write_tensors
 from pmae.models import Encoder, build_encoder
-from pmae.runs import SHAPE
+from pmae.runs import CLASSIFIER, SHAPE, is_classifier
 from pmae.train.checkpoint import load_into
 from pmae.train.environment import pick_device
 from pmae.validation import Count, NonNegative, Positive, Rule, coerced
 
-FILE, TENSORS = "classifier.json", "classifier.safetensors"
+TENSORS = "classifier.safetensors"
 CHANCE = 0.5
 """From which probability on an image that may have several labels has one."""
 Classes = Annotated[tuple[str, ...], Rule("one class or more, no two alike", lambda c: 0 < len(set(c)) == len(c))]
@@ -127,7 +127,7 @@ class ImageClassifier:
     def save(self, folder: Path | str) -> Path:
         """Write the two files into a folder that holds no classifier; the first of them last."""
         path = folder_path(folder, "path")
-        require(not (path / FILE).exists(), "path", "a folder without a classifier", str(path))
+        require(not (path / CLASSIFIER).exists(), "path", "a folder without a classifier", str(path))
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         tensors = {f"encoder.{name}": value.cpu() for name, value in self.encoder.net.state_dict().items()}
@@ -137,7 +137,7 @@ class ImageClassifier:
         }
         tensors |= {f"reference.{name}": torch.from_numpy(getattr(self.reference, name)) for name in REFERENCE}
         write_tensors(path / TENSORS, tensors)
-        write_json(path / FILE, asdict(self.card))
+        write_json(path / CLASSIFIER, asdict(self.card))
         return path
 
     def _as_images(self, images: Any) -> np.ndarray:
@@ -151,17 +151,14 @@ class ImageClassifier:
 REFERENCE = ("mean", "whitening")
 
 
-def is_classifier(path: Path | str) -> bool:
-    """Whether a folder holds one."""
-    return (Path(path).expanduser() / FILE).is_file()
-
-
 def load_classifier(path: Path | str, device: str = "auto", batch_size: int | None = None) -> ImageClassifier:
     """The classifier that `pmae finetune` or `ImageClassifier.save` wrote into a folder."""
     folder = Path(path).expanduser()
     if not is_classifier(folder):
-        raise UserError(f"classifier must be a folder that `pmae finetune` wrote (with a {FILE}), got {str(folder)!r}")
-    card: Card = coerced(read_object(folder / FILE), Card, str(folder / FILE))
+        raise UserError(
+            f"classifier must be a folder that `pmae finetune` wrote (with a {CLASSIFIER}), got {str(folder)!r}"
+        )
+    card: Card = coerced(read_object(folder / CLASSIFIER), Card, str(folder / CLASSIFIER))
     encoder = build_encoder(EncoderConfig(**card.encoder), card.shape)
     load_into(encoder.net, folder / TENSORS, "encoder.")
     tensors = read_tensors(folder / TENSORS)

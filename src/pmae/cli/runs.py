@@ -108,8 +108,8 @@ class Report:
     def run(self) -> None:
         require(bool(self.runs), "runs", "one run folder or more", self.runs)
         from pmae.report.classifier import write_classifier_report
-        from pmae.report.classifier_contents import is_classifier
         from pmae.report.page import write_report
+        from pmae.runs import is_classifier
 
         if any(map(is_classifier, self.runs)):
             write_classifier_report(self.runs, self.out)
@@ -264,9 +264,8 @@ class Explore(OtherData):
         from pmae.app.classifier import explore_classifier
         from pmae.app.explorer import explore, gradio
         from pmae.app.material import Material
-        from pmae.classify.model import is_classifier
         from pmae.data.sets import load
-        from pmae.runs import Run
+        from pmae.runs import Run, is_classifier
         from pmae.train.journal import say
 
         if self.path and is_classifier(self.path):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pmae.errors import UserError
 
 LOOKED_AT = 1024  # files whose headers are read to learn how large images are
 TOGETHER = 8  # images that a thread decodes before it looks for the next piece of work
+T = TypeVar("T")
 Blocks = tuple[np.ndarray, int]
 """Where runs of images begin that the disk gives only as a whole, and how many runs fit in memory together."""
 
@@ -118,26 +119,19 @@ class RaggedOnDemand:
 
     def ragged(self, places: np.ndarray) -> list[np.ndarray]:
         """The images at these places, each of its own size."""
-        images: list[np.ndarray] = [np.empty(0)] * len(places)
-
-        def fill(row: int) -> None:
-            images[row] = self._replaced(int(places[row]))
-
-        self._each(fill, len(places))
-        return images
+        return self._map(self._replaced, places.tolist())
 
     def contents(self, places: np.ndarray) -> list[bytes]:
         """The files at these places, not decoded; empty where there is none or it cannot be read."""
-        contents = [b""] * len(places)
 
-        def fill(row: int) -> None:
+        def read(place: int) -> bytes:
             with suppress(Exception):  # decoding will name it
-                content = self._samples.read(int(self._positions[places[row]]))[1]
-                if not isinstance(content, np.ndarray):
-                    contents[row] = content if isinstance(content, bytes) else content.read_bytes()
+                content = self._samples.read(int(self._positions[place]))[1]
+                content = content.read_bytes() if isinstance(content, Path) else content
+                return content if isinstance(content, bytes) else b""
+            return b""
 
-        self._each(fill, len(places))
-        return contents
+        return self._map(read, places.tolist())
 
     def subset(self, index: np.ndarray) -> Self:
         """The images at these positions, still not decoded."""
@@ -156,13 +150,13 @@ class RaggedOnDemand:
         starts = np.unique(np.searchsorted(chosen, known[0]))
         return np.union1d([0], starts[starts < len(chosen)]), known[1]
 
-    def _each(self, fill: Callable[[int], None], rows: int) -> None:
-        def fill_some(start: int) -> None:
-            for row in range(start, min(start + TOGETHER, rows)):
-                fill(row)
+    def _map(self, read: Callable[[int], T], places: Sequence[int]) -> list[T]:
+        """What `read` gives for each place, in order; a thread takes several at a time."""
 
-        for _ in self._pool.map(fill_some, range(0, rows, TOGETHER)):
-            pass
+        def read_some(start: int) -> list[T]:
+            return [read(place) for place in places[start : start + TOGETHER]]
+
+        return [one for some in self._pool.map(read_some, range(0, len(places), TOGETHER)) for one in some]
 
     def _replaced(self, index: int) -> np.ndarray:
         """One image; in place of a broken one the next of its class, so that a label stays true and a batch full."""
@@ -208,7 +202,7 @@ class OnDemand(RaggedOnDemand):
         def fill(row: int) -> None:
             images[row] = self._replaced(int(places[row]))
 
-        self._each(fill, len(places))
+        self._map(fill, range(len(places)))
         return images
 
     def readable(self) -> tuple[np.ndarray, np.ndarray]:
@@ -220,7 +214,7 @@ class OnDemand(RaggedOnDemand):
             if pixels is not None:
                 images[row], there[row] = pixels, True
 
-        self._each(fill, len(self))
+        self._map(fill, range(len(self)))
         kept = np.flatnonzero(there)
         # Moved up in place: a second array might be more than memory holds.
         for new, old in enumerate(kept if len(kept) < len(self) else ()):

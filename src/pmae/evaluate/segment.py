@@ -20,6 +20,7 @@ from pmae.data.decode import as_square
 from pmae.data.images import ImageSet, Splits, as_tensor
 from pmae.errors import UserError, require
 from pmae.evaluate.features import ORDER, mixed
+from pmae.evaluate.metrics import confusion
 from pmae.evaluate.probes import logistic_regression, statistics
 from pmae.models import Encoder
 from pmae.models.maps import token_maps
@@ -131,7 +132,9 @@ def segmentation_probe(tokens: Tokens, standardize: Standardize, data: MaskedDat
         features = (tokens(images).float().movedim(1, -1) - mean) / std
         logits = (features @ weights[:-1] + weights[-1]).movedim(-1, 1)
         answer = F.interpolate(logits, targets.shape[1:], mode="bilinear").argmax(1).cpu().numpy()
-        counts += [confusion_of(a, t, classes) for a, t in zip(answer, targets, strict=True)]
+        known = targets >= 0
+        parts = zip(answer, targets, known, strict=True)
+        counts += [confusion(own[where], target[where], classes) for own, target, where in parts]
     return scored(np.stack(counts), [str(value) for value in data.values])
 
 
@@ -156,12 +159,6 @@ def _training_tokens(tokens: Tokens, standardize: Standardize, data: Masked, cla
             kept.append((own[places][known], share[places][known]))
     x, found = (torch.cat(parts) for parts in zip(*kept, strict=True))
     return x, found / found.sum(1, keepdim=True)
-
-
-def confusion_of(answer: np.ndarray, target: np.ndarray, classes: int) -> np.ndarray:
-    """(C, C) pixels by true class (row) and answer (column), without those of no class."""
-    known = target >= 0
-    return np.bincount(target[known] * classes + answer[known], minlength=classes**2).reshape(classes, classes)
 
 
 def scored(counts: np.ndarray, names: Sequence[str]) -> SegmentationScore:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pmae.config_file import to_dict
+from pmae.config_file import flat
 from pmae.export.formats import FORMATS
 from pmae.export.source import RunSource, Source
 from pmae.report.tables import Cell, Table, in_line, to_markdown
@@ -186,9 +186,8 @@ def _r2(source: RunSource) -> str:
 
 
 def _settings(source: RunSource) -> str:
-    nested = to_dict(source.config)
-    flat = {f"{room}.{key}": value for room, values in nested.items() for key, value in values.items()}
-    shown = {key: " ".join(str(v).split()) for key, v in flat.items() if key not in LOCAL and v is not None}
+    given = {name: value for name, value in flat(source.config).items() if name not in LOCAL and value is not None}
+    shown = {name: " ".join(str(value).split()) for name, value in given.items()}
     return "\n".join(f"{key:<27} {value}" for key, value in shown.items())
 
 

@@ -27,7 +27,7 @@ from pmae.errors import optional
 from pmae.export.source import Source
 from pmae.files import write_json
 from pmae.models.encoder import pool, split_tokens, timm_recipe
-from pmae.models.weights import to_huggingface
+from pmae.models.huggingface import to_huggingface
 
 BICUBIC = 3
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pmae.classify.model import Card, is_classifier, load_classifier
+from pmae.classify.model import Card, load_classifier
 from pmae.config import Config, DataConfig, EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError, require
 from pmae.models import Encoder
-from pmae.runs import Run, read_state
+from pmae.runs import Run, is_classifier, read_state
 from pmae.train.checkpoint import load_encoder
 
 COMPARED = 8

@@ -9,15 +9,11 @@ import timm
 from pmae.config import EncoderConfig
 from pmae.errors import UserError, require
 from pmae.files import read_object
-from pmae.models.convnets import convnet_name
 from pmae.models.encoder import is_vit_name
+from pmae.models.huggingface import encoder_in
 from pmae.remote import local
 from pmae.runs import Run
 
-VITS = ("vit", "vit_mae")
-"""Hugging Face's `model_type`s that are timm's plain ViT."""
-DINOV2 = {384: "small", 768: "base", 1024: "large"}
-"""timm's names of DINOv2's networks, by their width."""
 SIZES = {"width": "embed_dim", "depth": "depth", "heads": "num_heads"}
 BYTES = 1 / 255
 """What pixels are multiplied with before their statistics are taken, where nothing says otherwise."""
@@ -100,25 +96,12 @@ def _patch_of(name: str) -> int | None:
 
 
 def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
-    kind, width = config.get("model_type"), config.get("hidden_size")
-    encoder = None
-    if kind in VITS:
-        sizes: dict[str, Any] = {
-            "width": width,
-            "depth": config.get("num_hidden_layers"),
-            "heads": config.get("num_attention_heads"),
-        }
-        encoder = EncoderConfig("vit_tiny", patch_size=config.get("patch_size"), **sizes)
-    elif str(kind).startswith("dinov2") and width in DINOV2:
-        registers = "_reg4" if config.get("num_register_tokens") else ""
-        encoder = EncoderConfig(f"vit_{DINOV2[width]}_patch14{registers}_dinov2", patch_size=config.get("patch_size"))
-    elif name := convnet_name(config):
-        encoder = EncoderConfig(name)
     beside = folder / "preprocessor_config.json"
     pixels = read_object(beside) if beside.is_file() else {}
     scale = pixels.get("rescale_factor", BYTES) if pixels.get("do_rescale", True) else 1.0
     require(isinstance(scale, float) and scale > 0, f"rescale_factor in {beside}", "a number above 0", scale)
-    return Described(encoder, _numbers(pixels.get("image_mean")), _numbers(pixels.get("image_std")), scale)
+    mean, std = _numbers(pixels.get("image_mean")), _numbers(pixels.get("image_std"))
+    return Described(encoder_in(config), mean, std, scale)
 
 
 def _numbers(values: Any) -> tuple[float, ...] | None:

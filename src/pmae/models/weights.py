@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors
-from pmae.models.convnets import from_huggingface_convnet
 from pmae.models.encoder import Encoder, build_encoder
+from pmae.models.huggingface import to_timm
 from pmae.remote import local
 from pmae.runs import Run
 
@@ -138,9 +138,7 @@ def _own_names(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]) -
     if extra:
         notes.append(f"left out {', '.join(sorted({name.split('.')[0] for name in extra}))}")
     kept = {name: tensor for name, tensor in tensors.items() if name not in extra}
-    if any(name.startswith("encoder.stages.") for name in kept):
-        return from_huggingface_convnet(kept, encoder.net.state_dict())
-    return from_huggingface(kept) if any(name.startswith("embeddings.") for name in kept) else kept
+    return to_timm(kept, encoder.net.state_dict())
 
 
 def _check_heads(origin: Origin, encoder: Encoder, notes: list[str]) -> None:
@@ -201,63 +199,3 @@ def _fit_channels(tensors: dict[str, Tensor], encoder: Encoder, notes: list[str]
 
 def _size(pair: Any) -> str:
     return f"{pair[0]}x{pair[1]}"
-
-
-HF_NAMES = {
-    "cls_token": "embeddings.cls_token",
-    "pos_embed": "embeddings.position_embeddings",
-    "patch_embed.proj": "embeddings.patch_embeddings.projection",
-    "norm": "layernorm",
-    "blocks.{}.norm1": "encoder.layer.{}.layernorm_before",
-    "blocks.{}.norm2": "encoder.layer.{}.layernorm_after",
-    "blocks.{}.attn.query": "encoder.layer.{}.attention.attention.query",
-    "blocks.{}.attn.key": "encoder.layer.{}.attention.attention.key",
-    "blocks.{}.attn.value": "encoder.layer.{}.attention.attention.value",
-    "blocks.{}.attn.proj": "encoder.layer.{}.attention.output.dense",
-    "blocks.{}.mlp.fc1": "encoder.layer.{}.intermediate.dense",
-    "blocks.{}.mlp.fc2": "encoder.layer.{}.output.dense",
-}
-"""A plain ViT's modules in timm and in Hugging Face's files, which keep three matrices for timm's `attn.qkv`.
-
-Recent transformers name the modules in memory otherwise, but write and read files in these names."""
-DINOV2_NAMES = {
-    "reg_token": "embeddings.register_tokens",
-    "blocks.{}.norm1": "encoder.layer.{}.norm1",
-    "blocks.{}.norm2": "encoder.layer.{}.norm2",
-    "blocks.{}.ls1.gamma": "encoder.layer.{}.layer_scale1.lambda1",
-    "blocks.{}.ls2.gamma": "encoder.layer.{}.layer_scale2.lambda1",
-    "blocks.{}.mlp.fc1": "encoder.layer.{}.mlp.fc1",
-    "blocks.{}.mlp.fc2": "encoder.layer.{}.mlp.fc2",
-}
-"""What Hugging Face's DINOv2 calls otherwise, or has beside."""
-QKV = ("query", "key", "value")
-
-
-def to_huggingface(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """A timm ViT's tensors in Hugging Face's names, and the timm names that have no counterpart there."""
-    split: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        parts = zip(QKV, tensor.chunk(3), strict=True) if ".attn.qkv." in name else [("qkv", tensor)]
-        split |= {name.replace("qkv", part): piece for part, piece in parts}
-    renamed = {name: _renamed(name, HF_NAMES) for name in split}
-    made = {theirs: split[ours] for ours, theirs in renamed.items() if theirs}
-    return made, [ours for ours, theirs in renamed.items() if not theirs]
-
-
-def from_huggingface(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face's ViT or DINOv2 tensors in timm's names; what has no counterpart keeps its name."""
-    names = {theirs: ours for known in (HF_NAMES, DINOV2_NAMES) for ours, theirs in known.items()}
-    made = {_renamed(name, names) or name: tensor for name, tensor in tensors.items()}
-    for name in [name for name in made if ".attn.query." in name]:
-        parts = [name.replace("query", part) for part in QKV]
-        if all(part in made for part in parts):
-            made[name.replace("query", "qkv")] = torch.cat([made.pop(part) for part in parts])
-    return made
-
-
-def _renamed(name: str, names: dict[str, str]) -> str | None:
-    """The other layout's name, or None: `blocks.3.norm1.weight` is `encoder.layer.3.layernorm_before.weight`."""
-    number = re.search(r"(?<=\.)\d+(?=\.)", name)
-    module = re.sub(r"\.(weight|bias)$", "", name)
-    other = names.get(re.sub(r"(?<=\.)\d+(?=\.)", "{}", module, count=1))
-    return other and other.format(number and number[0]) + name[len(module) :]

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from pmae.paper.tables import Row
-from pmae.report.compare import published, published_accuracy
+from pmae.report.published import published, published_accuracy
 from pmae.report.tables import NOTHING, Cell, Table
 from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run

@@ -7,8 +7,9 @@ import numpy as np
 
 from pmae.paper import comparisons
 from pmae.paper.comparisons import AUGMENTED, EPOCHS, SHORT, Measured, best_by_validation, grouped, over_ratios, title
-from pmae.report.compare import published_accuracy
 from pmae.report.contents import Contents
+from pmae.report.maps import enlarged
+from pmae.report.published import published_accuracy
 from pmae.report.samples import masked_pictures, view_for
 from pmae.report.style import INK, NEUTRAL, PALETTE, Array, Drawing, gallery, legend, panels, styled
 from pmae.report.tables import Table
@@ -177,8 +178,5 @@ def examples(runs: Mapping[str, Contents]) -> Drawing:
     """Some images of each data set, one column a set, smaller images enlarged."""
     shown = {name: view_for(run).pictures(run.samples["original"][:EXAMPLES]) for name, run in runs.items()}
     height, width = (max(pictures.shape[axis] for pictures in shown.values()) for axis in (1, 2))
-    for name, pictures in shown.items():
-        rows, columns = (np.arange(n) * old // n for n, old in zip((height, width), pictures.shape[1:3], strict=True))
-        shown[name] = pictures[:, rows][:, :, columns]
-    figure, _ = gallery(shown)
+    figure, _ = gallery({name: enlarged(pictures, (height, width)) for name, pictures in shown.items()})
     return Drawing("examples", "Examples of the data", "Held-out images of each data set.", figure)

@@ -64,15 +64,7 @@ def mae() -> Config:
     Expect: linear 71.0, MLP 74.4, k-NN 71.2, fine-tuned 85.3 (preset paper; published 41.7, 34.0, 38.3, 75.7). With the
     released code's decoder (--decoder.name released) linear 63.7, MLP 67.9, k-NN 61.2.
     """
-    return replace(
-        paper(),
-        space__name="pixels",
-        masking__masked_variance=None,
-        masking__masked_patches=0.75,
-        masking__per="image",
-        objective__target="patches",
-        objective__scale="mean",
-    )
+    return replace(_with_patches(paper()), masking__per="image")
 
 
 def mae_released() -> Config:
@@ -178,7 +170,12 @@ def _as_released(config: Config) -> Config:
 
 def _with_patches(config: Config) -> Config:
     return replace(
-        config, space__name="pixels", masking__masked_patches=0.75, objective__target="patches", objective__scale="mean"
+        config,
+        space__name="pixels",
+        masking__masked_variance=None,
+        masking__masked_patches=0.75,
+        objective__target="patches",
+        objective__scale="mean",
     )
 
 

@@ -15,9 +15,9 @@ from pmae.paper.comparisons import EPOCHS, CellRuns, measure, title
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import ITEMS, PAIRS, PICTURES, Item, Row, RunChoices, ratios_of, resolved, spec_of, specs_of
 from pmae.report import samples
-from pmae.report.compare import published, published_data, published_split
 from pmae.report.contents import Contents, load
 from pmae.report.page import Page, write_page
+from pmae.report.published import published, published_data, published_split
 from pmae.report.style import Drawing
 from pmae.report.tables import Cell, Table
 from pmae.results import PROTOCOLS

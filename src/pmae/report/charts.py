@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmae.report import style
-from pmae.report.compare import Entrant, epochs_of, lineup, published_for
+from pmae.report.compare import Entrant, epochs_of, lineup
 from pmae.report.contents import Contents
+from pmae.report.published import published_for
 from pmae.report.style import Drawing, color, dash, legend, marker, minus, panels, short, styled
 from pmae.results import PROTOCOLS, Score
 

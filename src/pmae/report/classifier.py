@@ -13,13 +13,14 @@ from pmae.files import write_text
 from pmae.report import style
 from pmae.report.advice import Advice
 from pmae.report.charts import confusion
-from pmae.report.classifier_contents import SPLITS, Calibration, Classifier, HeldOut, is_classifier, load
+from pmae.report.classifier_contents import SPLITS, Calibration, Classifier, HeldOut, load
 from pmae.report.compare import Verdict
 from pmae.report.contents import distinct_names, file_names
 from pmae.report.page import make_folder, render, write_beside
 from pmae.report.style import Drawing, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.results import Interval, Score
+from pmae.runs import is_classifier
 
 PRECISE, TRUSTED, WEAK = 5.0, 0.05, 0.7
 """Half an interval in points, a calibration error and a recall on whose good side nothing needs to be said."""

@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pmae.errors import UserError
 from pmae.files import read_object
 from pmae.results import Fraction, Interval
-from pmae.validation import Count, NonNegative, Positive, Rule, coerced
+from pmae.runs import CLASSIFIER
+from pmae.validation import Count, NonNegative, Positive, WholeNumber, coerced
 
-FILE = "classifier.json"
 SPLITS = ("test", "val")
 """Which held-out part stands for a classifier: val chose when to stop, so test comes first."""
-Natural = Annotated[int, Rule("at least 0", lambda n: n >= 0)]
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class Covered:
     """Images left, and right, where answers below a probability are not taken."""
 
     probability: Fraction
-    images: Natural
-    right: Natural
+    images: WholeNumber
+    right: WholeNumber
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class HeldOut:
     per_class: tuple[dict[str, Any], ...]
     calibration: Calibration
     drifted: Fraction
-    confusion: tuple[tuple[Natural, ...], ...] | None = None
+    confusion: tuple[tuple[WholeNumber, ...], ...] | None = None
     notes: tuple[str, ...] = ()
     coverage: tuple[Covered, ...] = ()
     mistakes: tuple[Mistake, ...] = ()
@@ -100,22 +99,17 @@ class Classifier:
         return dict(self.card.get("settings", {}))
 
 
-def is_classifier(path: Path | str) -> bool:
-    """Whether a folder is one that `pmae finetune` wrote."""
-    return (Path(path).expanduser() / FILE).is_file()
-
-
 def load(path: Path | str, name: str) -> Classifier:
     """Read a classifier's two JSON files, or say what is wrong with them."""
     folder = Path(path).expanduser()
-    card, results = read_object(folder / FILE), read_object(folder / "results.json")
+    card, results = read_object(folder / CLASSIFIER), read_object(folder / "results.json")
     where = str(folder / "results.json")
     try:
         told = [_as_intervals(score) for score in results["scores"]]
         parts: tuple[HeldOut, ...] = coerced(told, tuple[HeldOut, ...], f"scores in {where}")
         parts = tuple(part for part in parts if part.split in SPLITS)
         data, classes = dict(results["data"]), tuple(map(str, card["classes"]))
-        temperature = coerced(card.get("temperature", 1.0), Positive, f"temperature in {folder / FILE}")
+        temperature = coerced(card.get("temperature", 1.0), Positive, f"temperature in {folder / CLASSIFIER}")
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{where} must be as `pmae finetune` wrote it, but {error!r} is missing or wrong") from error
     if not parts:

@@ -1,18 +1,14 @@
-"""Scores set beside others: those of several runs, the paper's numbers, and baselines (did pretraining help?)."""
+"""Scores set beside others: those of several runs and of baselines (did pretraining help?), and how sure that is."""
 
 import dataclasses
-import functools
-import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
-from typing import Any
+from typing import NamedTuple
 
-from pmae.config import Config
+import numpy as np
+
 from pmae.report.contents import Contents
-from pmae.report.differences import difference
 from pmae.report.style import minus
 from pmae.results import BASELINES, Score, pretrained, primary
 
@@ -24,6 +20,7 @@ SPOKEN = {
     "pca features": "PCA features",
     "from scratch": "training from scratch",
 }
+RESAMPLES = 10_000  # of the images, behind the interval of a difference
 
 
 @dataclass(frozen=True)
@@ -80,42 +77,60 @@ def splits_of(runs: Sequence[Contents]) -> list[str]:
     return sorted({score.split for run in runs for score in run.scores}, key=lambda split: (split != "test", split))
 
 
-@functools.cache
-def published() -> dict[str, Any]:
-    """The paper's numbers, settings and claims: everything in published.json."""
-    return dict(json.loads(files("pmae.report").joinpath("published.json").read_text(encoding="utf-8")))
+class Difference(NamedTuple):
+    """Points by which one accuracy is above another, and the interval of that; `paired` if image by image."""
+
+    points: float
+    low: float
+    high: float
+    paired: bool
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def words(self) -> str:
+        """The interval and what follows from it."""
+        if not np.isfinite([self.low, self.high]).all():
+            return "how sure that is cannot be told, for it has no interval"
+        sure = "clear" if self.clear else "may be chance"
+        how = "on the same images" if self.paired else "from the two intervals, for the answers were not kept"
+        return f"95% interval of the difference {self.low:+.1f} to {self.high:+.1f} {how}: {sure}".replace("-", "−")
 
 
-def published_accuracy(protocol: str, method: str, data: str | None) -> float | None:
-    """The paper's accuracy in percent; None where it has none."""
-    value = published()["accuracy"].get(protocol, {}).get(method, {}).get(data)
-    return None if value is None else float(value)
+def difference(score: Score, rival: Score) -> Difference:
+    """How much better a score is than a rival on the same images; without their answers, as if independent."""
+    points = (score.accuracy.value or 0.0) - (rival.accuracy.value or 0.0)
+    mine, theirs = _right(score), _right(rival)
+    if mine is not None and theirs is not None and mine.shape == theirs.shape:
+        return Difference(points, *_paired_bootstrap(mine - theirs), paired=True)
+    reach = float(np.hypot(_half(score), _half(rival)))
+    return Difference(points, points - reach, points + reach, paired=False)
 
 
-def published_split(data: str | None) -> str:
-    """The images that the published numbers of a data set are of: test or val."""
-    return "val" if data in published()["validation"] else "test"
-
-
-def published_data(name: str) -> str | None:
-    """The paper's name of a data set, whatever follows it (`bloodmnist_64`) but another number (`cifar100`)."""
-    plain = re.sub(r"[-_ ]", "", name.lower())
-    patterns = {known: known + (r"(?!\d)" if known[-1].isdigit() else "") for known in published()["data"]}
-    return next((known for known, pattern in patterns.items() if re.match(pattern, plain)), None)
-
-
-def published_for(score: Score, config: Config) -> tuple[float, str] | None:
-    """The paper's accuracy for this data, protocol and kind of method, and what it calls it; None without one."""
-    if score.is_baseline or score.pooling != "cls":
+def _right(score: Score) -> np.ndarray | None:
+    """(images,) share of the seeds that are right; None where the answers were not kept."""
+    answers = score.answers
+    if answers is None or answers.ndim != 2 or answers.shape[1] != score.images or len(answers) < 2:
         return None
-    usual = score.method == "mae" and config.masking.masked_patches in (None, 0.75)
-    kind = "random" if config.masking.ratio_schedule == "uniform" else "std" if usual else "oracle"
-    target = "pixels" if config.objective.target == "pixels" else "components"
-    # The paper has kernel PCA beside PCA; its numbers say nothing about other spaces.
-    rows = {"pca": f"pmae_{kind}_{target}", "kernel_pca": f"kmae_{kind}"}
-    method = f"mae_{kind}" if score.method == "mae" else rows.get(config.space.name, "unpublished")
-    value = published_accuracy(score.protocol, method, published_data(score.data))
-    return None if value is None else (value, str(published()["methods"][method]))
+    shares: np.ndarray = (answers[1:] == answers[0]).mean(0)
+    return shares
+
+
+def _paired_bootstrap(each: np.ndarray) -> tuple[float, float]:
+    """Percentiles of the mean, in percent. Few values occur, so resamples are drawn as counts of each of them."""
+    values, counts = np.unique(each.round(6), return_counts=True)
+    drawn = np.random.default_rng(0).multinomial(len(each), counts / len(each), size=RESAMPLES)
+    low, high = np.percentile(100 * drawn @ values / len(each), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _half(score: Score) -> float:
+    """Half of the width of an interval in points; infinite where it is unknown."""
+    accuracy = score.accuracy
+    return np.inf if accuracy.low is None or accuracy.high is None else (accuracy.high - accuracy.low) / 2
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pmae.config_file import flat
-from pmae.report.compare import lineup, main_score, published, published_for
+from pmae.report.compare import lineup, main_score
 from pmae.report.contents import Contents
+from pmae.report.published import published, published_for
 from pmae.report.style import minus
 from pmae.results import METRICS, PROTOCOLS, Interval, Score
 

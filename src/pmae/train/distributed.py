@@ -62,10 +62,6 @@ class World:
         numbers[self.rank] = number
         return [int(each) for each in self.all_reduce(numbers).tolist()]
 
-    def barrier(self) -> None:
-        """Until all processes are here."""
-        self.all_gather(0)
-
     @contextlib.contextmanager
     def all_agree(self) -> Iterator[None]:
         """What one process refuses inside is refused by all, so that nobody waits for one that has left."""
