@@ -145,9 +145,9 @@ def evaluate(
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
     require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
-    standardize, method = standardize.to(where), "mae" if config.space.name == "pixels" else "pmae"
+    standardize = standardize.to(where)
     last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
-    own = ((method, e or last, load_encoder(run, e)[1].to(where), protocols) for e in epochs)
+    own = ((config.method, e or last, load_encoder(run, e)[1].to(where), protocols) for e in epochs)
     others = ((name, 0, made, some) for name, made, some in baselines_of(config, splits, standardize, protocols))
     # Random weights, raw pixels and PCA features where heads are trained on them, and fine-tuning from scratch.
     frozen = bool(protocols.few or set(protocols.kinds) - {"finetune"})
@@ -186,8 +186,7 @@ def segment(
     splits, standardize = splits or load(config.data), standardize.to(where)
     require_like("data", splits.train, run.shape, trained_on(run).dtype)
     data = read_masked(splits, masks, config.train.seed, config.data)
-    method = "mae" if config.space.name == "pixels" else "pmae"
-    tokens = {f"{method} epoch {int(run.checkpoint().name.split('_')[1])}": tokens_of(encoder.to(where))}
+    tokens = {f"{config.method} epoch {int(run.checkpoint().name.split('_')[1])}": tokens_of(encoder.to(where))}
     if baselines:
         untrained = random_weights(lambda: build_encoder(config.encoder, encoder.shape), config.train.seed)
         tokens |= {"random weights": tokens_of(untrained.to(where).eval()), "raw pixels": pixels_like(encoder)}

@@ -59,11 +59,7 @@ class Extractor:
     """Features pass after pass; several processes divide the chunks among them."""
 
     def __init__(
-        self,
-        represent: Representation,
-        standardize: Standardize,
-        device: torch.device,
-        world: World = ONE_PROCESS,
+        self, represent: Representation, standardize: Standardize, device: torch.device, world: World = ONE_PROCESS
     ) -> None:
         if isinstance(represent, nn.Module):
             accelerate(represent)
