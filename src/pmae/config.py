@@ -319,9 +319,14 @@ class Config(Settings):
     train: TrainConfig = field(default_factory=TrainConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
 
+    @property
+    def method(self) -> Literal["pmae", "mae"]:
+        """pmae where components are hidden, mae where patches are."""
+        return "mae" if self.space.name == "pixels" else "pmae"
+
     def check(self) -> None:
         space, masking, target = self.space.name, self.masking, self.objective.target
-        pixels = space == "pixels"
+        pixels = self.method == "mae"
         wrong, right = ("masked_variance", "masked_patches") if pixels else ("masked_patches", "masked_variance")
         value, rule = getattr(masking, wrong), f"left unset where space.name is {space!r}, which takes masking.{right}"
         require(value is None, f"masking.{wrong}", rule, value)

@@ -34,7 +34,7 @@ class Case:
         self.given, self.config = config, config
         self.count, self.shape, self.vectors, self.gpu = count, shape, vectors, gpu
         self.pixels = math.prod(shape)
-        self.patches = config.space.name == "pixels"  # they are hidden (MAE), not components
+        self.patches = config.method == "mae"  # they are hidden, not components
         self.fixed = config.masking.ratio_schedule == "fixed"
 
     @property

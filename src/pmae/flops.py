@@ -47,7 +47,7 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
         raise UserError(f"operations are counted for a resolved configuration with a plain ViT and space {counted}")
     rows, columns = patch_sides(patch, height)
     patches, numbers = (height // rows) * (width // columns), rows * columns * channels
-    is_mae = config.space.name == "pixels"
+    is_mae = config.method == "mae"
     tokens = 1 + (visible_patches(patches, nominal_ratio(config.masking)) if is_mae else patches)
     wide, deep = _encoder_sides(config, shape)
     decoder_wide, decoder_deep = (
@@ -107,7 +107,7 @@ def _block(tokens: int, width: int) -> int:
 
 def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
     """The maps between pixels and components; with a kept rest, the visible image takes one more."""
-    if config.space.name == "pixels":
+    if config.method == "mae":
         return 0
     pixels, kept = math.prod(shape), config.space.components
     if config.space.name == "patch_pca":

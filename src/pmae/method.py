@@ -138,7 +138,7 @@ def build_method(
     config: Config, shape: tuple[int, int, int], space: Space | None = None, weights: dict[str, Tensor] | None = None
 ) -> MaskedAutoencoder:
     """The method that a resolved configuration describes, for images (C, H, W); `weights` are the encoder's."""
-    kind = MAE if config.space.name == "pixels" else PrincipalMAE
+    kind = MAE if config.method == "mae" else PrincipalMAE
     space, encoder = space or build_space(config.space, shape), build_encoder(config.encoder, shape)
     if weights:
         encoder.net.load_state_dict(weights)  # before a teacher copies them

@@ -153,7 +153,7 @@ def read_npz(path: Path, layout: Layout = "auto") -> Splits:
     return Splits(path.stem, sets["train"], sets.get("val"), sets.get("test"))
 
 
-def _has_labels(headers: dict[str, "Header"], prefix: str, path: Path) -> bool:
+def _has_labels(headers: dict[str, "NpyHeader"], prefix: str, path: Path) -> bool:
     key, images = f"{prefix}labels", headers[f"{prefix}images"].shape[:1]
     if key not in headers:
         return False
@@ -165,7 +165,7 @@ def _has_labels(headers: dict[str, "Header"], prefix: str, path: Path) -> bool:
     return True
 
 
-class Header(NamedTuple):
+class NpyHeader(NamedTuple):
     """What the first bytes of a .npy file tell."""
 
     shape: tuple[int, ...]
@@ -178,11 +178,11 @@ class Header(NamedTuple):
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def _npy_header(file: IO[bytes]) -> Header:
+def _npy_header(file: IO[bytes]) -> NpyHeader:
     version = np.lib.format.read_magic(file)
     if version not in HEADERS:
         raise ValueError(f"it is of NumPy's format {version}")
-    header = Header(*HEADERS[version](file))
+    header = NpyHeader(*HEADERS[version](file))
     if header.dtype.hasobject:
         raise ValueError("it holds pickled Python objects, which are refused because reading them can run code")
     if any(length < 0 for length in header.shape):

@@ -171,12 +171,7 @@ def _class_numbers(samples: Mapping[str, Samples]) -> tuple[list[np.ndarray | No
 
 
 def _read(
-    split: str,
-    samples: Samples,
-    config: DataConfig,
-    unreadable: Unreadable,
-    position: int,
-    short: int | None = None,
+    split: str, samples: Samples, config: DataConfig, unreadable: Unreadable, position: int, short: int | None = None
 ) -> Picture | None:
     """One sample, decoded, whole if its short side may have so many pixels; None if it cannot be read."""
     name, content = f"sample {position}", None

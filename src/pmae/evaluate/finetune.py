@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,51 @@ class EarlyStopping:
         return bool(trained) and len(trained) - 1 - trained.index(min(trained)) >= self.patience
 
 
+class Progress(NamedTuple):
+    """All that changes while a classifier is trained, saved in one file to be gone on from."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    ema: EMA | None
+    stopping: EarlyStopping | None
+
+    def save(self, path: Path, **more: Tensor) -> None:
+        """Write weights, their average, the best ones and moments, with what else there is."""
+        if self.stopping:
+            more["validation"] = torch.tensor(self.stopping.losses, dtype=torch.float64)
+            more |= {f"best.{name}": value for name, value in self.stopping.best.items()}
+        tensors = more | {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.ema.model.state_dict().items()} if self.ema else {}
+        for name, parameter in self.model.named_parameters():
+            tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state.get(parameter, {}).items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(path, tensors)
+
+    def restore(self, path: Path, identity: Tensor) -> list[float]:
+        """Load what the file holds into all of them and return the losses so far."""
+        tensors = read_tensors(path)
+        if "identity" not in tensors or not torch.equal(tensors["identity"], identity):
+            rule = "fine-tuning with the same settings, data and seed"
+            raise UserError(f"folder must hold {rule}, got another in {path.parent}")
+        with failing_as(f"folder must hold the tensors of this fine-tuning, got others in {path.parent}"):
+            for prefix, module in (("model.", self.model), ("average.", self.ema.model if self.ema else nn.Module())):
+                module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+            fused = bool(self.optimizer.defaults.get("fused"))
+            for name, parameter in self.model.named_parameters():
+                for key in ("step", "exp_avg", "exp_avg_sq"):
+                    if (value := tensors.get(f"{key}.{name}")) is not None:
+                        # Step counters stay where AdamW put them; moments live beside their parameter.
+                        beside = value.ndim or fused
+                        self.optimizer.state[parameter][key] = value.to(parameter.device) if beside else value
+            if self.stopping:
+                self.stopping.losses = tensors["validation"].tolist()
+                device = next(self.model.parameters()).device
+                best = {name: value.to(device) for name, value in tensors.items() if name.startswith("best.")}
+                self.stopping.best = {name.removeprefix("best."): value for name, value in best.items()}
+            losses: list[float] = tensors["losses"].tolist()
+        return losses
+
+
 @falls_back
 def finetune(
     encoder: nn.Module,
@@ -119,6 +164,7 @@ def finetune(
         classifier.head.load_state_dict({"weight": head[0], "bias": head[1]})
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
     ema = EMA(classifier, config.average) if config.average else None
+    progress = Progress(classifier, optimizer, ema, stopping)
     # What training starts from, and how: going on from anything else would be silently wrong.
     start = tensors_digest({**encoder.state_dict(), "labels": labels})
     said = json.dumps([to_dict(config), seed, classes, start]).encode()
@@ -127,7 +173,7 @@ def finetune(
     if stopping:  # of a call that failed and is repeated
         stopping.losses, stopping.best = [], {}
     if path and path.exists():
-        losses = _restore(path, identity, classifier, optimizer, ema, stopping)
+        losses = progress.restore(path, identity)
     model = ema.model if ema else classifier
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         pixels = config.epochs * len(batches) * math.prod(batches.shape[1:])
@@ -144,7 +190,7 @@ def finetune(
             last = epoch + 1 == config.epochs or (stopping is not None and stopping.due)
             if path and (last or time.monotonic() - saved >= PAUSE):
                 so_far = torch.tensor(losses, dtype=torch.float64)
-                _save(path, classifier, optimizer, ema, stopping, identity=identity, losses=so_far)
+                progress.save(path, identity=identity, losses=so_far)
                 saved = time.monotonic()
             on_epoch(epoch, losses[-1])
     if stopping and stopping.best:
@@ -183,54 +229,3 @@ def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardi
     if found not in offered:
         raise unknown_name("finetune.pooling", wanted, offered)
     return found
-
-
-def _save(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    ema: EMA | None,
-    stopping: EarlyStopping | None,
-    **more: Tensor,
-) -> None:
-    """Write weights, their average, the best ones and moments, with what else there is, in one file."""
-    if stopping:
-        more["validation"] = torch.tensor(stopping.losses, dtype=torch.float64)
-        more |= {f"best.{name}": value for name, value in stopping.best.items()}
-    tensors = more | {f"model.{name}": value for name, value in model.state_dict().items()}
-    tensors |= {f"average.{name}": value for name, value in ema.model.state_dict().items()} if ema else {}
-    for name, parameter in model.named_parameters():
-        tensors |= {f"{key}.{name}": value for key, value in optimizer.state.get(parameter, {}).items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(path, tensors)
-
-
-def _restore(
-    path: Path,
-    identity: Tensor,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    ema: EMA | None,
-    stopping: EarlyStopping | None,
-) -> list[float]:
-    """Load what the file holds into all of them and return the losses so far."""
-    tensors = read_tensors(path)
-    if "identity" not in tensors or not torch.equal(tensors["identity"], identity):
-        rule = "fine-tuning with the same settings, data and seed"
-        raise UserError(f"folder must hold {rule}, got another in {path.parent}")
-    with failing_as(f"folder must hold the tensors of this fine-tuning, got others in {path.parent}"):
-        for prefix, module in (("model.", model), ("average.", ema.model if ema else nn.Module())):
-            module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-        fused = bool(optimizer.defaults.get("fused"))
-        for name, parameter in model.named_parameters():
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                if (value := tensors.get(f"{key}.{name}")) is not None:
-                    # Step counters stay where AdamW put them; moments live beside their parameter.
-                    optimizer.state[parameter][key] = value.to(parameter.device) if value.ndim or fused else value
-        if stopping:
-            stopping.losses = tensors["validation"].tolist()
-            device = next(model.parameters()).device
-            best = {name: value.to(device) for name, value in tensors.items() if name.startswith("best.")}
-            stopping.best = {name.removeprefix("best."): value for name, value in best.items()}
-        losses: list[float] = tensors["losses"].tolist()
-    return losses

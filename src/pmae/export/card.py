@@ -110,8 +110,9 @@ def _of_classifier(source: Source, use: str) -> list[str]:
 
 
 def _of_run(source: RunSource, use: str) -> list[str]:
+    method = source.config.method.upper()
     return [
-        f"# {_method(source)} encoder after epoch {source.epoch} on {_text(source.run.environment['data']['name'])}",
+        f"# {method} encoder after epoch {source.epoch} on {_text(source.run.environment['data']['name'])}",
         _what(source),
         use,
         f"## Input\n\n{_input(source)}",
@@ -121,12 +122,8 @@ def _of_run(source: RunSource, use: str) -> list[str]:
     ]
 
 
-def _method(source: RunSource) -> str:
-    return "MAE" if source.config.space.name == "pixels" else "PMAE"
-
-
 def _what(source: RunSource) -> str:
-    hidden = "patches" if _method(source) == "MAE" else "components of the image"
+    hidden = "patches" if source.config.method == "mae" else "components of the image"
     pooled = list(source.features(source.images()[:1]))
     names = {"cls": "its [CLS] token (`cls`)", "mean": "the mean of its patch tokens (`mean`)"}
     return (

@@ -201,7 +201,7 @@ def _size(config: Config, chosen: RunChoices, side: int) -> float:
     if config.encoder.name != "vit_tiny":
         return 1.0
     usual, patch = recipe(PAIRS[chosen.recipe][0]), config.encoder.patch_size or patch_for(side, side)
-    space = SpaceConfig("pixels" if config.space.name == "pixels" else "pca")
+    space = SpaceConfig("pixels" if config.method == "mae" else "pca")
     own = replace(dataclasses.replace(config, space=space), encoder__patch_size=patch)
     same = replace(dataclasses.replace(own, encoder=usual.encoder, decoder=usual.decoder), encoder__patch_size=patch)
     return flops_per_image(own, (3, side, side)) / flops_per_image(same, (3, side, side))

@@ -13,7 +13,7 @@ from pmae.files import write_text
 from pmae.report import style
 from pmae.report.advice import Advice
 from pmae.report.charts import confusion
-from pmae.report.classifier_contents import SPLITS, Calibration, Classifier, HeldOut, load
+from pmae.report.classifier_contents import SPLITS, Calibration, ClassifierContents, HeldOut, load
 from pmae.report.compare import Verdict
 from pmae.report.contents import distinct_names, file_names
 from pmae.report.page import make_folder, render, write_beside
@@ -29,7 +29,7 @@ PRECISE, TRUSTED, WEAK = 5.0, 0.05, 0.7
 class Chapter(NamedTuple):
     """What the page says of one classifier."""
 
-    classifier: Classifier
+    classifier: ClassifierContents
     anchor: str
     verdict: Verdict
     notes: list[str]
@@ -53,7 +53,7 @@ def write_classifier_report(paths: Sequence[Path | str], out: Path | str) -> Non
     write_text(out, page)
 
 
-def _chapter(one: Classifier, anchor: str) -> Chapter:
+def _chapter(one: ClassifierContents, anchor: str) -> Chapter:
     part = one.main
     drawings = [reliability(one)] if part.calibration.reliability else []
     tables = [counts_table(one)]
@@ -69,7 +69,7 @@ def _chapter(one: Classifier, anchor: str) -> Chapter:
     return Chapter(one, anchor, verdict(one), notes, list(advice(one)), drawings, tables)
 
 
-def verdict(one: Classifier) -> Verdict:
+def verdict(one: ClassifierContents) -> Verdict:
     """How good it is and how sure that is."""
     part, found, multi = one.main, one.accuracy, one.card.get("multi_label")
     low, high = found.low, found.high
@@ -114,7 +114,7 @@ def _trust(found: Calibration) -> str:
     return f"{told}: it is {how} often right than it says, so take them as an order, not as frequencies."
 
 
-def advice(one: Classifier) -> Iterator[Advice]:
+def advice(one: ClassifierContents) -> Iterator[Advice]:
     """What to do next, the most useful first."""
     part, accuracy = one.main, one.accuracy
     if part.split == "val":
@@ -141,7 +141,7 @@ def advice(one: Classifier) -> Iterator[Advice]:
     yield Advice("Use it", "Label a folder of images, or drop single ones on a page.", commands)
 
 
-def _weak_classes(one: Classifier) -> Iterator[Advice]:
+def _weak_classes(one: ClassifierContents) -> Iterator[Advice]:
     """The class that is missed most, and what it is taken for."""
     part, seen = one.main, one.data.get("per_class", {})
     if not part.confusion:
@@ -162,7 +162,7 @@ def _weak_classes(one: Classifier) -> Iterator[Advice]:
 
 
 @styled
-def reliability(one: Classifier) -> Drawing:
+def reliability(one: ClassifierContents) -> Drawing:
     """How often answers are right against the probability they claim, before and after the temperature."""
     found = one.main.calibration
     figure, (axes, below) = panels((3.0, 1.1))
@@ -184,7 +184,7 @@ def reliability(one: Classifier) -> Drawing:
     return Drawing("reliability", "Can its probabilities be trusted?", caption, figure)
 
 
-def metrics_table(classifiers: Sequence[Classifier]) -> Table:
+def metrics_table(classifiers: Sequence[ClassifierContents]) -> Table:
     """One row a classifier and held-out part."""
     names = list(dict.fromkeys(name for one in classifiers for part in one.parts for name in part.metrics))
     rows: list[list[Cell]] = []
@@ -197,7 +197,7 @@ def metrics_table(classifiers: Sequence[Classifier]) -> Table:
     return Table("metrics", "Scores on images that were not trained on (%)", header, rows, "With 95% intervals.")
 
 
-def coverage_table(one: Classifier) -> Table:
+def coverage_table(one: ClassifierContents) -> Table:
     """What is gained by leaving unsure answers to a person."""
     rows: list[list[Cell]] = []
     for own in one.main.coverage:
@@ -218,7 +218,7 @@ def share_of(right: int, count: int) -> Interval:
     return Interval(right / count, float(bounds.low), float(bounds.high)).percent
 
 
-def counts_table(one: Classifier) -> Table:
+def counts_table(one: ClassifierContents) -> Table:
     """Each class: how many images it has, and how well it is found."""
     seen, part = one.data.get("per_class", {}), one.main
     rows: list[list[Cell]] = []
@@ -239,7 +239,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def mistakes_table(one: Classifier) -> Table:
+def mistakes_table(one: ClassifierContents) -> Table:
     """The surest of the wrong answers: often a wrong label."""
     rows: list[list[Cell]] = [[own.file, own.label, own.answer, 100 * own.probability] for own in one.main.mistakes]
     said = "Look at these first: some will be mislabelled, the others show what it has not learned."

@@ -71,7 +71,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Classifier:
+class ClassifierContents:
     """A classifier as its page sees it."""
 
     name: str
@@ -99,7 +99,7 @@ class Classifier:
         return dict(self.card.get("settings", {}))
 
 
-def load(path: Path | str, name: str) -> Classifier:
+def load(path: Path | str, name: str) -> ClassifierContents:
     """Read a classifier's two JSON files, or say what is wrong with them."""
     folder = Path(path).expanduser()
     card, results = read_object(folder / CLASSIFIER), read_object(folder / "results.json")
@@ -114,7 +114,7 @@ def load(path: Path | str, name: str) -> Classifier:
         raise UserError(f"{where} must be as `pmae finetune` wrote it, but {error!r} is missing or wrong") from error
     if not parts:
         raise UserError(f"scores in {where} must be of val or test, got none")
-    return Classifier(name, folder, classes, card, data, parts, temperature)
+    return ClassifierContents(name, folder, classes, card, data, parts, temperature)
 
 
 def _as_intervals(score: dict[str, Any]) -> dict[str, Any]:

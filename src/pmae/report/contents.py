@@ -45,7 +45,7 @@ class Contents:
 
     @property
     def method(self) -> str:
-        return "MAE" if self.config.space.name == "pixels" else "PMAE"
+        return self.config.method.upper()
 
     @property
     def units(self) -> str:

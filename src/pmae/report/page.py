@@ -125,15 +125,7 @@ def _chapter(run: Contents, anchor: str, runs: int) -> Chapter:
     if has_pictures(run):
         shown = InteractiveMap(run, f"map-{anchor}", 1000 if runs < 4 else 400, 32 if runs == 1 else 24)
     return Chapter(
-        run,
-        anchor,
-        _notes(run),
-        advice(run),
-        drawings,
-        shown,
-        few,
-        tables.class_table(run),
-        tables.settings(run),
+        run, anchor, _notes(run), advice(run), drawings, shown, few, tables.class_table(run), tables.settings(run)
     )
 
 

@@ -34,7 +34,7 @@ Grid = dict[str, list[str]]
 
 def parse_grid(words: Sequence[str], base: Config) -> Grid:
     """`encoder.patch_size 2 4 decoder.depth 1 2` as settings by name, each with its values."""
-    ratio = f"masking.masked_{'patches' if base.space.name == 'pixels' else 'variance'}"
+    ratio = f"masking.masked_{'patches' if base.method == 'mae' else 'variance'}"
     grid: Grid = {}
     values: list[str] | None = None
     for word in words:
