@@ -22,7 +22,6 @@ from pmae.data.named import load_photos
 from pmae.data.sets import NAMED
 from pmae.doctor import CHECKS
 from pmae.evaluate import protocols
-from pmae.spaces import moments
 
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 SMALL = Config(
@@ -137,7 +136,7 @@ def few_photos() -> Splits:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, few photographs and digits, short protocols, one solution for one covariance.
+    """One thread, few photographs and digits, short protocols.
 
     Figures of every run, and the doctor's processes, have tests of their own.
     """
@@ -150,7 +149,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: list(CHECKS[name].run(*given)))
     for name, settings in protocols.PRESETS.items():
         monkeypatch.setitem(protocols.PRESETS, name, short(settings))
-    monkeypatch.setattr(moments, "principal_axes", remembered)
     yield
     torch.set_num_threads(before)
 
@@ -160,14 +158,3 @@ def short(given: protocols.Protocols) -> protocols.Protocols:
     length = {"epochs": 2, "warmup_epochs": 1}
     probe = given.probe and replace(given.probe, **length)
     return replace(given, probe=probe, finetune=given.finetune and replace(given.finetune, **length))
-
-
-SOLVED: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-solve = moments.principal_axes
-
-
-def remembered(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    key = hashlib.sha256(covariance.numpy().tobytes()).hexdigest()
-    if key not in SOLVED:
-        SOLVED[key] = solve(covariance)
-    return SOLVED[key]

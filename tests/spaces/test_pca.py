@@ -56,9 +56,23 @@ def test_basis_is_orthonormal_even_with_fewer_images_than_pixels() -> None:
     assert int((space.variance > 1e-6 * space.variance[0]).sum()) == 9
 
 
+@pytest.mark.parametrize("different", [40, 7])
+def test_few_images_have_the_components_of_scikit_learn_and_others_without_variance(different: int) -> None:
+    x = data(40, 300, offset=5.0)[np.arange(40) % different]  # some of them more than once
+    reference, rank = Reference(svd_solver="full").fit(x), different - 1
+    space = PCA((3, 10, 10)).double()
+    space.fit(torch.from_numpy(part).unflatten(1, (3, 10, 10)) for part in np.array_split(x, 3))
+    largest = reference.explained_variance_[0]
+    np.testing.assert_allclose(space.variance[:rank], reference.explained_variance_[:rank], rtol=1e-8)
+    np.testing.assert_allclose(space.variance[rank:], 0, atol=1e-12 * largest)
+    cosines = np.sum(space.components[:rank].numpy() * reference.components_[:rank], axis=1)
+    np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-9)
+    torch.testing.assert_close(space.components @ space.components.T, torch.eye(300).double(), atol=1e-9, rtol=0)
+
+
 def test_covariance_equals_numpy_across_block_borders() -> None:
     x = np.random.default_rng(3).normal(size=(60, 1500)) + 5
-    mean, covariance = covariance_of(torch.from_numpy(part) for part in np.array_split(x, 4))
+    mean, covariance, _ = covariance_of(torch.from_numpy(part) for part in np.array_split(x, 4))
     np.testing.assert_allclose(mean, x.mean(0), rtol=1e-12)
     np.testing.assert_allclose(np.tril(covariance), np.tril(np.cov(x.T)), atol=1e-12)
 

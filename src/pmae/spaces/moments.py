@@ -41,11 +41,11 @@ def mean_and_variance(batches: Iterable[Tensor], distributed: DistributedFit = O
     return shift + total / count, variance.clamp(min=0)
 
 
-def covariance_of(batches: Iterable[Tensor], distributed: DistributedFit = ONE_PROCESS) -> tuple[Tensor, Tensor]:
-    """Mean (D,) and the lower triangle of the covariance (D, D) over N - 1 of batches (B, D), as above, float64."""
+def covariance_of(batches: Iterable[Tensor], distributed: DistributedFit = ONE_PROCESS) -> tuple[Tensor, Tensor, int]:
+    """Mean (D,), the lower triangle of the covariance (D, D) over N - 1 of batches (B, D), as above, float64, and N."""
     count, shift, total, products = _sums(batches, distributed, products=True)
     mean = total / count
-    return shift + mean, products.addr_(mean, mean, alpha=-count).div_(count - 1)
+    return shift + mean, products.addr_(mean, mean, alpha=-count).div_(count - 1), count
 
 
 def _sums(batches: Iterable[Tensor], distributed: DistributedFit, products: bool) -> tuple[int, Tensor, Tensor, Tensor]:
@@ -93,8 +93,18 @@ def centred(batch: Tensor, shift: Tensor) -> Tensor:
     return batch - shift.to(torch.float32) if keep else batch.double() - shift
 
 
-def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances (D,), largest first, and axes (D, D), a row each, largest entry positive, of a lower triangle."""
+def is_low(rank: int, size: int) -> bool:
+    """Whether a covariance of this rank is solved in a subspace: five times as fast at a tenth, hardly at a quarter."""
+    return 4 * rank < size
+
+
+def principal_axes(covariance: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor]:
+    """Variances (D,), largest first, and axes (D, D), a row each, largest entry positive, of a lower triangle.
+
+    A `rank` that is known, as that of a few images' covariance, saves most of the work.
+    """
+    if rank is not None and is_low(rank, len(covariance)):
+        return _axes_of_low_rank(covariance, rank)
     try:
         values, vectors = torch.linalg.eigh(covariance)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -102,6 +112,18 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
         values, vectors = (part.to(covariance.device) for part in torch.linalg.eigh(covariance.cpu()))
     axes = vectors.flip(1).T
     return values.flip(0).clamp(min=0), axes * signs(axes)
+
+
+def _axes_of_low_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The same from the subspace of all that varies; whatever axes are orthogonal to it have no variance."""
+    whole = covariance.tril() + covariance.tril(-1).T
+    start = torch.randn(len(whole), rank, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    basis = torch.linalg.qr(whole @ start.to(whole)).Q
+    values, turn = torch.linalg.eigh(basis.T @ whole @ basis)
+    varying = basis @ turn.flip(1)
+    still = torch.linalg.qr(varying, mode="complete").Q[:, rank:]
+    axes = torch.cat([varying, still], 1).T
+    return torch.cat([values.flip(0).clamp(min=0), values.new_zeros(len(whole) - rank)]), axes * signs(axes)
 
 
 def signs(axes: Tensor) -> Tensor:

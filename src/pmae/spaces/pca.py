@@ -36,9 +36,10 @@ class Components(NamedTuple):
 
 def exact_components(batches: Iterable[Tensor], count: int, distributed: DistributedFit = ONE_PROCESS) -> Components:
     """The `count` leading principal components of images, in one pass, from the whole covariance."""
-    mean, covariance = moments.covariance_of((batch.flatten(1) for batch in distributed.part(batches)), distributed)
+    flat = (batch.flatten(1) for batch in distributed.part(batches))
+    mean, covariance, images = moments.covariance_of(flat, distributed)
     pixels = covariance.diagonal().clone()
-    variance, axes = moments.principal_axes(covariance)
+    variance, axes = moments.principal_axes(covariance, rank=images - 1)
     if count == len(pixels):
         return Components(mean, variance, axes, torch.zeros_like(pixels))
     variance, axes = variance[:count], axes[:count]
@@ -73,8 +74,11 @@ def _covariance_times(basis: Tensor, batches: Iterable[Tensor], mean: Tensor, di
 
 
 def cost_of_exact(images: int, size: int) -> FitCost:
-    """The covariance, its eigenvectors and a workspace of twice that, all float64; half of x^T x, and `eigh`."""
-    return FitCost(4 * 8 * size * size, images * size**2 + EIGH * size**3)
+    """The covariance, its eigenvectors and a workspace of twice that, all float64; half of x^T x, and its solution."""
+    rank, solve = min(images, size), EIGH * size**3
+    if moments.is_low(rank, size):
+        solve = 8 * size**2 * rank + QR * size * rank**2 + EIGH * rank**3
+    return FitCost(4 * 8 * size * size, images * size**2 + solve)
 
 
 def cost_of_leading(images: int, size: int, count: int) -> FitCost:
