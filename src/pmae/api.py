@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
-from pmae.data.images import ImageSet, Splits, require_shape
+from pmae.data.images import ImageSet, Splits, require_like
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
@@ -37,7 +37,7 @@ from pmae.report.page import save_figures
 from pmae.results import Segmentation, primary_pooling, scores_of
 from pmae.runs import Run, require_vacant
 from pmae.train import loop
-from pmae.train.checkpoint import load_encoder
+from pmae.train.checkpoint import load_encoder, load_standardize, trained_on
 from pmae.train.distributed import is_main, local_device, process_group, was_restarted
 from pmae.train.environment import pick_device
 from pmae.train.journal import say
@@ -82,7 +82,7 @@ def pretrain(
     probe = splits
     if config.probe.data:
         probe = load(_probe_data(config, splits.train))
-    require_shape("probe.data", splits.train.shape, probe.train.shape)
+    require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
     quiet = quiet or not is_main()
     if not quiet:
         say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons, verbose)]))
@@ -139,9 +139,9 @@ def evaluate(
 ) -> Run:
     """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json."""
     run, where = Run(path), local_device(pick_device(device))
-    config, encoder, standardize = load_encoder(run)
+    config, standardize = run.config, load_standardize(run)
     splits, protocols = complete(splits or load(config.data)), protocols or preset("strong")
-    require_shape("data", encoder.shape, splits.train.shape)
+    require_like("data", splits.train, run.shape, trained_on(run).dtype)
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
     require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
@@ -184,7 +184,7 @@ def segment(
     run, where = Run(path), pick_device(device)
     config, encoder, standardize = load_encoder(run)
     splits, standardize = splits or load(config.data), standardize.to(where)
-    require_shape("data", encoder.shape, splits.train.shape)
+    require_like("data", splits.train, run.shape, trained_on(run).dtype)
     data = read_masked(splits, masks, config.train.seed, config.data)
     tokens = {f"{config.method} epoch {int(run.checkpoint().name.split('_')[1])}": tokens_of(encoder.to(where))}
     if baselines:

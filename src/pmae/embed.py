@@ -5,7 +5,6 @@ import math
 import shutil
 import tempfile
 import time
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,14 +19,14 @@ from torch import Tensor
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
-from pmae.data.images import ImageSet, as_tensor, require_shape
+from pmae.data.images import ImageSet, as_tensor, require_like
 from pmae.data.sets import read_chunks, read_like
 from pmae.errors import UserError, optional, require, require_known
 from pmae.evaluate.features import evaluating
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.runs import Run
-from pmae.train.checkpoint import load_encoder, opened, trained_dtype
+from pmae.train.checkpoint import load_encoder, opened, trained_on
 from pmae.train.distributed import World, local_device, lost_process_errors, process_group
 from pmae.train.environment import kept_precision, pick_device
 
@@ -130,15 +129,15 @@ def embed(
     """
     run, out, where = opened(run), Path(out).expanduser(), local_device(pick_device(device))
     write = writer_for(out, flat=pooling != "patches")
-    config, encoder, standardize = load_encoder(run, epoch)
+    _, encoder, standardize = load_encoder(run, epoch)
     embedder = Embedder(encoder, standardize, pooling, where, batch_size)
-    dtype, reading = trained_dtype(run), data
-    if not isinstance(reading, DataConfig):
-        reading = read_like(replace(config.data, source=str(data), labels="none"), encoder.shape)
+    own = trained_on(run)
+    like = read_like(replace(own.data, source=str(data), labels="none"), own.shape)
+    reading = data if isinstance(data, DataConfig) else like
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, embedder.batch_size, split, world.part)
-        for chunk in fitting(source.chunks, encoder.shape, dtype):
+        for chunk in fitting(source.chunks, own.shape, own.dtype):
             yield _rows(embedder, *chunk, len(source.splits) > 1)
         if source.unreadable is not None:
             source.unreadable.warn()
@@ -199,14 +198,8 @@ def _of_all_processes(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
 
 def fitting(chunks: Iterator[tuple[str, ImageSet]], shape: Sequence[int], dtype: str) -> Iterator[tuple[str, ImageSet]]:
     """The chunks, if their images are like those that were trained on."""
-    for number, (split, part) in enumerate(chunks):
-        require_shape("data", shape, part.shape)
-        if number == 0 and str(part.images.dtype) != dtype:
-            warnings.warn(
-                f"the images are {part.images.dtype} and the run was trained on {dtype}: "
-                "features mean something only if the values are in the same units",
-                stacklevel=2,
-            )
+    for split, part in chunks:
+        require_like("data", part, shape, dtype)
         yield split, part
 
 

@@ -1,5 +1,6 @@
 """`pmae evaluate --shots --label-fraction`: scikit-learn's regression on the same draws, for every representation."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from pmae.classify.finetune import load_start
 from pmae.data.images import ImageSet, Splits
-from pmae.evaluate.features import budgets
+from pmae.evaluate.features import budgets, short_budgets
 from pmae.evaluate.protocols import FewLabelsProtocol, Protocols
 from pmae.evaluate.suite import evaluate
 from pmae.runs import Run
@@ -66,3 +67,15 @@ def test_every_representation_is_scored_by_the_command(
         }  # fmt: skip
     code, said = command("evaluate", run.path, "--data", labelled, "--labels", "folders", "--shots", 0)
     assert (code, "fewlabels.shots must be numbers of at least 1" in said) == (2, True)
+    code, said = command("evaluate", run.path, "--data", labelled, "--shots", 5, 500)
+    assert code == 2
+    assert re.search(r"fewlabels\.shots must be at most \d+, the training images of the largest class, got 500", said)
+
+
+def test_what_a_budget_cannot_be_is_said() -> None:
+    labels = np.repeat([0, 1], [3, 40])
+    found = list(short_budgets(labels, ("rare", "common"), FewLabelsProtocol((2, 10), (0.05, 0.5))))
+    assert found == [
+        "10-shot: all images of the classes that have fewer, 'rare' (3)",
+        "5% labels: one image of every class at least, in all 3 of 43",
+    ]

@@ -51,6 +51,8 @@ def test_training_lowers_the_validation_loss_and_is_kept(
     code, said = command("finetune", run.path, "--data", labelled, "--out", out, *more)
     assert code == 0, said
     told = results(out)["training"]
+    assert told["losses"][0] < 2 * np.log(3), "an epoch begins where a guess would be, not far above it"
+    assert f"kept: the weights of epoch {told['best_epoch']}" in said
     assert min(told["validation_losses"]) < 0.9 * told["validation_losses"][0]
     assert told["best_epoch"] == np.argmin(told["validation_losses"]) > 0
     assert sorted(path.name for path in out.iterdir()) == ["classifier.json", "classifier.safetensors", "results.json"]

@@ -47,8 +47,10 @@ def test_bash_offers_what_may_follow(line: str, script: Path) -> None:
     assert CASES[line] <= offered(script, line)
 
 
-def test_bash_offers_every_command(script: Path) -> None:
+def test_bash_offers_every_command_and_never_none(script: Path) -> None:
     assert set(COMMANDS) <= offered(script, "pmae ")
+    assert offered(script, "pmae evaluate runs/a --with ") == {"mae"}
+    assert offered(script, "pmae embed runs/a --channels ") == {"1", "3"}
 
 
 @pytest.mark.parametrize("shell", ["fish", "zsh"])

@@ -144,7 +144,19 @@ def test_mistakes_get_one_line_and_write_nothing(run: Run, tmp_path: Path, capsy
     assert left_in(tmp_path) == before | {"folder.csv"}
 
 
-def test_other_units_are_warned_of(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.save(tmp_path / "in.npy", pixels(4, *SHAPE).astype(np.float32) / 255)
-    assert cli(run.path, "--data", tmp_path / "in.npy", "-o", tmp_path / "out.npz") == 0
-    assert "images are float32 and the run was trained on uint8" in capsys.readouterr().err
+UNITS = {
+    "embed": ("--out", "out.npz", "--batch-size", "4"),
+    "evaluate": ("--protocols", "knn", "--no-baselines"),
+    "finetune": ("--out", "classifier", "--method", "linear"),
+}
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("command", UNITS)
+def test_other_units_are_warned_of_once(
+    command: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("in.npz", train_images=pixels(20, *SHAPE) / np.float32(255), train_labels=np.arange(20) % 2)
+    assert main([command, str(run.path), "--data", "in.npz", *UNITS[command], "--device", "cpu"]) == 0
+    assert capsys.readouterr().err.count("images are float32 and the run was trained on uint8") == 1

@@ -144,6 +144,15 @@ def test_deep_channels_are_resized_one_by_one(tmp_path: Path) -> None:
         read(tmp_path, channels=3)
 
 
+def test_deep_colour_becomes_the_grey_that_pillow_makes_of_8_bits(tmp_path: Path) -> None:
+    colour = numbers(6, 9, 3) // 257 * 257
+    tifffile.imwrite(tmp_path / "a.tif", colour, photometric="rgb")
+    (found,) = read(tmp_path, channels=1).images
+    expected = np.asarray(Image.fromarray((colour // 257).astype(np.uint8)).convert("L"))
+    assert (found.dtype, found.shape) == (np.uint16, (1, 6, 9))
+    np.testing.assert_allclose(found[0] / 257, expected, atol=0.51)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
 def test_a_dicom_file_keeps_its_depth(tmp_path: Path, dtype: type) -> None:
     pixels = numbers(6, 9, dtype=dtype)

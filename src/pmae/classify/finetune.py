@@ -17,7 +17,7 @@ from pmae.classify.score import score
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, fit_standardize
-from pmae.data.images import ImageSet, require_shape
+from pmae.data.images import ImageSet, require_like
 from pmae.data.sets import read_like
 from pmae.embed import require_pooling
 from pmae.errors import UserError, require
@@ -28,7 +28,7 @@ from pmae.models.described import BYTES, Described, described_weights, require_e
 from pmae.models.weights import load_weights
 from pmae.remote import is_remote, local
 from pmae.runs import Run, is_classifier
-from pmae.train.checkpoint import load_encoder
+from pmae.train.checkpoint import load_encoder, trained_on
 from pmae.train.environment import pick_device
 
 SETTINGS, STATE = "finetune.json", "finetune.safetensors"
@@ -89,7 +89,7 @@ def load_start(source: Path | str | Run, images: ImageSet, name: str | None = No
     """The encoder at `source` for these images; `name` is its timm network where weights do not tell it."""
     if is_run(source):
         config, found, standardize = load_encoder(source)
-        require_shape("data", found.shape, images.shape)
+        require_like("data", images, found.shape, trained_on(source).dtype)
         return Start(found, config.encoder, standardize)
     place = local(str(source))
     rule = "a run folder, or weights that timm or Hugging Face wrote"

@@ -20,10 +20,10 @@ from pmae.config import DataConfig, EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet
-from pmae.embed import Embedder
+from pmae.embed import BATCH, Embedder
 from pmae.errors import optional
-from pmae.evaluate.augment import Loss
-from pmae.evaluate.features import batch_of, extract
+from pmae.evaluate.augment import Loss, augmented, draw_noise
+from pmae.evaluate.features import batch_of, evaluating, extract, order
 from pmae.evaluate.finetune import Classifier, EarlyStopping, finetune
 from pmae.evaluate.probes import statistics
 from pmae.evaluate.protocols import FinetuneProtocol, preset
@@ -177,17 +177,42 @@ def _network(
     stopping = EarlyStopping(lambda model: _loss_on(model, held, start.standardize, val.targets), patience)
 
     def tell(epoch: int, value: float) -> None:
+        if epoch == 0:
+            say(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
         say(f"epoch {epoch + 1} of {protocol.epochs}: loss {value:.4f}, validation loss {stopping.losses[-1]:.4f}")
 
     settings = (start.standardize, protocol, config.seed, folder, tell)
-    head = linear.weight, linear.bias
+    temperature = _first_temperature(linear, train, targets, start.standardize, protocol, config)
+    head = linear.weight / temperature, linear.bias / temperature
     made = finetune(encoder, train, targets, classes, *settings, loss=loss, stopping=stopping, head=head)
     kept = made.classifier
     tuned = merged(kept.encoder, start.encoder.is_vit) if lora else kept.encoder
     losses = [value if math.isfinite(value) else None for value in stopping.losses]
     best = stopping.losses.index(min(stopping.losses))
+    say(f"kept: the weights {f'of epoch {best}' if best else 'before training'}, whose validation loss is the lowest")
     history = {"epochs": len(made.losses), "best_epoch": best, "losses": list(made.losses), "validation_losses": losses}
     return Trained(tuned, kept.head.weight.detach(), kept.head.bias.detach(), history)
+
+
+def _first_temperature(
+    linear: Trained,
+    train: Batches,
+    targets: Tensor,
+    standardize: Standardize,
+    protocol: FinetuneProtocol,
+    config: FinetuneConfig,
+) -> float:
+    """What makes a linear head as sure as it may be of the images that training shows, cropped and distorted.
+
+    One that separates whole images is so sure that the first losses would be many times those of a guess.
+    """
+    index = order(len(train), min(len(train), BATCH), config.seed, 0, train.device)[0]
+    images, unmixed = train.take(index), replace(protocol, mixup=0.0, cutmix=0.0)
+    x = augmented(images, draw_noise(images, unmixed, (config.seed, 0, 0)), standardize, unmixed)
+    with evaluating(linear.encoder):
+        features = linear.encoder.to(x.device).features(x)[config.pooling].double().cpu()
+    logits = features @ linear.weight.T + linear.bias
+    return max(1.0, fit_temperature(logits.numpy(), targets[index].cpu().numpy()))
 
 
 def protocol_of(config: FinetuneConfig, images: ImageSet) -> FinetuneProtocol:

@@ -1,13 +1,14 @@
 """`pmae pretrain`, whose options are the settings themselves; and `data`, `doctor`, `demo` and `completions`."""
 
 import contextlib
+import io
 import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -295,6 +296,9 @@ class Completions:
         from pmae.cli import COMMANDS, kind_of
 
         kinds = {name: kind_of(name) for name in COMMANDS}
-        arguments = ["--tyro-print-completion", self.shell]
-        with contextlib.suppress(SystemExit):  # tyro prints and leaves
-            tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, prog="pmae")
+        arguments, script = ["--tyro-print-completion", self.shell], io.StringIO()
+        how: dict[str, Any] = {"prog": "pmae", "config": (tyro.conf.DisallowNone,)}
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(script):  # tyro prints and leaves
+            tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, **how)
+        # None may be typed, and tyro lists it among the choices whatever is asked of it.
+        print(re.sub(r", 'None'|'None', | \(default: None\)", "", script.getvalue()), end="")

@@ -83,9 +83,10 @@ class Evaluate(OtherData):
                 told = load_contents(run.path)
                 # Scores on other sets, from evaluations before this one, are for the report.
                 told = replace(told, scores=[s for s in told.scores if s.data == run.evaluations[-1].data.name])
-                said = verdict(told)
+                last, said = run.evaluations[-1], verdict(told)
+                notes = [f"note: {note}" for note in (*last.data.notes, *last.notes)]
                 print(f"{run.path}\n{score_table(told.scores)}\n\n{said.headline}")
-                print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons)))
+                print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)))
                 print(f"next: pmae report {run.path}")
 
 
@@ -182,13 +183,13 @@ class Embed(OtherData):
 
     def run(self) -> None:
         from pmae.embed import embed
-        from pmae.train.checkpoint import load_encoder, opened
+        from pmae.train.checkpoint import opened, trained_on
         from pmae.train.distributed import is_main
         from pmae.train.journal import say
 
         run = opened(self.path)
-        config, encoder, _ = load_encoder(run, self.epoch)
-        data = self.read_as(config.data, encoder.shape, self.data, labels="none")
+        own = trained_on(run)
+        data = self.read_as(own.data, own.shape, self.data, labels="none")
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
         count = embed(run, data, self.out, *places, say=lambda line: say(line) if is_main() else None)
         if is_main():

@@ -28,6 +28,7 @@ DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
 # Where the channels lie among the axes that tifffile names: C and S (samples) are channels, Y and X the plane.
 CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
+LUMA = (0.299, 0.587, 0.114)  # what red, green and blue add to grey: ITU-R 601-2, as in Pillow
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
 DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
 ORIENTATION = 0x0112  # EXIF's tag; from 5 on, width and height change places
@@ -124,14 +125,22 @@ def decode(path: Path, config: DataConfig, content: bytes | None = None, short: 
 def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) -> np.ndarray:
     """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for."""
     if config.channels not in (None, len(pixels)):
-        if len(pixels) > 1:
-            raise ValueError(f"{len(pixels)} channels, which data.channels {config.channels} cannot make of them")
-        pixels = np.repeat(pixels, config.channels, axis=0)
+        pixels = _with_channels(pixels, config.channels)
     if short is not None:
         return capped(pixels, short)
     if config.resize is not None and pixels.shape[1:] != (config.resize, config.resize):
         pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
     return pixels
+
+
+def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Grey as three channels, or colour as grey, weighted as Pillow weights 8 bits; nothing else is one of the two."""
+    if len(pixels) == 1:
+        return np.repeat(pixels, channels, axis=0)
+    if (len(pixels), channels) != (3, 1):
+        raise ValueError(f"{len(pixels)} channels, which data.channels {channels} cannot make of them")
+    grey = np.tensordot(np.array(LUMA, np.float32), pixels.astype(np.float32), 1)
+    return _rounded(grey, pixels.dtype)[None]
 
 
 def capped(pixels: np.ndarray, short: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import hashlib
 import mmap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,8 +88,21 @@ class Splits:
         return {name: part for name, part in named.items() if part is not None}
 
 
-def require_shape(parameter: str, shape: Sequence[int], found: Sequence[int]) -> None:
-    """Refuse images of another shape than an encoder's, with what to give instead."""
+def require_like(parameter: str, images: ImageSet, shape: Sequence[int], dtype: str) -> None:
+    """Refuse images of another shape than an encoder's, with what to give instead; warn where their depth is another.
+
+    Values are not scaled from one depth to another: 12 bits of 16 are common, and units as those of a CT.
+    """
+    _require_shape(parameter, shape, images.shape)
+    if str(images.images.dtype) != dtype:
+        warnings.warn(
+            f"the images are {images.images.dtype} and the run was trained on {dtype}: "
+            "features mean something only if the values are in the same units",
+            stacklevel=3,
+        )
+
+
+def _require_shape(parameter: str, shape: Sequence[int], found: Sequence[int]) -> None:
     if tuple(found) == tuple(shape):
         return
     instead = "give arrays of that shape, or image files without resize and channels, which are converted to it"

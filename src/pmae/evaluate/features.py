@@ -1,7 +1,7 @@
 """Features of all images in one pass (no gradient, no masking, bfloat16 on CUDA); which images, in what order."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from pmae.config import AugmentConfig
 from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
+from pmae.data.streamed import shown
 from pmae.errors import UserError, require
 from pmae.evaluate.protocols import FewLabelsProtocol
 from pmae.fast import accelerate
@@ -178,6 +179,21 @@ def shots(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     members = [rng.permutation(np.flatnonzero(labels == label))[:count] for label in np.unique(labels)]
     return np.sort(np.concatenate(members))
+
+
+def short_budgets(labels: np.ndarray, classes: Sequence[str], config: FewLabelsProtocol) -> Iterator[str]:
+    """What to know of budgets that not every class can fill; one that none can is refused."""
+    counts = dict(zip(*(part.tolist() for part in np.unique(labels, return_counts=True)), strict=True))
+    most = max(counts.values())
+    for shot in config.shots:
+        require(shot <= most, "fewlabels.shots", f"at most {most}, the training images of the largest class", shot)
+        fewer = [f"{classes[label]!r} ({count})" for label, count in counts.items() if count < shot]
+        if fewer:
+            yield f"{shot}-shot: all images of the classes that have fewer, {shown(fewer)}"
+    for share in config.fractions:
+        if min(counts.values()) * share <= 0.5:
+            used = len(hold_out(labels, share)[1])
+            yield f"{100 * share:g}% labels: one image of every class at least, in all {used} of {len(labels)}"
 
 
 def budgets(labels: np.ndarray, config: FewLabelsProtocol, seed: int) -> Iterator[tuple[str, list[np.ndarray]]]:

@@ -20,7 +20,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
-from pmae.evaluate.features import Extractor, Representation, budgets, complete, effective_rank, hold_out
+from pmae.evaluate.features import Extractor, Representation, budgets, complete, effective_rank, hold_out, short_budgets
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.evaluate.probes import (
@@ -127,6 +127,8 @@ class EvaluationData:
         for name in self.held_out:
             missing = [self.classes[c] for c in np.setdiff1d(self.labels[name], present)]
             self.notes += [f"class {c!r} is in {name} but not in train, and cannot be learned" for c in missing]
+        if protocols.few:
+            self.notes += short_budgets(self.labels["train"], self.classes, protocols.few)
 
     def target(self, part: str = "train") -> Tensor:
         """Labels of a part on the device."""

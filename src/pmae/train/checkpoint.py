@@ -22,7 +22,7 @@ from pmae.plugins import require_plugins
 from pmae.remote import from_hub
 from pmae.runs import Run, create_run, read_state
 from pmae.spaces import Space, build_space
-from pmae.train.exported import FILE, is_exported, load_exported
+from pmae.train.exported import TrainedOn, is_exported, load_exported, read_preprocessing
 from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors", "extra.safetensors")
@@ -116,11 +116,12 @@ def opened(run: Run | Path | str) -> Run | Path:
     return Path(place).expanduser() if is_exported(place) else Run(place)
 
 
-def trained_dtype(run: Run | Path | str) -> str:
-    """The type of the images that an encoder was trained on."""
+def trained_on(run: Run | Path | str) -> TrainedOn:
+    """The images that the encoder of a run or an exported folder was trained on, without loading it."""
     place = opened(run)
-    found = place.environment["data"] if isinstance(place, Run) else read_object(place / FILE)
-    return str(found.get("dtype", "uint8"))
+    if not isinstance(place, Run):
+        return read_preprocessing(place)[0]
+    return TrainedOn(place.config.data, place.shape, place.environment["data"].get("dtype", "uint8"))
 
 
 def load_encoder(run: Run | Path | str, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
