@@ -77,7 +77,8 @@ def keep_freed_memory() -> None:
     """Let this process keep what it frees, where its allocator is glibc's, instead of giving it back to the system.
 
     A training step on a CPU frees and takes the same gigabyte again, 100,000 pages that the system clears first: 7 to
-    10% of the step's time. What is in use at once stays the same.
+    10% of the step's time, and nearly half of that of a convolutional network at 224 pixels. What is in use at once
+    stays the same.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

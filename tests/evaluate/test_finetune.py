@@ -287,3 +287,15 @@ def test_a_convolutional_net_uses_its_mean_and_one_rate(splits: Splits, standard
     assert set(layer_depths([name for name, _ in made.classifier.named_parameters()]).values()) == {0}
     with pytest.raises(UserError, match=r"finetune\.pooling"):
         run(Convolutional(), splits, standardize, dataclasses.replace(FAST, pooling="max"))
+
+
+def test_batch_norms_keep_the_statistics_that_a_given_head_was_fitted_with(
+    splits: Splits, standardize: Standardize
+) -> None:
+    encoder = build_encoder(EncoderConfig("resnet10t"), (2, 8, 12))
+    given = {name: value.clone() for name, value in encoder.state_dict().items()}
+    head = torch.zeros(3, encoder.width), torch.zeros(3)
+    for start, kept in ((head, True), (None, False)):
+        found = run(encoder, splits, standardize, head=start).classifier.encoder.state_dict()
+        assert torch.equal(found["net.bn1.running_mean"], given["net.bn1.running_mean"]) == kept
+        assert not torch.equal(found["net.bn1.weight"], given["net.bn1.weight"])

@@ -183,6 +183,7 @@ def finetune(
         for epoch in range(len(losses), config.epochs):
             if stopping and stopping.due:
                 break
+            _training_mode(classifier, keep_statistics=head is not None)
             losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
             if stopping:
                 stopping.look(model)
@@ -202,7 +203,6 @@ def _epoch(take_step: FinetuneStep, batches: Batches, labels: Tensor, ema: EMA |
     positions = order(count, batch_of(count, config.batch_size), seed, epoch, batches.device)
     # Whatever the encoder itself draws (stochastic depth, dropout) follows from the seed and the epoch too.
     torch.manual_seed(mixed(seed, NOISE, epoch))
-    take_step.model.train()
     take_step.total.zero_()
     for step, index in enumerate(positions):
         fraction = rate("cosine", epoch + step / len(positions), config.epochs, config.warmup_epochs)
@@ -211,6 +211,14 @@ def _epoch(take_step: FinetuneStep, batches: Batches, labels: Tensor, ema: EMA |
         if ema:
             ema.update(epoch * len(positions) + step)
     return float(take_step.total / len(positions))
+
+
+def _training_mode(classifier: Classifier, keep_statistics: bool) -> None:
+    """Train all of it; batch norms go on with the statistics they have where a head was fitted to features of these."""
+    classifier.train()
+    for module in classifier.modules() if keep_statistics else ():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
 
 
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:

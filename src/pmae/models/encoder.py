@@ -71,7 +71,8 @@ class Encoder(nn.Module):
         """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE)."""
         net: Any = self.net
         if not self.is_vit:
-            return split_tokens(net, net.forward_features(x))
+            # Convolutions are a third faster where an image's channels lie side by side.
+            return split_tokens(net, net.forward_features(x.contiguous(memory_format=torch.channels_last)))
         prefix, tokens = net.num_prefix_tokens, self._embed(x)
         if keep is not None:
             patches = tokens[:, prefix:].gather(1, keep[..., None].expand(-1, -1, tokens.shape[2]))

@@ -19,7 +19,7 @@ from pmae.config import TrainConfig
 from pmae.data.images import Splits, fingerprint
 from pmae.errors import UserError, require
 from pmae.fast.graph import COMPILE_FROM
-from pmae.system import STOPS
+from pmae.system import STOPS, keep_freed_memory
 
 PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
 HOST = ("can't allocate memory", "not enough memory")
@@ -27,15 +27,16 @@ HOST = ("can't allocate memory", "not enough memory")
 
 
 def pick_device(name: str) -> torch.device:
-    """The named device, or the first CUDA device, or the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The named device, or the first CUDA device, or the CPU, for whose work this process keeps what it frees."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     known = re.fullmatch(r"(cpu|cuda)(:(0|[1-9]\d?))?|mps", name)
     require(known is not None, "train.device", "auto, cpu, cuda, cuda:N or mps", name)
     device = torch.device(name)
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there[device.type]:
         raise UserError(f"train.device must be a device of this machine, got {name!r}; choices: auto, cpu")
+    if device.type == "cpu":
+        keep_freed_memory()
     return device
 
 

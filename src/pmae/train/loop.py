@@ -22,7 +22,7 @@ from pmae.files import folder_path, write_tensors
 from pmae.models.weights import Pretrained
 from pmae.plugins import plugin_errors
 from pmae.runs import Run
-from pmae.system import keep_freed_memory, lacks_float64
+from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
@@ -96,8 +96,6 @@ class Pretraining:
             raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
         self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
         self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
-        if device.type == "cpu":
-            keep_freed_memory()
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
         plan = plan_crops(splits.train, config, device)
         self.crops = Crops(plan, splits.train.shape[1:], config.augment, device) if plan else None
