@@ -28,7 +28,7 @@ from pmae.config import (
     TrainConfig,
     replace,
 )
-from pmae.config_file import from_dict, to_dict, with_settings
+from pmae.config_file import FREE, flat, from_dict, to_dict, with_settings
 from pmae.errors import UserError
 from pmae.runs import read_config
 
@@ -206,6 +206,10 @@ def test_contradictions_are_refused() -> None:
         OptimConfig(warmup_epochs=1.0, warmup_steps=5)
     with pytest.raises(UserError, match=r"encoder\.width, depth and heads"):
         replace(Config(), encoder__name="resnet18", encoder__width=64)
+
+
+def test_what_a_resumed_run_may_change_are_settings() -> None:
+    assert flat(Config()).keys() > FREE
 
 
 @given(st.integers(-(2**62), 0))

@@ -40,25 +40,9 @@ _HOMES = {
     "recipe": "pmae.paper.recipes",
     "register": "pmae.plugins",
 }
-__all__ = [
-    "PMAE",
-    "Callback",
-    "ComponentMask",
-    "Config",
-    "ImageClassifier",
-    "PMAEClassifier",
-    "Run",
-    "embed",
-    "evaluate",
-    "export",
-    "finetune",
-    "load_classifier",
-    "load_encoder",
-    "predict",
-    "pretrain",
-    "recipe",
-    "register",
-]
+__all__ = ["PMAE", "Callback", "ComponentMask", "Config", "ImageClassifier", "PMAEClassifier", "Run"]
+__all__ += ["embed", "evaluate", "export", "finetune", "load_classifier", "load_encoder", "predict", "pretrain"]
+__all__ += ["recipe", "register"]
 
 
 def __getattr__(name: str) -> Any:

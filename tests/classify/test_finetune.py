@@ -162,6 +162,19 @@ def test_labels_come_in_every_form(
     assert classes == (["0", "1", "2"] if form is in_npz else list(CLASSES))
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_tables_are_evaluated_on_as_folders_are(labelled: Path, tmp_path: Path, command: Command) -> None:
+    run = make_run(tmp_path / "run")
+    for given in (["--data", labelled], in_csv(tmp_path, labelled), in_parquet(tmp_path, labelled)):
+        code, said = command("evaluate", run.path, *given, "--protocols", "knn", "--no-baselines", "--device", "cpu")
+        assert code == 0, said
+    folder, *tables = (evaluation.scores for evaluation in run.evaluations)
+    assert [[score.accuracy for score in scores] for scores in tables] == [[score.accuracy for score in folder]] * 2
+    several = write_table(tmp_path / "several.csv", table_of(labelled, lambda path: f"{path.parent.name};new"))
+    code, said = command("evaluate", run.path, "--data", labelled, "--labels", several)
+    assert (code, "labels must be of one class an image to be evaluated, got " in said) == (2, True)
+
+
 @pytest.mark.parametrize("method", ["linear", "full"])
 @pytest.mark.parametrize("columns", [True, False])
 def test_images_may_have_several_labels_or_none(

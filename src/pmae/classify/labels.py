@@ -58,7 +58,7 @@ def read_labelled(config: DataConfig, labels: Path | str | None = None) -> tuple
     column of 0 and 1 for each class, and maybe `split`.
     """
     source = Path(config.source).expanduser()
-    if labels is None and _is_table(source):
+    if labels is None and is_table(source):
         labels, source = source, source.parent
     if labels is not None:
         config, found = _from_table(Path(labels).expanduser(), source, config)
@@ -77,6 +77,14 @@ def from_splits(splits: Splits) -> LabelledData:
         raise UserError(f"data {splits.name!r} must have labels, got none")
     sets = {s: Labelled(part, part.labels) for s, part in splits.parts.items() if part.labels is not None}
     return LabelledData(splits.name, splits.train.classes, notes=splits.notes, **sets)
+
+
+def as_splits(data: LabelledData) -> Splits:
+    """The data set with a class number for each image, to be evaluated on."""
+    require(not data.multi_label, "labels", "of one class an image to be evaluated", "several, or none")
+    parts = {"train": data.train, "val": data.val, "test": data.test}
+    sets = {s: replace(p.images, labels=p.targets, classes=data.classes) for s, p in parts.items() if p is not None}
+    return Splits(data.name, **sets, notes=data.notes)
 
 
 def with_validation(data: LabelledData, share: float, seed: int) -> LabelledData:
@@ -110,8 +118,9 @@ def per_class(part: Labelled, classes: int) -> np.ndarray:
     return targets.sum(0).astype(int) if targets.ndim == 2 else np.bincount(targets, minlength=classes)
 
 
-def _is_table(path: Path) -> bool:
+def is_table(source: Path | str) -> bool:
     """Whether a path is a table of file names; a Parquet file may also hold the images themselves."""
+    path = Path(source).expanduser()
     if not path.is_file() or path.suffix.lower() not in TABLES:
         return False
     if path.suffix.lower() == ".csv":
@@ -165,7 +174,8 @@ def _from_table(path: Path, folder: Path, config: DataConfig) -> tuple[DataConfi
 def _check_files(files: list[str], splits: list[str], folder: Path, path: Path) -> None:
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{path} must name files below {folder}, got {len(missing)} that are not: {shown(missing)}")
+        rule = f"{path} must name files below {folder}, got {len(missing)} that are not: {shown(missing)}"
+        raise UserError(f"{rule}; where the table is elsewhere, data is the folder and labels the table")
     real = [os.path.realpath(folder / name) for name in files]
     twice = next((place for place, count in Counter(real).items() if count > 1), None)
     if twice is not None:

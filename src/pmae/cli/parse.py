@@ -23,6 +23,7 @@ Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint=""
 Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")]
 """Options that may be left out, where their sentence says what happens then."""
+Folders = Literal["none", "folders"] | None
 RunFolder = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Out = Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="PATH")]
 Switch = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")]
@@ -49,13 +50,15 @@ class Conversion:
 class OtherData(Conversion):
     """How to read images that are not the run's own."""
 
-    labels: Literal["none", "folders"] | None = None
-    """Whether subfolders are classes."""
-
     def read_as(
-        self, of_run: DataConfig, shape: Sequence[int] | None, source: str | None, labels: str | None = None
+        self,
+        of_run: DataConfig,
+        shape: Sequence[int] | None,
+        source: str | None,
+        given: str | None,
+        labels: str | None = None,
     ) -> DataConfig:
-        """A source, or the run's own, in the run's way and for its shape, with what was given instead."""
+        """A source, or the run's own, in the run's way and for its shape; labels as given, or else these."""
         from pmae.data.sets import is_sharded, read_like
 
         where: dict[str, Any] = {"source": source, "root": self.root, "labels": labels}
@@ -63,7 +66,7 @@ class OtherData(Conversion):
         reading = replace(of_run, **where)
         reading = reading if shape is None else read_like(reading, shape)
         reading = replace(reading, labels="none") if is_sharded(reading) else reading
-        return self.applied(reading, labels=self.labels)
+        return self.applied(reading, labels=given)
 
 
 WORDS = {

@@ -4,13 +4,17 @@ import contextlib
 import signal
 import sys
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from pmae.cli.parse import Count, OtherData, Out, RunFolder, Switch, Text
+from pmae.cli.parse import Count, Folders, OtherData, Out, RunFolder, Switch, Text
 from pmae.config import DataConfig
 from pmae.errors import require
+
+if TYPE_CHECKING:
+    from pmae.data.images import Splits
+    from pmae.runs import Run
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Evaluate(OtherData):
     examples:
       pmae evaluate runs/a
       pmae evaluate runs/a --data labelled/ --protocols linear knn        its subfolders are the classes
+      pmae evaluate runs/a --data scans/ --labels scans.csv               a table with the columns file and label
       pmae evaluate runs/a --protocols knn --shots 1 5 10 --label-fraction 0.01 0.1
       pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
       pmae evaluate runs/a --data scans/ --masks masks/        a linear segmentation probe, with mIoU
@@ -47,6 +52,8 @@ class Evaluate(OtherData):
     """Pretrain the MAE twin too, and score it."""
     data: Text = None
     """Another labelled set: a name or a path."""
+    labels: Text = None
+    """folders (subfolders are classes), none, or a .csv or .parquet table of the files below --data."""
     masks: Text = None
     """Folder of PNGs of class numbers, named like the images: probe the patches for them instead."""
     device: str = "auto"
@@ -54,7 +61,6 @@ class Evaluate(OtherData):
 
     def run(self) -> None:
         from pmae import api
-        from pmae.data.sets import load
         from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
         from pmae.evaluate.suite import score_table
         from pmae.report.compare import verdict
@@ -66,11 +72,7 @@ class Evaluate(OtherData):
         if self.shots or self.label_fraction:
             few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
             protocols = replace(protocols, few=few)
-        other = any((self.data, self.labels, self.resize, self.channels, self.root))
-        # Of a folder that is named to be scored on, subfolders are the classes; masks need none.
-        labels = "folders" if self.data and not self.masks else None
-        run = Run(self.path)
-        splits = load(self.read_as(run.config.data, run.shape, self.data, labels)) if other else None
+        splits = self.splits(Run(self.path))
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
         epochs, whole = self.epochs or (None,), not self.no_baselines
         for path in runs:
@@ -88,6 +90,22 @@ class Evaluate(OtherData):
                 print(f"{run.path}\n{score_table(told.scores)}\n\n{said.headline}")
                 print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)))
                 print(f"next: pmae report {run.path}")
+
+    def splits(self, run: "Run") -> "Splits | None":
+        """The images to score on, where they are not the run's own as it read them."""
+        from pmae.classify.finetune import reading_for
+        from pmae.classify.labels import as_splits, is_table, read_labelled
+        from pmae.data.sets import load
+
+        if not any((self.data, self.labels, self.resize, self.channels, self.root)):
+            return None
+        source = self.data or run.config.data.source
+        table = None if self.labels in (None, "none", "folders") else self.labels
+        if table or is_table(source):
+            return as_splits(read_labelled(self.applied(reading_for(run, source)), table)[1])
+        # Of a folder that is named to be scored on, subfolders are the classes; masks need none.
+        labels = "folders" if self.data and not self.masks else None
+        return load(self.read_as(run.config.data, run.shape, self.data, self.labels, labels))
 
 
 @dataclass(frozen=True)
@@ -170,6 +188,8 @@ class Embed(OtherData):
     """A named set, or the path of a folder, .npy or .npz file, or shards."""
     out: Out
     """The file to write: .npz, .csv or .parquet."""
+    labels: Folders = None
+    """Whether subfolders are classes."""
     pooling: Literal["mean", "cls", "both", "patches"] = "mean"
     """Of the tokens; patches keeps every one."""
     split: Literal["all", "train", "val", "test"] = "all"
@@ -189,7 +209,7 @@ class Embed(OtherData):
 
         run = opened(self.path)
         own = trained_on(run)
-        data = self.read_as(own.data, own.shape, self.data, labels="none")
+        data = self.read_as(own.data, own.shape, self.data, self.labels, "none")
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
         count = embed(run, data, self.out, *places, say=lambda line: say(line) if is_main() else None)
         if is_main():
@@ -255,6 +275,8 @@ class Explore(OtherData):
     """Run folder or classifier; without one there are masks, but no predictions."""
     data: Text = None
     """A named set, or the path of a folder, .npy or .npz file; the run's, or photos."""
+    labels: Folders = None
+    """Whether subfolders are classes."""
     port: Count = None
     """Port to serve on; 7860, or another free one, if not given."""
     no_browser: Switch = False
@@ -275,7 +297,8 @@ class Explore(OtherData):
         say("starting: 1 of 3, the page's library (10 to 30 s the first time)")
         gradio()
         run = Run(self.path) if self.path else None
-        reading = self.read_as(run.config.data if run else DataConfig(), run.shape if run else None, self.data)
+        of_run, shape = (run.config.data, run.shape) if run else (DataConfig(), None)
+        reading = self.read_as(of_run, shape, self.data, self.labels)
         say(f"starting: 2 of 3, reading {reading.source}")
         material = Material(load(reading), run)
         say(f"starting: 3 of 3, {'loading' if run else 'fitting'} {material.own_space} of {material.name}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from pmae import api
 from pmae.config import Config, DataConfig, replace
-from pmae.config_file import flat
+from pmae.config_file import FREE, flat
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
@@ -21,14 +21,10 @@ from pmae.evaluate.protocols import Protocols, only, preset
 from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run
 
-MACHINE = frozenset(
-    {
-        "data.root", "data.keep_on", "train.device", "train.engine", "train.log_every", "train.checkpoint_every",
-        "train.keep", "train.track", "train.shard", "train.deterministic", "probe.every", "probe.data", "train.project",
-        "train.accumulate", "train.activation_checkpointing",
-    }
-)  # fmt: skip
-"""Settings that say where and how a run is made or monitored, not what it learns."""
+MACHINE = FREE | {"data.keep_on", "train.engine", "train.checkpoint_every", "train.deterministic"}
+MACHINE |= {"probe.every", "probe.data"}
+MACHINE -= {"train.bf16_gradients"}
+"""Settings that say where and how a run is made or monitored, not what it learns, which rounded gradients touch."""
 LENGTH = frozenset({"train.epochs", "train.seed", "optim.warmup_epochs", "optim.warmup_steps"})
 """Settings that a search for a run of any length and seed leaves open."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pmae import fast
 from pmae.config import Config
-from pmae.config_file import flat, to_dict
+from pmae.config_file import FREE, flat, to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import Splits
@@ -36,12 +36,6 @@ from pmae.train.distributed import AllGather, World
 from pmae.train.environment import describe_environment, pick_engine, pick_precision
 from pmae.train.trackers import require_tracker
 
-FREE = (
-    *("train.log_every", "train.keep", "train.track", "train.device", "train.kernels", "train.shard"),
-    *("data.root", "data.threads", "data.cache", "train.accumulate", "train.activation_checkpointing"),
-    *("train.bf16_gradients", "train.project"),
-)
-"""Settings that a resumed run may change."""
 FIT_RATE = {"cpu": 1e11, "cuda": 2e13}
 """Operations a second of a fit, roughly: two cores in float32, a large GPU in float64."""
 LONG_FIT = 10.0  # seconds of a fit that are worth a line
