@@ -103,6 +103,11 @@ def test_transformers_loads_it_as_its_own_vit(make_run: Any, tmp_path: Path) -> 
     want = expected(run, images)
     np.testing.assert_allclose(output.last_hidden_state[:, 0].numpy(), want["cls"], atol=2e-5)
     np.testing.assert_allclose(output.pooler_output.numpy(), want["cls"], atol=2e-5)
+    grey = pictures[0].convert("L")
+    alone, colored = (
+        processor(picture, return_tensors="pt")["pixel_values"] for picture in (grey, grey.convert("RGB"))
+    )
+    assert torch.equal(alone, colored)
     np.testing.assert_allclose(output.last_hidden_state[:, 1:].mean(1).numpy(), want["mean"], atol=2e-5)
 
 

@@ -65,7 +65,7 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
     found = {s: [str(path.relative_to(folder)) for path in walk_images(root, passed_over)] for s, root in roots.items()}
     if not any(found.values()):
         raise UserError(f"data.source: the folder {folder} holds no images ({', '.join(SUFFIXES)})")
-    notes = [] if len(roots) > 1 else ["no held-out images: the folder has no train/ and test/ (or val/)"]
+    notes = [] if len(roots) > 1 else ["the folder has no train/ and test/ (or val/)"]
     notes += [f"{count} {what}" for what, count in passed_over.items()]
     depth = 0 if roots["train"] == folder else 1
     named = {s: [_class_of(path, depth) for path in paths if config.labels == "folders"] for s, paths in found.items()}
@@ -187,7 +187,7 @@ def shard_samples(source: str, shards: Shards) -> SampleSet:
     path = Path(source).expanduser()
     name = path.stem if path.is_file() else path.resolve().name if path.is_dir() else path.resolve().parent.name
     samples = {split: SHARD_READERS[kinds[0]](paths) for split, paths in shards.items()}
-    notes = () if len(shards) > 1 else ("no held-out images: no shards are named val or test",)
+    notes = () if len(shards) > 1 else ("no shards are named val or test",)
     return SampleSet(printable(name), samples, notes, sharded=True)
 
 

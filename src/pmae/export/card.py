@@ -138,6 +138,7 @@ def _input(source: Source) -> str:
     values = f"{np.iinfo(kind).min} to {np.iinfo(kind).max}" if kind.kind in "iu" else "as in the data"
     scaled = ", after division by 255" if source.scale != 1 else ""
     lines = [f"{channels} x {height} x {width} (channels, height, width), trained on {kind.name}, values {values}."]
+    lines += ['A grey picture is given as color: `image.convert("RGB")`.'] if channels == 3 else []
     if source.per_channel:
         mean_text, std_text = (", ".join(f"{value:.6g}" for value in values) for values in source.statistics("card"))
         lines.append(f"Mean {mean_text} and standard deviation {std_text} per channel{scaled}.")

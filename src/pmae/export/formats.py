@@ -115,9 +115,10 @@ def write_huggingface(source: Source, folder: Path) -> None:
         **_labels(source),
     ).save_pretrained(folder)
     pixels = {"rescale_factor": source.scale, "do_rescale": source.scale != 1, "image_mean": mean, "image_std": std}
+    pixels |= {"do_convert_rgb": channels == 3}  # of pictures; arrays are taken as they are
     size = {"height": height, "width": width}
     if source.crop_mode == "center":
-        of_centre = {"size": {"shortest_edge": height}, "crop_size": size, "do_convert_rgb": False}
+        of_centre = {"size": {"shortest_edge": height}, "crop_size": size}
         processor = transformers.BitImageProcessor(**of_centre, resample=BICUBIC, **pixels)
     else:
         processor = transformers.ViTImageProcessor(size=size, resample=BICUBIC, **pixels)
