@@ -132,8 +132,8 @@ def embed(
     _, encoder, standardize = load_encoder(run, epoch)
     embedder = Embedder(encoder, standardize, pooling, where, batch_size)
     own = trained_on(run)
-    like = read_like(replace(own.data, source=str(data), labels="none"), own.shape)
-    reading = data if isinstance(data, DataConfig) else like
+    given = data if isinstance(data, DataConfig) else None
+    reading = given or read_like(replace(own.data, source=str(data), labels="none"), own.shape)
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, embedder.batch_size, split, world.part)
