@@ -1,5 +1,6 @@
 """What is timed: it trains, it is what it says, and it is refused when it cannot be."""
 
+import mmap
 import multiprocessing
 
 import numpy as np
@@ -106,9 +107,10 @@ def test_peak_memory_grows_with_what_is_held() -> None:
     device = torch.device("cpu")
     machine.forget_peak(device)
     before = machine.peak_bytes(device)
-    held = torch.ones(64 * 2**20)
+    # From the system itself: an allocator may have kept as much of what other tests freed.
+    held = np.frombuffer(mmap.mmap(-1, 256 * 2**20), np.uint8)
+    held[:] = 1
     assert machine.peak_bytes(device) - before > 200 * 2**20
-    assert held.sum() > 0
 
 
 @pytest.mark.parametrize(
