@@ -126,26 +126,32 @@ def few(whole: Splits, step: int) -> Splits:
     return Splits(whole.name, train, None, test)
 
 
+def coarse(whole: Splits) -> Splits:
+    """Every other pixel in both directions."""
+    assert whole.test is not None
+    train, test = (replace(part, images=part.images[:, :, ::2, ::2].copy()) for part in (whole.train, whole.test))
+    return Splits(whole.name, train, None, test)
+
+
 def few_photos() -> Splits:
-    """Every twelfth crop, and of its pixels every other one in both directions."""
-    photos = few(load_photos(), 12)
-    assert photos.test is not None
-    train, test = (replace(p, images=p.images[:, :, ::2, ::2].copy()) for p in (photos.train, photos.test))
-    return Splits(photos.name, train, None, test)
+    """Every twelfth crop, coarse."""
+    return coarse(few(load_photos(), 12))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, few photographs and digits, short protocols.
+    """One thread, few photographs and digits, few pixels, short protocols.
 
-    Figures of every run, and the doctor's processes, have tests of their own.
+    Figures of every run and beside every page, and the doctor's processes, have tests of their own.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setattr(demo, "load_photos", few_photos)
     monkeypatch.setitem(NAMED, "photos", lambda _: few_photos())
+    monkeypatch.setitem(NAMED, "cifar10", lambda root, whole=NAMED["cifar10"]: coarse(whole(root)))
     monkeypatch.setitem(NAMED, "digits", lambda root, whole=NAMED["digits"]: few(whole(root), 6))
     monkeypatch.setattr(api, "save_figures", lambda run: [])
+    monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)
     monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: list(CHECKS[name].run(*given)))
     for name, settings in protocols.PRESETS.items():
         monkeypatch.setitem(protocols.PRESETS, name, short(settings))
