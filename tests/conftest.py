@@ -55,7 +55,7 @@ def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.
     return (fine * 30 + 128).clip(0, 255).astype(np.uint8)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def toy() -> Splits:
     """128 training and 32 test images of 16x16 in two classes that differ in brightness."""
     images = smooth_images(160, (3, 16, 16))
@@ -66,7 +66,7 @@ def toy() -> Splits:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Config:
     """A model of two narrow blocks, three epochs of four steps."""
     return Config(

@@ -1,7 +1,7 @@
 """Kills a pretraining run with SIGKILL until it has had enough, and compares what is left with a run left in peace.
 
-`python killing.py FOLDER KILLS SEED [moments|writes]` prints what happened as JSON. Everything is imported once and no
-tensor is touched before the fork, so a run costs its training and not its imports.
+`python killing.py FOLDER SEED moments=KILLS writes=KILLS` prints how many there were as JSON. Everything is imported once
+and no tensor is touched before the fork, so a run costs its training and not its imports.
 """
 
 import json
@@ -142,20 +142,25 @@ def _compare(out: Path, whole: Path) -> None:
         sys.exit(f"{out} still holds {list(out.rglob('.*'))}")
 
 
-def main(folder: Path, kills: int, seed: int, how: str) -> None:
+def killed(folder: Path, method: Callable[..., int], kills: int, draw: random.Random, seconds: float) -> int:
     """Run after run, each killed at most ten times, until there were `kills` in all."""
-    draw, began = random.Random(seed), time.monotonic()
-    _ended_by_kill(_forked(lambda: _train(folder / "whole")))
-    seconds = time.monotonic() - began
     done = runs = 0
     while done < kills:
-        out = folder / f"killed-{runs}"
-        method = _at_moments if how == "moments" else _at_writes
+        out = folder / f"killed{method.__name__}-{runs}"
         done += method(out, min(10, kills - done), draw, seconds)
         _compare(out, folder / "whole")
         runs += 1
-    print(json.dumps({"kills": done, "runs": runs, "seconds_a_run": seconds}))
+    return done
+
+
+def main(folder: Path, seed: int, kills: dict[str, int]) -> None:
+    """Both ways to be killed, compared with one run left in peace."""
+    draw, began = random.Random(seed), time.monotonic()
+    _ended_by_kill(_forked(lambda: _train(folder / "whole")))
+    seconds, methods = time.monotonic() - began, {"moments": _at_moments, "writes": _at_writes}
+    print(json.dumps({how: killed(folder, methods[how], count, draw, seconds) for how, count in kills.items()}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    pairs = [word.split("=") for word in sys.argv[3:]]
+    main(Path(sys.argv[1]), int(sys.argv[2]), {how: int(count) for how, count in pairs})

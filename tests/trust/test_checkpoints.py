@@ -4,9 +4,9 @@ import json
 import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
+import shutil
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -25,14 +25,20 @@ from pmae.train.setup import locked
 FILES = ("encoder.safetensors", "decoder.safetensors", "optimizer.safetensors", "state.json")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(tiny: Config, toy: Splits) -> Config:
     return resolve(replace(tiny, train__epochs=2), len(toy.train), toy.train.shape)[0]
 
 
+@pytest.fixture(scope="module")
+def whole(config: Config, toy: Splits, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(config, toy, tmp_path_factory.mktemp("whole") / "run", quiet=True).path
+
+
 @pytest.fixture
-def run(config: Config, toy: Splits, tmp_path: Path) -> Run:
-    return pretrain(config, toy, tmp_path / "run", quiet=True)
+def run(whole: Path, tmp_path: Path) -> Run:
+    """A copy that a test may damage."""
+    return Run(shutil.copytree(whole, tmp_path / "run"))
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -120,22 +126,25 @@ def test_only_the_last_checkpoints_can_be_resumed_from(config: Config, toy: Spli
     assert kept == ["epoch_0002", "epoch_0003", "epoch_0004"]
 
 
-HOLD = "import sys, time; from pathlib import Path; from pmae.train.setup import locked\n"
-HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+def hold(folder: Path, held: Connection) -> None:
+    with locked(folder):
+        held.send("held")
+        time.sleep(600)
 
 
 def test_the_second_process_is_refused_until_the_first_dies(run: Run, config: Config, toy: Splits) -> None:
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True)
+    here, there = multiprocessing.Pipe()
+    holder = multiprocessing.get_context("fork").Process(target=hold, args=(run.path, there))
+    holder.start()
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        assert here.recv() == "held"
         with pytest.raises(UserError, match=f"no other process is training, .* held by process {holder.pid} on"):
             pretrain(config, toy, run.path, resume=True, quiet=True)
         assert before.items() <= {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}.items()
     finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.communicate()
+        holder.kill()
+        holder.join()
     assert pretrain(config, toy, run.path, resume=True, quiet=True).results["pretrain"]["epoch"] == 2
     assert not list(run.path.rglob(".*"))
 
