@@ -14,7 +14,7 @@ from pmae.errors import UserError
 from pmae.spaces import SPACES, Space, build_space
 from pmae.spaces.moments import DistributedFit
 
-SHAPES = [(3, 4, 8), (1, 6, 10), (5, 4, 4), (2, 1, 16)]
+SHAPES = [(5, 2, 4), (1, 6, 10), (2, 1, 16)]
 VARIANTS = {name: SpaceConfig(name) for name in sorted(SPACES)}
 VARIANTS |= {f"{name} grouped": SpaceConfig(name, grouped=True) for name, kind in SPACES.items() if kind.has_bands}
 VARIANTS |= {"pca and rest": SpaceConfig("pca", components=5)}

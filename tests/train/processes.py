@@ -173,7 +173,10 @@ def evaluations(folder: Path) -> dict[str, list[int]]:
     probe = dataclasses.replace(chosen.probe, epochs=2, warmup_epochs=1)
 
     def scored(count: int, out: Path, protocols: Protocols) -> list[int]:
-        return at_once(count, partial(code_of, out.name, partial(api.evaluate, out, protocols, splits, device="cpu")))
+        return at_once(
+            count,
+            partial(code_of, out.name, partial(api.evaluate, out, protocols, splits, device="cpu", figures=False)),
+        )
 
     codes = {}
     for count in (1, 2):

@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from pmae import fast
 from pmae.config import TrainConfig
 from pmae.data.images import Splits, fingerprint
 from pmae.errors import UserError, require
-from pmae.fast.graph import COMPILE_FROM
 from pmae.system import STOPS, keep_freed_memory
 
 PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
@@ -51,6 +49,9 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
 def pick_engine(config: TrainConfig, device: torch.device, pixels: float = 0.0) -> str:
     """On CUDA a captured step, compiled for a run over many pixels, unless told otherwise or where a setting needs the
     plain one; it needs our kernels."""
+    from pmae import fast  # and timm with it, seconds that those who ask for a device alone need not wait
+    from pmae.fast.graph import COMPILE_FROM
+
     captures = fast.can_capture(device, config.kernels)
     if config.engine == "auto":
         fastest = "compiled" if pixels >= COMPILE_FROM else "graph"
