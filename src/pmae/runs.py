@@ -171,6 +171,12 @@ def _here(path: Path | str) -> Path:
     return mirror.folder
 
 
+def is_run(path: Path | str) -> bool:
+    """Whether a folder here is one that pretraining wrote: beside weights, config.json is another library's."""
+    place = Path(path).expanduser()
+    return (place / "environment.json").is_file() or (place / "checkpoints").is_dir()
+
+
 def is_classifier(path: Path | str) -> bool:
     """Whether a folder is one that `pmae finetune` wrote, not a run."""
     return (Path(path).expanduser() / CLASSIFIER).is_file()

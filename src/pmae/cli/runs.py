@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from pmae.cli.parse import Count, Folders, OtherData, Out, RunFolder, Switch, Text
+from pmae.cli.parse import Count, Folders, OtherData, Out, RunFolder, RunOrWeights, Switch, Text
 from pmae.config import DataConfig
 from pmae.errors import require
 
@@ -93,9 +93,9 @@ class Evaluate(OtherData):
 
     def splits(self, run: "Run") -> "Splits | None":
         """The images to score on, where they are not the run's own as it read them."""
-        from pmae.classify.finetune import reading_for
         from pmae.classify.labels import as_splits, is_table, read_labelled
         from pmae.data.sets import load
+        from pmae.train.checkpoint import reading_for
 
         if not any((self.data, self.labels, self.resize, self.channels, self.root)):
             return None
@@ -179,17 +179,20 @@ class Embed(OtherData):
       pmae embed runs/a --data scans/ -o scans.npz                          numpy.load: features, name
       pmae embed runs/a --data scans/ --labels folders -o scans.parquet     one column a feature, name, label, class
       pmae embed runs/a --data images.npy --pooling patches -o tokens.npz   features (images, tokens, width)
-      pmae embed hf://USER/NAME --data scans/ -o scans.npz                  an encoder that was shared on the hub
+      pmae embed weights/ --data scans/ -o scans.npz                        weights of timm or Hugging Face
+      pmae embed hf://USER/NAME --data scans/ -o scans.npz                  the same on the hub
     """
 
-    path: RunFolder
-    """Run folder, or an encoder that pmae export wrote for timm or Hugging Face, here or on the hub."""
+    path: RunOrWeights
+    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
     data: str
     """A named set, or the path of a folder, .npy or .npz file, or shards."""
     out: Out
     """The file to write: .npz, .csv or .parquet."""
     labels: Folders = None
     """Whether subfolders are classes."""
+    encoder: Text = None
+    """timm name of the network, for weights without a config.json that tells it."""
     pooling: Literal["mean", "cls", "both", "patches"] = "mean"
     """Of the tokens; patches keeps every one."""
     split: Literal["all", "train", "val", "test"] = "all"
@@ -208,10 +211,10 @@ class Embed(OtherData):
         from pmae.train.journal import say
 
         run = opened(self.path)
-        own = trained_on(run)
+        own = trained_on(run, self.encoder)
         data = self.read_as(own.data, own.shape, self.data, self.labels, "none")
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
-        count = embed(run, data, self.out, *places, say=lambda line: say(line) if is_main() else None)
+        count = embed(run, data, self.out, *places, lambda line: say(line) if is_main() else None, self.encoder)
         if is_main():
             print(f"{self.out}: {self.pooling} features of {count:,} images")
 
