@@ -1,6 +1,7 @@
 """Weights of other libraries as they are: their features are those that timm and transformers compute."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,13 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from sklearn.neighbors import KNeighborsClassifier
 
+import pmae
 from pmae.cli import main
+from pmae.errors import UserError
+from pmae.evaluate.protocols import only, preset
+from pmae.runs import Run
 
 SIDE, CLASSES = 32, ("flat", "steep")
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -76,11 +82,9 @@ def weights(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], 
     words, (mean, std), forward = request.param(tmp_path / "weights")
 
     def features(images: np.ndarray) -> np.ndarray:
-        x = (torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(
-            std
-        )[:, None, None]
+        x = torch.from_numpy((images / 255 - np.array(mean)) / np.array(std)).float().permute(0, 3, 1, 2)
         with torch.no_grad():
-            found: np.ndarray = forward(x.float()).numpy()
+            found: np.ndarray = forward(x).numpy()
         return found
 
     return words, features
@@ -93,3 +97,105 @@ def test_embedded_features_are_those_of_the_library(weights: Any, labelled: Path
     found = np.load(tmp_path / "x.npz")
     numbers = [int(Path(name).stem) for name in found["name"]]
     np.testing.assert_allclose(found["features"], features(draw(30, 30)[0][numbers]), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_scores_are_those_of_scikit_learn_on_the_librarys_features(
+    weights: Any, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, features = weights
+    out = str(tmp_path / "runs" / "scored")
+    command = ["evaluate", *words, "--data", str(labelled), "--protocols", "knn", "--no-baselines", "--device", "cpu"]
+    assert main([*command, "--out", out]) == 0
+    assert "note: mean and deviation of pixels: " in capsys.readouterr().out
+    (seen, train), (unseen, test) = ((features(images), labels) for images, labels in (draw(60, 60), draw(30, 30)))
+    score = next(score for score in Run(out).evaluations[-1].scores if score.pooling == "mean")
+    assert score.label == "weights"
+    assert score.by_k
+    for one in score.by_k:
+        peer = KNeighborsClassifier(one.k, metric="cosine").fit(seen, train)
+        assert one.accuracy == pytest.approx(peer.score(unseen, test)), one.k
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    (tmp_path / "vit").mkdir()
+    timm_vit(tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_folder_is_a_run_of_no_epochs(vit: Path, labelled: Path, tmp_path: Path) -> None:
+    knn = only(preset("strong"), ["knn"])
+    run = pmae.evaluate(vit, knn, device="cpu", data=labelled, out=tmp_path / "scored")
+    names = [evaluation.method for evaluation in run.evaluations]
+    assert names == ["weights", "random weights", "raw pixels", "pca features"]
+    assert (run.shape, run.config.data.resize) == ((3, SIDE, SIDE), SIDE)
+    again = pmae.evaluate(run.path, knn, device="cpu", data=labelled, baselines=False)
+    assert again.evaluations[-1].scores == run.evaluations[0].scores
+    for place in (vit, run.path):
+        assert pmae.embed(place, labelled, tmp_path / f"{place.name}.npz", device="cpu") == 90
+    np.testing.assert_array_equal(*(np.load(tmp_path / name)["features"] for name in ("vit.npz", "scored.npz")))
+    with pytest.raises(UserError, match="run must be one that was trained here"):
+        pmae.export(run, "timm", tmp_path / "exported")
+    assert main(["report", str(run.path), "-o", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "k-NN on weights (patch mean) gets" in page
+    assert "The weights were scored as they were given: nothing was trained here." in page
+    assert "no training step was logged" not in page
+    assert "masking.masked_variance" not in page
+
+
+@pytest.mark.parametrize(
+    ("processor", "side", "crop"),
+    [
+        ({"size": {"height": 48, "width": 48}}, 48, "squash"),
+        (
+            {"size": {"shortest_edge": 64}, "crop_size": {"height": 40, "width": 40}, "do_center_crop": True},
+            40,
+            "center",
+        ),
+        ({"size": 56}, 56, "center"),
+        ({}, 32, "center"),
+    ],
+)
+def test_images_have_the_size_that_the_weights_record(
+    tmp_path: Path, processor: dict[str, Any], side: int, crop: str
+) -> None:
+    hugging_face_vit(tmp_path)
+    told = {**processor, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+    config, encoder, _ = pmae.load_encoder(tmp_path)
+    assert (encoder.shape, config.data.crop_mode) == ((3, side, side), crop)
+
+
+def test_mistakes_are_one_sentence_and_nothing_is_written(
+    vit: Path, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, head, out = tmp_path / "alone.safetensors", tmp_path / "head", tmp_path / "out"
+    (tmp_path / "other").mkdir()
+    save_file({"x": torch.zeros(1)}, alone)
+    shutil.copytree(vit, head)
+    save_file({"head.weight": torch.zeros(5, 32), "head.bias": torch.zeros(5)}, head / "model.safetensors")
+    images = np.zeros((20, SIDE, SIDE, 5), np.uint8)
+    np.savez(tmp_path / "five.npz", train_images=images, train_labels=np.arange(20) % 2)
+    np.savez(tmp_path / "bare.npz", train_images=images[..., :3])
+    where = ["--data", str(labelled), "--out", str(out)]
+    for words, message in (
+        ([tmp_path / "nowhere", *where], "run must be a folder that pretraining wrote, or weights that"),
+        ([tmp_path / "other", *where], "run must be a folder that pretraining wrote, or weights that"),
+        ([alone, *where], "must have a config.json beside them that tells their network"),
+        ([head, *where], "does not fit the encoder"),
+        ([vit, "--data", tmp_path / "five.npz", "--out", out], "with the 3 channels of the weights, or grey, got 5"),
+        ([vit, "--data", tmp_path / "bare.npz", "--out", out], "must have labels to be evaluated, got none"),
+        ([vit, "--out", out], "data must be given for weights"),
+        ([vit, "--data", labelled], "out must be a new folder for the scores of weights"),
+        ([vit, "--data", labelled, "--out", vit], "out must be a new or an empty folder"),
+        ([vit, *where, "--seeds", "0", "0"], "seeds must be at least one number, no two alike"),
+        ([vit, *where, "--with", "mae"], "with must be left out for weights"),
+    ):
+        assert main(["evaluate", *map(str, words), "--protocols", "knn", "--device", "cpu"]) == 2
+        said = capsys.readouterr().err
+        assert (len(said.splitlines()), message in said) == (1, True), said
+        assert not out.exists()

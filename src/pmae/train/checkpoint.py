@@ -17,7 +17,7 @@ from pmae.data.augment import Standardize
 from pmae.data.images import ImageSet, require_like
 from pmae.data.sets import read_like
 from pmae.errors import UserError, require
-from pmae.files import read_object, read_tensors, write_json, write_tensors, write_whole
+from pmae.files import disk_errors, read_object, read_tensors, write_json, write_tensors, write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
 from pmae.models.weights import require_fit
@@ -117,7 +117,8 @@ def opened(source: Run | Path | str) -> Run | Path:
     if isinstance(source, Run) or stored or is_run(place := local(source)):
         return Run(source)
     rule = "a folder that pretraining wrote, or weights that timm or Hugging Face did (safetensors)"
-    require(place.is_file() or any(place.glob("*.safetensors")), "run", rule, str(source))
+    found = place.suffix == ".safetensors" if place.is_file() else any(place.glob("*.safetensors"))
+    require(found, "run", rule, str(source))
     require(not is_classifier(place), "run", f"{rule}, not a classifier", str(source))
     return place
 
@@ -263,6 +264,22 @@ def _file_checksum(path: Path) -> str:
 
 def _seal(state: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def write_given(path: Path, start: Start, data: DataConfig, environment: dict[str, Any]) -> Run:
+    """A run of no epochs: given weights as they are, and the statistics of their pixels."""
+
+    def write(temporary: Path) -> None:
+        config = Config(data=data, encoder=replace(start.config, weights=environment["weights"]))
+        run = create_run(temporary, config, {**environment, "start": list(start.notes)})
+        statistics = {f"standardize.{key}": value for key, value in start.standardize.state_dict().items()}
+        write_tensors(run.path / "fitted.safetensors", statistics)
+        save(run, {"encoder.safetensors": start.encoder.net.state_dict()}, "epoch_0000", {"epoch": 0, "step": 0}, 1)
+
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, write)
+    return Run(path)
 
 
 class TrainedModel(NamedTuple):
