@@ -1,4 +1,5 @@
 """The studies behind the pages in results/, each run as two commands: pretraining, then one look at the test images.
+Where a study is there to choose by, the second is left out.
 
     python -m benchmarks.studies                                    all studies and their runs
     python -m benchmarks.studies photographs --data imagenette/     the commands of one study
@@ -22,6 +23,8 @@ from pmae.sweep.find import finished
 
 OURS = "--recipe ours --decoder small --augment.extra color_jitter grayscale"
 VIT_S = "--encoder vit_small_patch16_224 --patch-size 16 --data.labels folders --data.resize 224 --data.channels 3"
+HELD_OUT = ""
+"""No look at the test images: what is chosen by, is the probe of held-out training images at the end of training."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,9 @@ PHOTOGRAPHS = Study(
         "mae-published": "--recipe mae_masking --decoder small --decoder.width 384 --optim.base-lr 1e-3 "
         "--optim.warmup-epochs 2 --batch-size 128",
         "simclr": "--recipe simclr",
-        "ours-local": f"{OURS} --objective.local-views 4",
+        "ours-local": f"{OURS} --objective.local-views 2",
         "ours-moco": f"{OURS} --objective.contrastive moco",
-        "ours-moco-local": f"{OURS} --objective.contrastive moco --objective.local-views 4",
+        "ours-moco-local": f"{OURS} --objective.contrastive moco --objective.local-views 2",
     },
     f"{VIT_S} --epochs 200 --batch-size 256 --probe.every 20",
     "--protocols linear knn --seeds 0 1 2",
@@ -61,8 +64,20 @@ SPACES = Study(
         "wavelet-grouped": "--space wavelet --space.grouped",
         "none": "--masking.no-enabled --objective.reconstruction-weight 0",
     },
-    f"{OURS} {VIT_S} --epochs 50 --batch-size 256 --probe.every 10",
-    "--protocols linear knn --seeds 0 1 2",
+    f"{OURS} {VIT_S} --epochs 30 --batch-size 256 --probe.every 10",
+    HELD_OUT,
+)
+STEPS = Study(
+    "What raises `ours` at 224 pixels, thirty epochs each (beside patch_pca of `spaces`)?",
+    {
+        "local": "--objective.local-views 2",
+        "batch-128": "--batch-size 128",
+        "temperature-0.1": "--objective.temperature 0.1",
+        "smaller-crops": "--augment.crop-scale 0.08 1.0",
+        "moco": "--objective.contrastive moco",
+    },
+    SPACES.shared,
+    HELD_OUT,
 )
 DECODERS = Study(
     "Does the decoder explain MAE against PMAE?",
@@ -109,6 +124,7 @@ CONTRAST = Study(
 STUDIES = {
     "photographs": PHOTOGRAPHS,
     "spaces": SPACES,
+    "steps": STEPS,
     "decoders": DECODERS,
     "paper": PAPER,
     "contrast": CONTRAST,
@@ -130,7 +146,7 @@ def commands(study: Study, name: str, options: argparse.Namespace) -> Iterator[l
     out = Path(options.out) / name
     if not (out.exists() and finished(Run(out))):
         yield pretraining(study, name, options)
-    if not (out.exists() and Run(out).evaluations):
+    if study.evaluate and not (out.exists() and Run(out).evaluations):
         alone = [] if name == next(iter(study.runs)) else ["--no-baselines"]
         yield ["pmae", "evaluate", str(out), *shlex.split(study.evaluate), *alone]
 

@@ -1,6 +1,7 @@
 """The front door in Python: from a name, a path or an array to a finished run folder, and from there to evidence."""
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset
 
+from pmae.classify.labels import as_splits, read_labelled
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
@@ -19,7 +22,7 @@ from pmae.data.images import ImageSet, Splits, require_like
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
-from pmae.errors import require
+from pmae.errors import UserError, require
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
 from pmae.evaluate.baselines import random_weights
@@ -29,6 +32,7 @@ from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.segment import pixels_like, read_masked, segmentation_probe, tokens_of
 from pmae.export import export
+from pmae.files import folder_path, require_empty
 from pmae.models import build_encoder
 from pmae.models.described import adopted
 from pmae.plugins import require_plugins
@@ -37,9 +41,17 @@ from pmae.report.page import save_figures
 from pmae.results import Segmentation, primary_pooling, scores_of
 from pmae.runs import Run, require_vacant
 from pmae.train import loop
-from pmae.train.checkpoint import load_encoder, load_standardize, trained_on
+from pmae.train.checkpoint import (
+    load_encoder,
+    load_standardize,
+    load_start,
+    opened,
+    reading_for,
+    trained_on,
+    write_given,
+)
 from pmae.train.distributed import is_main, local_device, process_group, was_restarted
-from pmae.train.environment import pick_device
+from pmae.train.environment import describe_environment, pick_device
 from pmae.train.journal import say
 
 __all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin", "segment"]
@@ -136,18 +148,98 @@ def evaluate(
     device: str = "auto",
     say: Callable[[str], None] = lambda message: None,
     figures: bool = True,
+    data: DataConfig | Path | str | None = None,
+    out: Path | str | None = None,
+    encoder: str | None = None,
 ) -> Run:
-    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json."""
-    run, where = Run(path), local_device(pick_device(device))
-    config, standardize = run.config, load_standardize(run)
-    splits, protocols = complete(splits or load(config.data)), protocols or preset("strong")
-    require_like("data", splits.train, run.shape, trained_on(run).dtype)
+    """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json.
+
+    Labelled images are the run's own unless `splits` are given, or `data` to read: a folder whose subfolders are
+    classes, a table of files, an .npz file, shards or a named set.
+
+    `path` may also be weights that timm or Hugging Face wrote, to be scored as they are: `out` is then a new folder, a
+    run of no epochs; `encoder` names their timm network where no config.json does.
+    """
+    splits, reading = _to_score(opened(path), splits, data, encoder)
+    splits, protocols = complete(splits), protocols or preset("strong")
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
     require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
+    with scored(path, splits, reading, out, encoder, device) as run:
+        _evaluate(run, protocols, splits, epochs, baselines, seeds, local_device(pick_device(device)), say)
+        if is_main():
+            if figures:
+                save_figures(run)
+            push_back(run.path)
+    return run
+
+
+def _to_score(
+    place: Run | Path, splits: Splits | None, data: DataConfig | Path | str | None, encoder: str | None
+) -> tuple[Splits, DataConfig]:
+    """The images to score on, and how they were read: `data` where splits are given too."""
+    if data is not None:
+        given = data if isinstance(data, DataConfig) else reading_for(place, str(data), encoder)
+        if splits is not None:
+            return splits, given
+        reading, found = read_labelled(given)
+        return as_splits(found), reading
+    own = trained_on(place, encoder).data
+    if splits is not None:
+        return splits, dataclasses.replace(own, source=splits.name)
+    require(isinstance(place, Run), "data", "given for weights, which have none of their own", None)
+    return load(own), own
+
+
+@contextmanager
+def scored(
+    source: Run | Path | str,
+    splits: Splits,
+    reading: DataConfig,
+    out: Path | str | None,
+    encoder: str | None,
+    device: str,
+) -> Iterator[Run]:
+    """A run to score, or weights as a run of no epochs in the new folder `out`, which goes if nothing is scored."""
+    place, train = opened(source), splits.train
+    if isinstance(place, Run):
+        require(out is None, "out", "left out for a run, whose own folder takes the scores", out)
+        require_like("data", train, place.shape, trained_on(place).dtype)
+        yield place
+        return
+    channels, where = trained_on(place, encoder).shape[0], local_device(pick_device(device))
+    fits, rule = train.shape[0] in (1, channels), f"of images with the {channels} channels of the weights, or grey"
+    require(fits, f"data {splits.name!r}", rule, train.shape[0])
+    require(out is not None, "out", "a new folder for the scores of weights", out)
+    path = folder_path(str(out))
+    require_empty(path)
+    start = load_start(place, train, encoder)
+    with process_group(where) as world, world.all_agree():
+        if world.main:
+            write_given(path, start, reading, {**describe_environment(splits, where), "weights": str(source)})
+    run = Run(path)
+    try:
+        yield run
+    except UserError:
+        if is_main() and not run.results:
+            shutil.rmtree(path)
+        raise
+
+
+def _evaluate(
+    run: Run,
+    protocols: Protocols,
+    splits: Splits,
+    epochs: Sequence[int | None],
+    baselines: bool,
+    seeds: Sequence[int],
+    where: torch.device,
+    say: Callable[[str], None],
+) -> None:
+    """Score the run and its baselines into results.json, and write what the map of its report shows."""
+    config, standardize = run.config, load_standardize(run).to(where)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
-    standardize = standardize.to(where)
     last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
-    own = ((config.method, e or last, load_encoder(run, e)[1].to(where), protocols) for e in epochs)
+    own = ((run.method, e or last, load_encoder(run, e)[1].to(where), protocols) for e in epochs)
     others = ((name, 0, made, some) for name, made, some in baselines_of(config, splits, standardize, protocols))
     # Random weights, raw pixels and PCA features where heads are trained on them, and fine-tuning from scratch.
     frozen = bool(protocols.few or set(protocols.kinds) - {"finetune"})
@@ -166,10 +258,6 @@ def evaluate(
     if is_main():
         chosen = primary_pooling(scores_of(run.evaluations))
         save_feature_map(run, load_encoder(run, epochs[-1])[1].to(where), splits, standardize, chosen)
-        if figures:
-            save_figures(run)
-        push_back(run.path)
-    return run
 
 
 def segment(
@@ -179,14 +267,33 @@ def segment(
     baselines: bool = True,
     device: str = "auto",
     say: Callable[[str], None] = lambda message: None,
+    data: DataConfig | None = None,
+    out: Path | str | None = None,
+    encoder: str | None = None,
 ) -> Run:
-    """Score a run's patch tokens, and what they must beat, by a linear segmentation probe; into results.json."""
-    run, where = Run(path), pick_device(device)
+    """Score a run's patch tokens, and what they must beat, by a linear segmentation probe; into results.json.
+
+    `path` may also be weights, as for `evaluate`.
+    """
+    splits, reading = _to_score(opened(path), splits, data, encoder)
+    with scored(path, splits, reading, out, encoder, device) as run:
+        _segment(run, masks, splits, baselines, pick_device(device), say)
+    return run
+
+
+def _segment(
+    run: Run,
+    masks: Path | str,
+    splits: Splits,
+    baselines: bool,
+    where: torch.device,
+    say: Callable[[str], None],
+) -> None:
     config, encoder, standardize = load_encoder(run)
-    splits, standardize = splits or load(config.data), standardize.to(where)
-    require_like("data", splits.train, run.shape, trained_on(run).dtype)
+    standardize = standardize.to(where)
     data = read_masked(splits, masks, config.train.seed, config.data)
-    tokens = {f"{config.method} epoch {int(run.checkpoint().name.split('_')[1])}": tokens_of(encoder.to(where))}
+    epoch = int(run.checkpoint().name.split("_")[1])
+    tokens = {f"{run.method} epoch {epoch}" if epoch else run.method: tokens_of(encoder.to(where))}
     if baselines:
         untrained = random_weights(lambda: build_encoder(config.encoder, encoder.shape), config.train.seed)
         tokens |= {"random weights": tokens_of(untrained.to(where).eval()), "raw pixels": pixels_like(encoder)}
@@ -199,7 +306,6 @@ def segment(
     told = Segmentation(splits.name, counts, data.values, scores, data.notes)
     run.add_results(segmentation=dataclasses.asdict(told))
     push_back(run.path)
-    return run
 
 
 def pretrain_twin(path: Run | Path | str, splits: Splits | None = None) -> Run:

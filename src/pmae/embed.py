@@ -1,4 +1,4 @@
-"""From images to features with a run's encoder: in memory, or streamed from a reader to a file in bounded memory."""
+"""From images to features with the encoder of a run or weights: in memory, or streamed to a file in bounded memory."""
 
 import csv
 import math
@@ -8,7 +8,6 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +19,16 @@ from torch import Tensor
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.images import ImageSet, as_tensor, require_like
-from pmae.data.sets import read_chunks, read_like
+from pmae.data.sets import converts, load, read_chunks
 from pmae.errors import UserError, optional, require, require_known
 from pmae.evaluate.features import evaluating
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.runs import Run
-from pmae.train.checkpoint import load_encoder, opened, trained_on
+from pmae.train.checkpoint import load_encoder, opened, reading_for, trained_on
 from pmae.train.distributed import World, local_device, lost_process_errors, process_group
 from pmae.train.environment import kept_precision, pick_device
+from pmae.train.given import load_given
 
 POOLINGS = ("mean", "cls", "both", "patches")
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
@@ -121,19 +121,26 @@ def embed(
     device: str = "auto",
     batch_size: int | None = None,
     say: Callable[[str], None] = lambda message: None,
+    encoder: str | None = None,
 ) -> int:
     """Write the features of all images of a source to a .npz, .csv or .parquet file; returns how many there are.
+
+    `run` may also be weights that timm or Hugging Face wrote; `encoder` names their timm network where they do not.
 
     Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it. Processes
     that `torchrun` started take the batches in turn, and the first one writes.
     """
     run, out, where = opened(run), Path(out).expanduser(), local_device(pick_device(device))
     write = writer_for(out, flat=pooling != "patches")
-    _, encoder, standardize = load_encoder(run, epoch)
-    embedder = Embedder(encoder, standardize, pooling, where, batch_size)
-    own = trained_on(run)
-    given = data if isinstance(data, DataConfig) else None
-    reading = given or read_like(replace(own.data, source=str(data), labels="none"), own.shape)
+    reading = data if isinstance(data, DataConfig) else reading_for(run, str(data), encoder)
+    own = trained_on(run, encoder)
+    if isinstance(run, Run):
+        _, net, standardize = load_encoder(run, epoch)
+    else:
+        require(epoch is None, "epoch", "left out for weights, which have one state", epoch)
+        own = own._replace(shape=_shape_for(own.shape, reading))
+        net, _, standardize, _ = load_given(run, encoder, own.shape)
+    embedder = Embedder(net, standardize, pooling, where, batch_size)
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, embedder.batch_size, split, world.part)
@@ -143,6 +150,15 @@ def embed(
             source.unreadable.warn()
 
     return write_streamed(out, rows, embedder.names, write, where, say)
+
+
+def _shape_for(own: tuple[int, int, int], reading: DataConfig) -> tuple[int, int, int]:
+    """The shape in which images come to given weights: files as they are resized, arrays as they are."""
+    if converts(reading) and reading.resize:
+        return (reading.channels or own[0], reading.resize, reading.resize)
+    found = load(reading).train.shape
+    require(found[0] == own[0], "data", f"of images with {own[0]} channels, as the weights", found[0])
+    return found
 
 
 def write_streamed(

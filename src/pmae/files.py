@@ -48,6 +48,12 @@ def folder_path(given: Path | str, parameter: str = "out") -> Path:
     return path
 
 
+def require_empty(path: Path) -> None:
+    """Refuse a folder that holds anything, and a file in its place."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"out must be a new or an empty folder, got {str(path)!r}")
+
+
 def read_json(path: Path) -> Any:
     """A JSON file, or an error that names it."""
     try:

@@ -201,12 +201,12 @@ class Evaluation:
     """One call of the suite: the representation, the settings, the data, and the scores."""
 
     method: str
-    """pmae or mae, or one of the baselines."""
+    """pmae or mae, weights that were given, or one of the baselines."""
     preset: str
     data: EvaluatedData
     scores: tuple[Score, ...]
     epoch: int = 0
-    """Epochs of pretraining; 0 for a baseline."""
+    """Epochs of pretraining; 0 for a baseline and for given weights."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Every setting of the protocols."""
     seeds: tuple[int, ...] = ()

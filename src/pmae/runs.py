@@ -52,6 +52,8 @@ class Environment(TypedDict):
     commit: NotRequired[str]
     start: NotRequired[list[str]]
     """What was done to make given weights fit."""
+    weights: NotRequired[str]
+    """Given weights that the run holds as they are: nothing was trained."""
     fit_seconds: NotRequired[NonNegative]
 
 
@@ -91,6 +93,11 @@ class Run:
     def config(self) -> Config:
         """The settings the run was made with."""
         return read_config(self.path / "config.json")
+
+    @property
+    def method(self) -> str:
+        """pmae or mae, or weights, which were not trained here."""
+        return "weights" if "weights" in self.environment else self.config.method
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -169,6 +176,12 @@ def _here(path: Path | str) -> Path:
     mirror = Mirror(str(path))
     mirror.pull()
     return mirror.folder
+
+
+def is_run(path: Path | str) -> bool:
+    """Whether a folder here is one that pretraining wrote: beside weights, config.json is another library's."""
+    place = Path(path).expanduser()
+    return (place / "environment.json").is_file() or (place / "checkpoints").is_dir()
 
 
 def is_classifier(path: Path | str) -> bool:

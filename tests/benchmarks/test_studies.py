@@ -36,3 +36,8 @@ def test_a_finished_run_is_left_and_a_begun_one_goes_on(tmp_path: Path, tiny: Co
     (tmp_path / first / "results.json").unlink()
     assert next(iter(commands(study, first, options)))[2:] == ["--out", str(tmp_path / first), "--resume"]
     assert "--no-baselines" in list(commands(study, second, options))[-1]
+
+
+def test_a_study_to_choose_by_leaves_the_test_images_alone() -> None:
+    options = argparse.Namespace(data="photographs/", root="data", seed=0, out="runs", epochs=None)
+    assert [command[1] for command in commands(STUDIES["steps"], "local", options)] == ["pretrain"]

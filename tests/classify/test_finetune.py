@@ -259,7 +259,7 @@ def test_weights_of_timm_and_of_hugging_face_are_a_start(labelled: Path, tmp_pat
     cases = {"hf": [tmp_path / "hf"], "timm": [tmp_path / "resnet.safetensors", "--encoder", "resnet10t"]}
     for name, words in cases.items():
         out = tmp_path / f"clf-{name}"
-        code, said = command("finetune", *words, "--data", labelled, "--method", "linear", "--out", out)
+        code, said = command("finetune", *words, "--data", labelled, "--resize", 8, "--method", "linear", "--out", out)
         assert code == 0, said
         assert len(pmae.load_classifier(out, "cpu").predict(stripes(np.arange(3)))) == 3
     code, said = command("finetune", tmp_path / "hf", "--data", labelled, "--resize", 9, "--out", tmp_path / "odd")
@@ -378,7 +378,11 @@ def test_a_start_that_is_none_is_one_sentence(
 ) -> None:
     resnet = make_run(tmp_path / "resnet", "resnet10t")
     for start, more, message in (
-        (tmp_path / "nowhere", (), "start must be a run folder, or weights that timm or Hugging Face wrote, got"),
+        (
+            tmp_path / "nowhere",
+            (),
+            "run must be a folder that pretraining wrote, or weights that timm or Hugging Face did",
+        ),
         (linear, (), "not a classifier, got"),
         (resnet.path, ("--pooling", "cls"), "pooling must be mean or patches for an encoder without a [CLS] token"),
     ):

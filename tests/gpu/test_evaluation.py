@@ -14,6 +14,7 @@ from torch import nn
 from pmae.config import EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
+from pmae.evaluate import finetune_step
 from pmae.evaluate.features import Extractor
 from pmae.evaluate.finetune import Finetuned, finetune
 from pmae.evaluate.finetune_step import CapturedFinetuneStep, FinetuneStep
@@ -96,7 +97,7 @@ def tuned(net: Any, **options: Any) -> Finetuned:
 def test_fine_tuning_learns_as_the_plain_one_does(
     name: str, from_pixels: float, assert_within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pmae.evaluate.finetune_step.COMPILE_FROM", from_pixels)
+    monkeypatch.setattr(finetune_step, "COMPILE_FROM", from_pixels)
     fast, plain = (tuned(encoder(name), plain=plain).losses for plain in (False, True))
     assert fast[-1] < 0.95 * fast[0]
     how = f"fine-tuning {name}{'' if from_pixels else ', compiled'}"
@@ -113,6 +114,6 @@ class Refused(nn.Module):
 @pytest.mark.parametrize("name", ["vit_tiny", "resnet18"])
 def test_where_the_compiler_gives_up_fine_tuning_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda *_, **__: Refused())
-    monkeypatch.setattr("pmae.evaluate.finetune_step.COMPILE_FROM", 0)
+    monkeypatch.setattr(finetune_step, "COMPILE_FROM", 0)
     with pytest.warns(UserWarning, match="the compiler gave up"):
         assert len(tuned(encoder(name)).losses) == 4

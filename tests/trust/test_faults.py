@@ -34,6 +34,7 @@ NO_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory"),
     MemoryError(),
     RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
 )
 
 
@@ -226,7 +227,7 @@ def test_a_batch_that_turns_bad_later_is_saved_and_named(
     assert not saved["finite_images"].any()
 
 
-@pytest.mark.parametrize(("error", "step"), list(zip(NO_MEMORY, (0, 5, 0), strict=True)))
+@pytest.mark.parametrize(("error", "step"), list(zip(NO_MEMORY, (0, 5, 0, 0), strict=True)))
 def test_out_of_memory_names_the_batch_to_try(
     config: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, step: int
 ) -> None:

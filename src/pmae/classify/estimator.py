@@ -11,14 +11,15 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from pmae.classify import FinetuneConfig
-from pmae.classify.finetune import load_start
-from pmae.classify.fit import Start, fit
+from pmae.classify.fit import fit
 from pmae.classify.labels import Labelled, LabelledData, with_validation
 from pmae.classify.model import CHANCE
 from pmae.data.images import ImageSet
 from pmae.errors import require
 from pmae.estimator import PMAE, is_flat, read_images
 from pmae.runs import Run
+from pmae.train.checkpoint import load_start
+from pmae.train.given import Start
 
 SETTINGS = ("method", "class_weights", "epochs", "lr", "augment", "validation", "patience")
 

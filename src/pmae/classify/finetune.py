@@ -2,33 +2,22 @@
 
 import os
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from pmae.classify import FinetuneConfig
-from pmae.classify.fit import Fitted, Say, Start, fit, require_peft
+from pmae.classify.fit import Fitted, Say, fit, require_peft
 from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
 from pmae.classify.model import ImageClassifier
 from pmae.classify.score import score
 from pmae.config import DataConfig
-from pmae.data.augment import Standardize
-from pmae.data.batches import Batches, fit_standardize
-from pmae.data.images import ImageSet, require_like
-from pmae.data.sets import read_like
 from pmae.embed import require_pooling
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
 from pmae.files import disk_errors, folder_path, read_object, write_json
-from pmae.models import build_encoder
-from pmae.models.described import BYTES, Described, described_weights, require_encoder
-from pmae.models.weights import load_weights
-from pmae.remote import is_remote, local
 from pmae.runs import Run, is_classifier
-from pmae.train.checkpoint import load_encoder, trained_on
+from pmae.train.checkpoint import load_start, reading_for
 from pmae.train.environment import pick_device
 
 SETTINGS, STATE = "finetune.json", "finetune.safetensors"
@@ -59,7 +48,8 @@ def finetune(
     pick_device(device)
     if config.method == "lora":
         require_peft()
-    reading, found = read_labelled(data if isinstance(data, DataConfig) else reading_for(start, str(data)), labels)
+    given = data if isinstance(data, DataConfig) else reading_for(start, str(data), encoder)
+    reading, found = read_labelled(given, labels)
     labelled = with_validation(found, config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
     require_pooling(config.pooling, begin.encoder)
@@ -69,60 +59,6 @@ def finetune(
     _begin(path, config, resume)
     fitted = fit(begin, labelled, config, device, path, reading, say)
     return _keep(path, fitted, labelled, notes, where_from(reading, labels))
-
-
-def is_run(source: Path | str | Run) -> bool:
-    """Whether a path is a run folder, or its address in a store, not weights."""
-    stored = is_remote(source) and not str(source).startswith("hf://")
-    return isinstance(source, Run) or stored or (local(source) / "checkpoints").is_dir()
-
-
-def reading_for(start: Path | str | Run, source: str) -> DataConfig:
-    """How a source is read for an encoder: as the images of its run were, for weights as they are."""
-    if not is_run(start):
-        return DataConfig(source)
-    run = Run(start)
-    return read_like(replace(run.config.data, source=source, labels="none"), run.shape)
-
-
-def load_start(source: Path | str | Run, images: ImageSet, name: str | None = None) -> Start:
-    """The encoder at `source` for these images; `name` is its timm network where weights do not tell it."""
-    if is_run(source):
-        config, found, standardize = load_encoder(source)
-        require_like("data", images, found.shape, trained_on(source).dtype)
-        return Start(found, config.encoder, standardize)
-    place = local(str(source))
-    rule = "a run folder, or weights that timm or Hugging Face wrote"
-    require(place.exists(), "start", rule, str(source))
-    require(not is_classifier(place), "start", f"{rule}, not a classifier", str(source))
-    described = described_weights(str(source), name)
-    encoder = require_encoder(described, str(source))
-    _require_patches(encoder.patch_size, images.shape)
-    built = build_encoder(encoder, images.shape)
-    pretrained = load_weights(str(source), built)
-    built.net.load_state_dict(pretrained.tensors)
-    recorded = recorded_statistics(described, images)
-    told = "recorded with the weights" if recorded else "those of the training images"
-    standardize = recorded or fit_standardize(Batches(images.images, torch.device("cpu")), "channel")
-    return Start(built.eval(), encoder, standardize, (*pretrained.notes, f"mean and deviation of pixels are {told}"))
-
-
-def _require_patches(patch: int | None, shape: tuple[int, int, int]) -> None:
-    """Refuse sides that the patches of given weights do not divide, with one that they do."""
-    if patch and shape[1] > 1 and (shape[1] % patch or shape[2] % patch):
-        fitting = patch * max(1, round(max(shape[1:]) / patch))
-        rule = f"sides that the patches of the weights, of {patch} pixels, divide (for files resize={fitting})"
-        raise UserError(f"data must have images with {rule}, got {shape[1]}x{shape[2]}")
-
-
-def recorded_statistics(described: Described, images: ImageSet) -> Standardize | None:
-    """Mean and standard deviation that came with weights, in the images' units; None where they do not apply."""
-    mean, std, scale = described.mean, described.std, described.scale
-    if mean is None or std is None or len(mean) != images.shape[0]:
-        return None
-    if scale == BYTES and images.images.dtype != np.uint8:
-        return None
-    return Standardize(*(torch.tensor(values).reshape(-1, 1, 1) / scale for values in (mean, std)))
 
 
 def _require_folder(path: Path, resume: bool) -> None:

@@ -16,7 +16,7 @@ from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import fit_reference, fit_temperature, nll
 from pmae.classify.labels import Labelled, LabelledData
 from pmae.classify.model import Card, ImageClassifier
-from pmae.config import DataConfig, EncoderConfig
+from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet
@@ -29,6 +29,7 @@ from pmae.evaluate.probes import statistics
 from pmae.evaluate.protocols import FinetuneProtocol, preset
 from pmae.models import Encoder
 from pmae.train.environment import pick_device
+from pmae.train.given import Start
 
 STEPS, EPOCHS = 2000, (20, 200)
 """About how many steps training takes, within so many epochs: a small set needs as many as a large one."""
@@ -41,15 +42,6 @@ PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 """Of a linear head's squared weights, from which the best on the validation part is chosen."""
 MOST_STEPS = 1000
 Say = Callable[[str], None]
-
-
-class Start(NamedTuple):
-    """An encoder to train, the settings that build it, the statistics of its pixels, and what was done to make it."""
-
-    encoder: Encoder
-    config: EncoderConfig
-    standardize: Standardize
-    notes: tuple[str, ...] = ()
 
 
 class Fitted(NamedTuple):

@@ -12,7 +12,7 @@ from pmae.errors import Interrupted, UserError, unknown_name
 TITLE = "pmae: learn image representations without labels by masking components instead of pixels"
 COMMANDS = {
     "pretrain": ("pretrain", "Pretrain an encoder without labels on a named set, a folder or an array file."),
-    "evaluate": ("runs", "Score a run's encoder with probes, k-NN and fine-tuning, beside simple baselines."),
+    "evaluate": ("runs", "Score a run or given weights with probes, k-NN and fine-tuning, beside simple baselines."),
     "report": ("runs", "Write one self-contained HTML page about one or several runs."),
     "watch": ("runs", "Open a live page about all runs of a folder: curves, pictures, scores, time left."),
     "finetune": ("classify", "Train a classifier on labelled images, from a run or weights, and keep it."),

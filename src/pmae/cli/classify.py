@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from pmae.classify import FinetuneConfig
-from pmae.cli.parse import Conversion, Count, Out, Switch, Text
+from pmae.cli.parse import Conversion, Count, Out, RunOrWeights, Switch, Text
 from pmae.train.journal import say
 
 
@@ -25,7 +25,7 @@ class Finetune(Conversion):
       pmae finetune runs/a --data labelled/ --out clf --resume
     """
 
-    start: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN_OR_WEIGHTS", help_behavior_hint="")]
+    start: RunOrWeights
     """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
     data: str
     """A folder with a subfolder for each class, a table of files, an .npz file, shards, or a named set."""
@@ -43,10 +43,11 @@ class Finetune(Conversion):
 
     def run(self) -> None:
         """Train, and print how good it is."""
-        from pmae.classify.finetune import finetune, reading_for
+        from pmae.classify.finetune import finetune
         from pmae.classify.score import in_words
+        from pmae.train.checkpoint import reading_for
 
-        reading = self.applied(reading_for(self.start, self.data))
+        reading = self.applied(reading_for(self.start, self.data, self.encoder))
         finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)
         print(in_words(self.out))
         print(f"classifier: {self.out}   (classifier.json, classifier.safetensors, results.json)")

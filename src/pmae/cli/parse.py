@@ -25,6 +25,7 @@ Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="
 """Options that may be left out, where their sentence says what happens then."""
 Folders = Literal["none", "folders"] | None
 RunFolder = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
+RunOrWeights = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN_OR_WEIGHTS", help_behavior_hint="")]
 Out = Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="PATH")]
 Switch = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")]
 

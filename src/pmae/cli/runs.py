@@ -4,22 +4,27 @@ import contextlib
 import signal
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pmae.cli.parse import Count, Folders, OtherData, Out, RunFolder, Switch, Text
+from pmae.cli.parse import Count, Folders, OtherData, Out, RunFolder, RunOrWeights, Switch, Text
 from pmae.config import DataConfig
 from pmae.errors import require
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pmae.data.images import Splits
     from pmae.runs import Run
 
 
 @dataclass(frozen=True)
 class Evaluate(OtherData):
-    """Score a run's encoder with probes, k-NN and fine-tuning, beside what needs no pretraining.
+    """Score the encoder of a run or given weights with probes, k-NN and fine-tuning, beside what needs no pretraining.
+
+    Weights are scored as they are, in their own size and with their own mean and deviation of pixels. The new folder
+    --out keeps them and their scores as a run of no epochs, which pmae report shows beside others.
 
     examples:
       pmae evaluate runs/a
@@ -28,10 +33,16 @@ class Evaluate(OtherData):
       pmae evaluate runs/a --protocols knn --shots 1 5 10 --label-fraction 0.01 0.1
       pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
       pmae evaluate runs/a --data scans/ --masks masks/        a linear segmentation probe, with mIoU
+      pmae evaluate weights/ --data labelled/ --out runs/weights          of timm or Hugging Face
+      pmae evaluate hf://USER/NAME --data labelled/ --resize 224 --out runs/weights
     """
 
-    path: RunFolder
-    """Run folder."""
+    path: RunOrWeights
+    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
+    out: Annotated[str | None, tyro.conf.arg(aliases=["-o"], metavar="PATH", help_behavior_hint="")] = None
+    """Of weights: the new folder for their scores; a run's go into its own."""
+    encoder: Text = None
+    """timm name of the network, for weights without a config.json that tells it."""
     preset: Literal["paper", "released", "plain", "strong"] = "strong"
     """The settings of all protocols."""
     protocols: tuple[Literal["linear", "mlp", "knn", "finetune"], ...] = ("linear", "mlp", "knn")
@@ -66,46 +77,54 @@ class Evaluate(OtherData):
         from pmae.report.compare import verdict
         from pmae.report.contents import load as load_contents
         from pmae.runs import Run
+        from pmae.train.checkpoint import opened
         from pmae.train.distributed import is_main
 
         protocols = only(preset(self.preset), self.protocols)
         if self.shots or self.label_fraction:
             few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
             protocols = replace(protocols, few=few)
-        splits = self.splits(Run(self.path))
+        place = opened(self.path)
+        weights = not isinstance(place, Run)
+        require(not (weights and self.twin), "with", "left out for weights, which were not pretrained here", self.twin)
+        require(not (weights and self.out is None), "out", "a new folder for the scores of weights", None)
+        reading, splits = self.labelled(place) or (None, None)
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
         epochs, whole = self.epochs or (None,), not self.no_baselines
+        new: dict[str, Any] = {"data": reading, "out": self.out, "encoder": self.encoder}
         for path in runs:
             if self.masks:
-                api.segment(path, self.masks, splits, whole, self.device, print)
-                print(f"next: pmae report {path}")
+                run = api.segment(path, self.masks, splits, whole, self.device, print, **new)
+                print(f"next: pmae report {run.path}")
                 continue
-            run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print)
+            run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print, **new)
             if is_main():
                 told = load_contents(run.path)
                 # Scores on other sets, from evaluations before this one, are for the report.
                 told = replace(told, scores=[s for s in told.scores if s.data == run.evaluations[-1].data.name])
                 last, said = run.evaluations[-1], verdict(told)
-                notes = [f"note: {note}" for note in (*last.data.notes, *last.notes)]
+                notes = [f"note: {note}" for note in (*told.start, *last.data.notes, *last.notes)]
                 print(f"{run.path}\n{score_table(told.scores)}\n\n{said.headline}")
                 print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)))
                 print(f"next: pmae report {run.path}")
 
-    def splits(self, run: "Run") -> "Splits | None":
-        """The images to score on, where they are not the run's own as it read them."""
-        from pmae.classify.finetune import reading_for
+    def labelled(self, place: "Run | Path") -> "tuple[DataConfig, Splits] | None":
+        """The images to score on, where they are not the run's own as it read them, and how they are read."""
         from pmae.classify.labels import as_splits, is_table, read_labelled
-        from pmae.data.sets import load
+        from pmae.data.sets import load_settled
+        from pmae.train.checkpoint import reading_for, trained_on
 
         if not any((self.data, self.labels, self.resize, self.channels, self.root)):
             return None
-        source = self.data or run.config.data.source
+        own = trained_on(place, self.encoder)
+        source = self.data or own.data.source
         table = None if self.labels in (None, "none", "folders") else self.labels
         if table or is_table(source):
-            return as_splits(read_labelled(self.applied(reading_for(run, source)), table)[1])
+            reading, found = read_labelled(self.applied(reading_for(place, source, self.encoder)), table)
+            return reading, as_splits(found)
         # Of a folder that is named to be scored on, subfolders are the classes; masks need none.
         labels = "folders" if self.data and not self.masks else None
-        return load(self.read_as(run.config.data, run.shape, self.data, self.labels, labels))
+        return load_settled(self.read_as(own.data, own.shape, self.data, self.labels, labels), largest=None)
 
 
 @dataclass(frozen=True)
@@ -179,17 +198,20 @@ class Embed(OtherData):
       pmae embed runs/a --data scans/ -o scans.npz                          numpy.load: features, name
       pmae embed runs/a --data scans/ --labels folders -o scans.parquet     one column a feature, name, label, class
       pmae embed runs/a --data images.npy --pooling patches -o tokens.npz   features (images, tokens, width)
-      pmae embed hf://USER/NAME --data scans/ -o scans.npz                  an encoder that was shared on the hub
+      pmae embed weights/ --data scans/ -o scans.npz                        weights of timm or Hugging Face
+      pmae embed hf://USER/NAME --data scans/ -o scans.npz                  the same on the hub
     """
 
-    path: RunFolder
-    """Run folder, or an encoder that pmae export wrote for timm or Hugging Face, here or on the hub."""
+    path: RunOrWeights
+    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
     data: str
     """A named set, or the path of a folder, .npy or .npz file, or shards."""
     out: Out
     """The file to write: .npz, .csv or .parquet."""
     labels: Folders = None
     """Whether subfolders are classes."""
+    encoder: Text = None
+    """timm name of the network, for weights without a config.json that tells it."""
     pooling: Literal["mean", "cls", "both", "patches"] = "mean"
     """Of the tokens; patches keeps every one."""
     split: Literal["all", "train", "val", "test"] = "all"
@@ -208,10 +230,10 @@ class Embed(OtherData):
         from pmae.train.journal import say
 
         run = opened(self.path)
-        own = trained_on(run)
+        own = trained_on(run, self.encoder)
         data = self.read_as(own.data, own.shape, self.data, self.labels, "none")
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
-        count = embed(run, data, self.out, *places, say=lambda line: say(line) if is_main() else None)
+        count = embed(run, data, self.out, *places, lambda line: say(line) if is_main() else None, self.encoder)
         if is_main():
             print(f"{self.out}: {self.pooling} features of {count:,} images")
 
@@ -297,6 +319,7 @@ class Explore(OtherData):
         say("starting: 1 of 3, the page's library (10 to 30 s the first time)")
         gradio()
         run = Run(self.path) if self.path else None
+        require(not run or run.method != "weights", "path", "a run that predicts what is hidden, or none", self.path)
         of_run, shape = (run.config.data, run.shape) if run else (DataConfig(), None)
         reading = self.read_as(of_run, shape, self.data, self.labels)
         say(f"starting: 2 of 3, reading {reading.source}")

@@ -10,7 +10,7 @@ from pmae.errors import UserError, require, require_known
 from pmae.export.card import write_card
 from pmae.export.formats import FORMATS
 from pmae.export.source import Source, load_source
-from pmae.files import write_json, write_whole
+from pmae.files import require_empty, write_json, write_whole
 from pmae.remote import reaching
 from pmae.runs import Run
 
@@ -33,8 +33,7 @@ def export(
     """
     require_known("format", [kind], FORMATS)
     out = Path(out).expanduser().resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"out must be a new or an empty folder, got {str(out)!r}")
+    require_empty(out)
     source, difference = load_source(run, epoch), 0.0
 
     def write(folder: Path) -> None:

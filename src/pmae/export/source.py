@@ -133,6 +133,7 @@ def load_source(path: Run | Path | str, epoch: int | None) -> Source:
         parts: dict[str, Any] = {"encoder": own.encoder, "standardize": own.embedder.standardize}
         return Source(**parts, network=network, dtype=dtype, head=head, crop_mode=crop_mode(own.card))
     run = Run(path)
+    require(run.method != "weights", "run", "one that was trained here, not weights that were given", str(run.path))
     config, encoder, standardize = load_encoder(run, epoch)
     state, dtype = read_state(run.checkpoint(epoch)), np.dtype(run.environment["data"]["dtype"])
     parts = {"encoder": encoder, "standardize": standardize, "network": config.encoder, "dtype": dtype}

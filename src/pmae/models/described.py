@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import timm
 
@@ -13,7 +13,11 @@ from pmae.models.encoder import is_vit_name
 from pmae.models.huggingface import encoder_in
 from pmae.remote import local
 from pmae.runs import Run
+from pmae.validation import Count, Positive, coerced
 
+OURS = "preprocessing.json"
+"""What `pmae export` says of the images, in full."""
+SIDE = 224  # of images, where nothing tells it
 SIZES = {"width": "embed_dim", "depth": "depth", "heads": "num_heads"}
 BYTES = 1 / 255
 """What pixels are multiplied with before their statistics are taken, where nothing says otherwise."""
@@ -26,6 +30,25 @@ class Described(NamedTuple):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     scale: float = BYTES
+    shape: tuple[int, int, int] = (3, SIDE, SIDE)
+    """Channels, height and width of the images that the network saw last."""
+    crop_mode: Literal["center", "squash"] = "center"
+    dtype: str = "uint8"
+    told: str = "recorded"
+    """Where mean and standard deviation are from."""
+
+
+class Preprocessing(TypedDict):
+    """What preprocessing.json says of the images, as far as an encoder needs it; statistics are of scaled pixels."""
+
+    channels: Count
+    height: Count
+    width: Count
+    dtype: NotRequired[str]
+    scale: Positive
+    crop_mode: NotRequired[Literal["center", "squash"]]
+    mean: NotRequired[list[float]]
+    std: NotRequired[list[Positive]]
 
 
 def described_weights(path: str, name: str | None = None) -> Described:
@@ -36,10 +59,11 @@ def described_weights(path: str, name: str | None = None) -> Described:
     folder = place if place.is_dir() else place.parent
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     found = _of_timm(config) if "architecture" in config else _of_huggingface(config, folder)
-    if name is not None:
-        patch = _patch_of(name) if found.encoder is None else found.encoder.patch_size
-        return found._replace(encoder=EncoderConfig(name, patch_size=patch))
-    return found
+    if name is not None and found.encoder is None:
+        found = _of_timm({"architecture": name})
+    elif name is not None and found.encoder is not None:
+        found = found._replace(encoder=EncoderConfig(name, patch_size=found.encoder.patch_size))
+    return _as_exported(found, folder / OURS) if (folder / OURS).is_file() else found
 
 
 def require_encoder(described: Described, path: str) -> EncoderConfig:
@@ -67,7 +91,7 @@ def adopted(encoder: EncoderConfig, shape: tuple[int, int, int]) -> EncoderConfi
 def pixels_note(path: str) -> list[str]:
     """How the pixels that the weights learned from were standardized, where that is recorded."""
     known = described_weights(path)
-    if known.mean is None or known.std is None:
+    if known.mean is None or known.std is None or known.told != "recorded":
         return []
     mean, std = (", ".join(f"{value / known.scale:.4g}" for value in values) for values in (known.mean, known.std))
     return [f"its pixels had mean {mean} and standard deviation {std}"]
@@ -81,7 +105,17 @@ def _of_timm(config: dict[str, Any]) -> Described:
     patch = given.get("patch_size", _patch_of(name))
     patch = patch[-1] if isinstance(patch, list) else patch
     encoder = EncoderConfig("vit_tiny" if sizes else name, patch_size=patch, **sizes)
-    return Described(encoder, _numbers(pixels.get("mean")), _numbers(pixels.get("std")))
+    # What a file leaves out, timm knows by the name.
+    usual = timm.get_pretrained_cfg(name)
+    known = {**(usual.to_dict() if usual else {}), **_input_size(given), **pixels}
+    mean, std, shape = _numbers(known.get("mean")), _numbers(known.get("std")), _shape(known.get("input_size"))
+    crop: Any = "squash" if known.get("crop_mode") == "squash" else "center"
+    return Described(encoder, mean, std, BYTES, shape, crop, told="recorded" if "mean" in pixels else "timm's by name")
+
+
+def _input_size(given: dict[str, Any]) -> dict[str, Any]:
+    """timm's record of the shape that arguments of a network ask for, if they do."""
+    return {"input_size": (given.get("in_chans", 3), *_sides(given["img_size"]))} if "img_size" in given else {}
 
 
 def _patch_of(name: str) -> int | None:
@@ -101,7 +135,36 @@ def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
     scale = pixels.get("rescale_factor", BYTES) if pixels.get("do_rescale", True) else 1.0
     require(isinstance(scale, float) and scale > 0, f"rescale_factor in {beside}", "a number above 0", scale)
     mean, std = _numbers(pixels.get("image_mean")), _numbers(pixels.get("image_std"))
-    return Described(encoder_in(config), mean, std, scale)
+    crops = pixels.get("do_center_crop", "crop_size" in pixels)
+    size = pixels.get("crop_size" if crops else "size") or config.get("image_size")
+    whole = isinstance(size, dict) and "shortest_edge" not in size and not crops
+    shape = _shape((config.get("num_channels", 3), *_sides(size)))
+    return Described(encoder_in(config), mean, std, scale, shape, "squash" if whole else "center")
+
+
+def _as_exported(found: Described, file: Path) -> Described:
+    """The same with what `pmae export` wrote beside it."""
+    told = read_object(file)
+    own = {name: told[name] for name in Preprocessing.__annotations__ if name in told}
+    known: dict[str, Any] = coerced(own, Preprocessing, str(file))
+    require("mean" in known, "run", "an encoder that was exported for timm or Hugging Face", str(file.parent))
+    shape = known["channels"], known["height"], known["width"]
+    mean, std, crop = tuple(known["mean"]), tuple(known["std"]), known.get("crop_mode", "squash")
+    return Described(found.encoder, mean, std, known["scale"], shape, crop, known.get("dtype", "uint8"))
+
+
+def _sides(size: Any) -> tuple[Any, Any]:
+    """Height and width of Hugging Face's ways to write a size."""
+    if isinstance(size, dict):
+        edge = size.get("shortest_edge")
+        return size.get("height", edge), size.get("width", edge)
+    return (size[0], size[1]) if isinstance(size, list | tuple) and len(size) == 2 else (size, size)
+
+
+def _shape(values: Any) -> tuple[int, int, int]:
+    """Channels, height and width that a file states; those of most networks where it does not."""
+    whole = isinstance(values, list | tuple) and len(values) == 3 and all(type(n) is int and n > 0 for n in values)
+    return (values[0], values[1], values[2]) if whole else Described().shape
 
 
 def _numbers(values: Any) -> tuple[float, ...] | None:

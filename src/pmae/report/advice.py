@@ -112,7 +112,12 @@ def _steps(run: Contents) -> Iterator[Advice]:
         words = "A classifier that is kept, or the encoder for another library."
         data = shlex.quote(run.config.data.source)
         commands = f"pmae finetune {_path(run)} --data {data} --out classifiers/{shlex.quote(run.path.name)}"
-        yield Advice("Use it", words, f"{commands}\npmae export {_path(run)} --format timm -o exported/{run.path.name}")
+        if run.given:
+            words = "A classifier that is kept, or training without labels that starts from these weights."
+            commands += f"\npmae pretrain --init {_path(run)} --data {data} --out {shlex.quote(f'{run.path}-adapted')}"
+        else:
+            commands += f"\npmae export {_path(run)} --format timm -o exported/{run.path.name}"
+        yield Advice("Use it", words, commands)
 
 
 def _has_weights(run: Contents) -> bool:

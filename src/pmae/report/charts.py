@@ -148,7 +148,7 @@ def accuracy_bars(runs: Sequence[Contents], split: str) -> Drawing:
 
 def _draw_bar(axes: "Axes", position: int, entrant: Entrant) -> None:
     score, accuracy = entrant.score, entrant.score.accuracy
-    own = style.PALETTE[1] if score.method == "mae" else style.PALETTE[0]
+    own = style.PALETTE[{"mae": 1, "weights": 2}.get(score.method, 0)]
     axes.text(0, position - 0.27, short(entrant.name, 48), va="bottom", fontsize=8)
     if accuracy.value is None:
         axes.text(1, position, "no number: training diverged", va="center", fontsize=8)

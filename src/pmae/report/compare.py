@@ -265,6 +265,8 @@ def _segmentation(run: Contents) -> list[str]:
 
 def _training_words(run: Contents) -> str:
     """What training itself says about its success: R2 on held-out images, or on its own where none were held out."""
+    if run.given:
+        return "The weights were scored as they were given: nothing was trained here."
     last = next((line[run.r2_name] for line in reversed(run.signals) if line.get(run.r2_name) is not None), None)
     if last is None:
         return "How much of the hidden part is predicted on held-out images was not measured."

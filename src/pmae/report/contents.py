@@ -44,8 +44,18 @@ class Contents:
         return dict(self.environment.get("data", {}))
 
     @property
+    def given(self) -> bool:
+        """Whether these are weights that were scored as they are: nothing was trained."""
+        return "weights" in self.environment
+
+    @property
+    def start(self) -> list[str]:
+        """What was done to weights that were scored as they are."""
+        return list(self.environment.get("start", [])) if self.given else []
+
+    @property
     def method(self) -> str:
-        return self.config.method.upper()
+        return "weights" if self.given else self.config.method.upper()
 
     @property
     def units(self) -> str:
@@ -77,7 +87,7 @@ class Contents:
 
     @property
     def finished(self) -> bool:
-        return bool(self.training) and self.epoch >= (self.config.train.epochs or 0)
+        return self.given or (bool(self.training) and self.epoch >= (self.config.train.epochs or 0))
 
 
 def load(path: Path | str, name: str | None = None, whole: bool = True) -> Contents:
@@ -112,6 +122,8 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         segmentation=segmentation,
         problems=problems,
     )
+    if read.given:
+        return read
     if not read.training:
         problems.append("no training step was logged: the run has not begun, or was stopped at once")
     elif not read.finished:

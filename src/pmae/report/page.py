@@ -200,7 +200,7 @@ def render(template: str, script: str = "page.js", **content: object) -> str:
 
 
 def _notes(run: Contents) -> list[str]:
-    said = [str(note) for note in run.data.get("notes", [])]
+    said = [*run.start, *(str(note) for note in run.data.get("notes", []))]
     for evaluation in run.evaluations:
         said += [*evaluation.data.notes, *(f"{note} (preset {evaluation.preset})" for note in evaluation.notes)]
         said += [f"{note} ({_named(score)})" for score in evaluation.scores for note in score.notes]

@@ -36,7 +36,7 @@ def published_data(name: str) -> str | None:
 
 def published_for(score: Score, config: Config) -> tuple[float, str] | None:
     """The paper's accuracy for this data, protocol and kind of method, and what it calls it; None without one."""
-    if score.is_baseline or score.pooling != "cls":
+    if score.is_baseline or score.method == "weights" or score.pooling != "cls":
         return None
     usual = score.method == "mae" and config.masking.masked_patches in (None, 0.75)
     kind = "random" if config.masking.ratio_schedule == "uniform" else "std" if usual else "oracle"

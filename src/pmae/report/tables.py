@@ -112,7 +112,7 @@ def runs_table(runs: Sequence[Contents]) -> Table:
         counts = ", ".join(f"{count:,} {split}" for split, count in data.get("counts", {}).items())
         shape = f"{' × '.join(map(str, data.get('shape', ())))} {data.get('dtype', '')}"
         encoder = f"{config.encoder.name}, patch {config.encoder.patch_size}"
-        state = "finished" if run.finished else f"stopped at epoch {run.epoch:.4g}"
+        state = "as given" if run.given else "finished" if run.finished else f"stopped at epoch {run.epoch:.4g}"
         rows.append([run.name, str(data.get("name", "")), counts, shape, run.method, _hidden(run), encoder])
         rows[-1] += [config.train.epochs, config.train.batch_size, state]
     header = ("run", "data", "images", "shape", "method", "hidden (achieved)", "encoder", "epochs", "batch", "state")
@@ -122,6 +122,8 @@ def runs_table(runs: Sequence[Contents]) -> Table:
 def _hidden(run: Contents) -> str:
     """How much was to be hidden and, where that was logged, how much of it masks of whole components achieved."""
     masking, is_mae = run.config.masking, run.method == "MAE"
+    if run.given:
+        return ""
     what, ratio = ("patches", masking.masked_patches) if is_mae else ("variance", masking.masked_variance)
     asked = f"{(0.75 if is_mae else 0.2) if ratio is None else ratio:.0%}"
     if masking.ratio_schedule == "uniform":
@@ -134,14 +136,18 @@ def _hidden(run: Contents) -> str:
 def settings_table(runs: Sequence[Contents]) -> Table:
     """The settings in which the runs differ, one column a run."""
     flat = [settings(run) for run in runs]
-    rows = [[key, *(one[key] for one in flat)] for key in flat[0] if len({one[key] for one in flat}) > 1]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    differing = [key for key in keys if len({one[key] for one in flat if key in one}) > 1]
+    rows = [[key, *(one.get(key, "") for one in flat)] for key in differing]
     return Table("settings-that-differ", "Settings that differ", ["setting", *(run.name for run in runs)], rows)
 
 
 def settings(run: Contents) -> dict[str, str]:
-    """Every setting of a run by its dotted name."""
+    """Every setting of a run by its dotted name; of given weights those of their network and images."""
     found = {}
     for name, value in flat(run.config).items():
+        if run.given and not name.startswith(("data.", "encoder.")):
+            continue
         listed = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
         found[name] = "not set" if value is None else listed
     return found

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pmae import fast
 from pmae.errors import UserError
 from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
+from pmae.system import is_out_of_memory
 from pmae.train.step import Inputs, Plain, Tally
 
 TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-3}
@@ -88,10 +89,10 @@ class FastEngine:
     def _take(self, inputs: Inputs) -> None:
         try:
             self.current(inputs)
-        except (UserError, torch.OutOfMemoryError):
+        except UserError:
             raise
         except Exception as error:  # a compiler may raise anything
-            if self._taken >= SETTLED or type(self.current) not in SIMPLER:
+            if self._taken >= SETTLED or type(self.current) not in SIMPLER or is_out_of_memory(error):
                 raise
             self._fall_back(error)
             self._take(inputs)

@@ -17,11 +17,9 @@ import torch
 from pmae.config import TrainConfig
 from pmae.data.images import Splits, fingerprint
 from pmae.errors import UserError, require
-from pmae.system import STOPS, keep_freed_memory
+from pmae.system import STOPS, is_out_of_memory, keep_freed_memory
 
 PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
-HOST = ("can't allocate memory", "not enough memory")
-"""How torch words it for the host's memory, where it has no exception of its own."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -103,12 +101,21 @@ def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in HOST)):
+        if not is_out_of_memory(error):
             raise
         half = batch_size // 2
         advice = f"{half} would take half of the memory" if half else "make the encoder smaller"
         said = f"train.batch_size must fit in the memory of {device}, got {batch_size}, which does not"
-        raise UserError(f"{said}; {advice}") from error
+        raise UserError(f"{said}; {advice}{others_on(device)}") from error
+
+
+def others_on(device: torch.device) -> str:
+    """What other processes hold of a GPU's memory, where it is enough to matter."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    theirs = total - free - torch.cuda.memory_reserved(device)
+    return f"; other processes hold {theirs / 2**30:.0f} of its {total / 2**30:.0f} GiB" if theirs > total / 8 else ""
 
 
 BY_CALLBACK = 1000  # beyond all signals

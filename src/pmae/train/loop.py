@@ -66,7 +66,8 @@ def pretrain(
         for note in [] if quiet else notes:
             say(note)
         with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
-            with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"):
+            fits = environment.memory_errors(config.train.batch_size or 1, device)
+            with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"), fits:
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder, on_checkpoint)
             blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
             forked = torch.random.fork_rng([device] if device.type == "cuda" else [])  # which every step seeds anew

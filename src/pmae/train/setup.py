@@ -112,6 +112,7 @@ def run_folder(
 def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     """Refuse other settings than those a run began with, where they matter, and other data."""
     run, now = Run(out), flat(config)
+    require(run.method != "weights", "out", "a run that can go on, not weights as given: init takes those", str(out))
     require_plugins(run.config, unchanged=True)
     for name, value in flat(run.config).items():
         if value != now[name] and name not in FREE:

@@ -1,0 +1,75 @@
+"""Weights of timm or Hugging Face as they are: the encoder, and how the images that it was trained on were read."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from pmae.config import DataConfig, EncoderConfig
+from pmae.data.augment import Standardize
+from pmae.data.batches import Batches, fit_standardize
+from pmae.data.images import ImageSet
+from pmae.errors import UserError
+from pmae.models import Encoder, build_encoder
+from pmae.models.described import Described, described_weights, require_encoder
+from pmae.models.weights import load_weights
+
+
+class TrainedOn(NamedTuple):
+    """The images that an encoder was trained on: how they were read, their shape and their type."""
+
+    data: DataConfig
+    shape: tuple[int, int, int]
+    dtype: str
+
+
+class Start(NamedTuple):
+    """An encoder to begin with, the settings that build it, the statistics of its pixels, and what was done to it."""
+
+    encoder: Encoder
+    config: EncoderConfig
+    standardize: Standardize
+    notes: tuple[str, ...] = ()
+
+
+def given_images(place: Path, name: str | None = None) -> TrainedOn:
+    """The images that weights were trained on; `name` is the timm network where nothing beside them tells it."""
+    known = described_weights(str(place), name)
+    require_encoder(known, str(place))
+    return TrainedOn(DataConfig(crop_mode=known.crop_mode), known.shape, known.dtype)
+
+
+def load_given(
+    place: Path, name: str | None = None, shape: tuple[int, int, int] | None = None, images: ImageSet | None = None
+) -> Start:
+    """The encoder for images of its own shape, of another, or for these, whose statistics stand in for missing ones."""
+    known = described_weights(str(place), name)
+    config, shape = require_encoder(known, str(place)), images.shape if images else shape or known.shape
+    _require_patches(config.patch_size, shape)
+    with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
+        encoder = build_encoder(config, shape)
+    pretrained = load_weights(str(place), encoder)
+    encoder.net.load_state_dict(pretrained.tensors)
+    standardize, told = _recorded(known, shape[0], images), known.told
+    if standardize is None and images is not None:
+        standardize, told = fit_standardize(Batches(images.images, torch.device("cpu")), "channel"), "the images' own"
+    if standardize is None:
+        raise UserError(f"weights {str(place)!r} must have mean and deviation of their {shape[0]} channels beside them")
+    return Start(encoder.eval(), config, standardize, (*pretrained.notes, f"mean and deviation of pixels: {told}"))
+
+
+def _require_patches(patch: int | None, shape: tuple[int, int, int]) -> None:
+    """Refuse sides that the patches of given weights do not divide, with one that they do."""
+    if patch and shape[1] > 1 and (shape[1] % patch or shape[2] % patch):
+        fitting = patch * max(1, round(max(shape[1:]) / patch))
+        rule = f"sides that the patches of the weights, of {patch} pixels, divide (for files resize={fitting})"
+        raise UserError(f"data must have images with {rule}, got {shape[1]}x{shape[2]}")
+
+
+def _recorded(known: Described, channels: int, images: ImageSet | None) -> Standardize | None:
+    """Mean and standard deviation that came with weights, in the images' units; None where they do not apply."""
+    if known.mean is None or known.std is None or len(known.mean) != channels:
+        return None
+    if images is not None and str(images.images.dtype) != known.dtype:
+        return None
+    return Standardize(*(torch.tensor(values).reshape(-1, 1, 1) / known.scale for values in (known.mean, known.std)))
