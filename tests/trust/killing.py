@@ -1,6 +1,6 @@
 """Kills a pretraining run with SIGKILL until it has had enough, and compares what is left with a run left in peace.
 
-`python killing.py FOLDER SEED moments=KILLS writes=KILLS` prints how many there were as JSON. Everything is imported once
+`python killing.py FOLDER SEED moments=KILLS writes=KILLS` prints how many there were. Everything is imported once
 and no tensor is touched before the fork, so a run costs its training and not its imports.
 """
 
