@@ -45,7 +45,7 @@ class Finetune(Conversion):
         """Train, and print how good it is."""
         from pmae.classify.finetune import finetune
         from pmae.classify.score import in_words
-        from pmae.train.checkpoint import reading_for
+        from pmae.train.start import reading_for
 
         reading = self.applied(reading_for(self.start, self.data, self.encoder))
         finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)

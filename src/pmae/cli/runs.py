@@ -112,7 +112,7 @@ class Evaluate(OtherData):
         """The images to score on, where they are not the run's own as it read them, and how they are read."""
         from pmae.classify.labels import as_splits, is_table, read_labelled
         from pmae.data.sets import load_settled
-        from pmae.train.checkpoint import reading_for, trained_on
+        from pmae.train.start import reading_for, trained_on
 
         if not any((self.data, self.labels, self.resize, self.channels, self.root)):
             return None
@@ -225,9 +225,10 @@ class Embed(OtherData):
 
     def run(self) -> None:
         from pmae.embed import embed
-        from pmae.train.checkpoint import opened, trained_on
+        from pmae.train.checkpoint import opened
         from pmae.train.distributed import is_main
         from pmae.train.journal import say
+        from pmae.train.start import trained_on
 
         run = opened(self.path)
         own = trained_on(run, self.encoder)
