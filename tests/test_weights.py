@@ -1,5 +1,6 @@
 """Weights of other libraries as they are: their features are those that timm and transformers compute."""
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn.neighbors import KNeighborsClassifier
+from timm.models.vision_transformer import checkpoint_filter_fn
 
 import pmae
 from pmae.cli import main
 from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
 from pmae.runs import Run
+from pmae.train.given import load_given
 
 SIDE, CLASSES = 32, ("flat", "steep")
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -56,10 +59,11 @@ def timm_vit(folder: Path) -> tuple[list[str], Any, Any]:
 
 
 def timm_resnet(folder: Path) -> tuple[list[str], Any, Any]:
-    """The file of a ResNet alone: timm knows the statistics by the name."""
+    """A ResNet's checkpoint of training, as MAE keeps it, alone: timm knows the statistics by the name."""
     net = timm.create_model("resnet10t", num_classes=5).eval()
-    save_file(net.state_dict(), folder / "resnet.safetensors")
-    words = [str(folder / "resnet.safetensors"), "--encoder", "resnet10t", "--resize", str(SIDE)]
+    more = {"epoch": 3, "args": argparse.Namespace(lr=0.1)}
+    torch.save({"model": net.state_dict(), **more}, folder / "resnet.pth")
+    words = [str(folder / "resnet.pth"), "--encoder", "resnet10t", "--resize", str(SIDE)]
     return words, IMAGENET, lambda x: net.forward_features(x).mean((2, 3))
 
 
@@ -145,6 +149,34 @@ def test_the_folder_is_a_run_of_no_epochs(vit: Path, labelled: Path, tmp_path: P
     assert "The weights were scored as they were given: nothing was trained here." in page
     assert "no training step was logged" not in page
     assert "masking.masked_variance" not in page
+
+
+def test_dinov2s_own_files_are_what_timm_makes_of_them(tmp_path: Path) -> None:
+    name, x = "vit_small_patch14_reg4_dinov2", torch.randn(1, 3, 28, 28)
+    net = timm.create_model(name, num_classes=0, img_size=28).eval()
+    own = {key: value.clone() for key, value in net.state_dict().items()}
+    positions = torch.randn(1, 5, 384)  # with one for [CLS]
+    own |= {"pos_embed": positions, "mask_token": torch.zeros(1, 384), "register_tokens": own.pop("reg_token")}
+    torch.save(own, tmp_path / "dinov2.pth")
+    net.load_state_dict(checkpoint_filter_fn(own, net))
+    start = load_given(tmp_path / "dinov2.pth", name, x.shape[1:])
+    with torch.no_grad():
+        torch.testing.assert_close(start.encoder.features(x)["cls"], net(x))
+
+
+class Planted:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("planted"),))
+
+
+def test_code_in_a_file_is_not_run(
+    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Planted()}, "bad.pth")
+    assert main(["embed", "bad.pth", "--encoder", "resnet10t", "--data", str(labelled), "-o", "x.npz"]) == 2
+    assert "file must hold tensors that torch.save wrote, got 'bad.pth'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.pth"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Finetune(Conversion):
     """
 
     start: RunOrWeights
-    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
+    """Run folder, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     data: str
     """A folder with a subfolder for each class, a table of files, an .npz file, shards, or a named set."""
     out: Out

@@ -38,7 +38,7 @@ class Evaluate(OtherData):
     """
 
     path: RunOrWeights
-    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
+    """Run folder, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     out: Annotated[str | None, tyro.conf.arg(aliases=["-o"], metavar="PATH", help_behavior_hint="")] = None
     """Of weights: the new folder for their scores; a run's go into its own."""
     encoder: Text = None
@@ -203,7 +203,7 @@ class Embed(OtherData):
     """
 
     path: RunOrWeights
-    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
+    """Run folder, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     data: str
     """A named set, or the path of a folder, .npy or .npz file, or shards."""
     out: Out

@@ -17,7 +17,7 @@ from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors, write_json, write_tensors, write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
-from pmae.models.weights import require_fit
+from pmae.models.weights import require_fit, weights_in
 from pmae.plugins import require_plugins
 from pmae.remote import is_remote, local
 from pmae.runs import Run, create_run, is_classifier, is_run, read_state
@@ -113,9 +113,8 @@ def opened(source: Run | Path | str) -> Run | Path:
     stored = is_remote(source) and not str(source).startswith("hf://")
     if isinstance(source, Run) or stored or is_run(place := local(source)):
         return Run(source)
-    rule = "a folder that pretraining wrote, or weights that timm or Hugging Face did (safetensors)"
-    found = place.suffix == ".safetensors" if place.is_file() else any(place.glob("*.safetensors"))
-    require(found, "run", rule, str(source))
+    rule = "a folder that pretraining wrote, or weights that timm or Hugging Face did (safetensors or .pth)"
+    require(bool(weights_in(place)), "run", rule, str(source))
     require(not is_classifier(place), "run", f"{rule}, not a classifier", str(source))
     return place
 
