@@ -13,14 +13,15 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn.neighbors import KNeighborsClassifier
-from timm.models.vision_transformer import checkpoint_filter_fn
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 import pmae
 from pmae.cli import main
 from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
+from pmae.models import Encoder
+from pmae.models.weights import load_weights
 from pmae.runs import Run
-from pmae.train.given import load_given
 
 SIDE, CLASSES = 32, ("flat", "steep")
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -152,16 +153,17 @@ def test_the_folder_is_a_run_of_no_epochs(vit: Path, labelled: Path, tmp_path: P
 
 
 def test_dinov2s_own_files_are_what_timm_makes_of_them(tmp_path: Path) -> None:
-    name, x = "vit_small_patch14_reg4_dinov2", torch.randn(1, 3, 28, 28)
-    net = timm.create_model(name, num_classes=0, img_size=28).eval()
-    own = {key: value.clone() for key, value in net.state_dict().items()}
-    positions = torch.randn(1, 5, 384)  # with one for [CLS]
-    own |= {"pos_embed": positions, "mask_token": torch.zeros(1, 384), "register_tokens": own.pop("reg_token")}
+    sizes: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2, "init_values": 1.0, "num_classes": 0}
+    nets = [VisionTransformer(28, 14, **sizes, reg_tokens=4, no_embed_class=True).eval() for _ in range(2)]
+    own = {key: torch.randn_like(value) for key, value in nets[0].state_dict().items()}
+    own |= {"register_tokens": own.pop("reg_token"), "mask_token": torch.zeros(1, 32)}
+    own["pos_embed"] = torch.randn(1, 5, 32)  # with one for [CLS]
     torch.save(own, tmp_path / "dinov2.pth")
-    net.load_state_dict(checkpoint_filter_fn(own, net))
-    start = load_given(tmp_path / "dinov2.pth", name, x.shape[1:])
+    nets[0].load_state_dict(checkpoint_filter_fn(dict(own), nets[0]))
+    nets[1].load_state_dict(load_weights(str(tmp_path / "dinov2.pth"), Encoder(nets[1], (3, 28, 28))).tensors)
+    x = torch.randn(2, 3, 28, 28)
     with torch.no_grad():
-        torch.testing.assert_close(start.encoder.features(x)["cls"], net(x))
+        torch.testing.assert_close(*(net.forward_features(x) for net in nets))
 
 
 class Planted:
