@@ -23,6 +23,7 @@ SMALL = {
 CONFIGS = {
     "pmae": Config(**SMALL),
     "pmae on pixels": Config(**SMALL, objective=ObjectiveConfig(target="pixels")),
+    "cosine": Config(**SMALL, space=SpaceConfig("cosine")),
     "mae": Config(**SMALL, space=SpaceConfig("pixels")),
     "mae 0.4": Config(**SMALL, space=SpaceConfig("pixels"), masking=MaskingConfig(masked_patches=0.4)),
     "timm": Config(encoder=EncoderConfig("vit_tiny_patch16_224", patch_size=4), decoder=SMALL["decoder"]),

@@ -38,7 +38,10 @@ def publish(run: Run, below: Path = RUNS) -> Path:
     write_json(folder / "environment.json", run.environment)
     write_text(folder / "results.json", _compact(scored_once(run)) + "\n")
     write_text(folder / "metrics.jsonl", "".join(f"{_compact(line)}\n" for line in thinned(run)))
-    write_json(folder / "config.json", to_dict(replace(run.config, data__root="data")))
+    # Where a machine keeps its files is nobody else's business.
+    source = Path(run.config.data.source)
+    source = Path("data") / source.name if source.is_absolute() else source
+    write_json(folder / "config.json", to_dict(replace(run.config, data__root="data", data__source=source.as_posix())))
     return folder
 
 
@@ -51,7 +54,8 @@ def name_of(run: Run) -> str:
     method = ["contrast"] if method == ["pmae", "contrast"] else method
     # The small one is that of all runs which compare ratios and spaces.
     decoder = [] if kind.decoder in ("", "small") else [f"decoder={kind.decoder}"]
-    return "-".join([kind.data, *method, *ratio, *decoder, str(kind.epochs), *[f"seed{seed}"] * (seed > 0)])
+    local = [f"local={kind.local_views}"] if kind.local_views else []
+    return "-".join([kind.data, *method, *ratio, *decoder, *local, str(kind.epochs), *[f"seed{seed}"] * (seed > 0)])
 
 
 def thinned(run: Run) -> Iterator[dict[str, object]]:

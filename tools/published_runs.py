@@ -52,7 +52,15 @@ class Kind:
     @property
     def decoder(self) -> str:
         """The decoder, if it is not the recipe's."""
-        return next((text.partition("=")[2] for text in self.differs if text.startswith("decoder.name=")), "")
+        return self._differing("decoder.name")
+
+    @property
+    def local_views(self) -> str:
+        """How many local views each crop has, if any."""
+        return self._differing("objective.local_views")
+
+    def _differing(self, setting: str) -> str:
+        return next((text.partition("=")[2] for text in self.differs if text.startswith(f"{setting}=")), "")
 
     @property
     def settings(self) -> str:

@@ -132,6 +132,7 @@ def _interval(score: Score | None) -> str:
 
 def _representation(kind: Kind, score: Score) -> str:
     title = f"{kind.title}, `{kind.recipe}`" if "ours" in kind.recipe else kind.title
+    title += f" with {kind.local_views} local views" if kind.local_views else ""
     name = score.label if score.is_baseline else f"{title}, {kind.epochs} epochs"
     return f"{name} ({score.pooling})" if score.pooling in FEATURES else name
 

@@ -16,7 +16,7 @@ from pmae.models.encoder import VIT_TINY, is_vit_name, patch_sides, timm_recipe
 from pmae.plugins import find
 from pmae.spaces.pca import patch_side
 
-COUNTED = ("pca", "patch_pca", "pixels")  # the spaces that are counted
+COUNTED = ("pca", "patch_pca", "cosine", "pixels")  # the spaces that are counted
 
 
 def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = False) -> int:
@@ -32,7 +32,8 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
         tokens to pixels   3 x 2NwP
         predicted in vain  3 x (16 T w^2 + 2(T-1)wP)   (the last MLP and the pixels of [CLS] and the visible patches)
         components         4 x 2D^2                    (project, reconstruct; project the prediction, and its gradient;
-                                                        with the components of patches 4 x 2DP)
+                                                        with the components of patches 4 x 2DP, with cosines
+                                                        4 x 2D(channels + rows + columns))
 
     What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
     blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
@@ -113,6 +114,8 @@ def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
     if config.space.name == "patch_pca":
         rows, columns = patch_sides(patch_side(shape[1], shape[2], config.space.patch), shape[1])
         kept = shape[0] * rows * columns
+    if config.space.name == "cosine":
+        kept = shape[1] + shape[2] + (shape[0] if shape[0] > 1 else 0)  # down, across, and the channels turned
     both = config.objective.target == "components" and config.objective.reconstruction_weight > 0
     gemms = (4 if both else 2) + (config.space.components is not None)
     return gemms * 2 * pixels * (kept or pixels)

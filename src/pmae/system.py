@@ -16,6 +16,8 @@ STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGU
 """Signals that ask a run to stop: Ctrl-C, the end of a session or a machine, and a scheduler's warning before it."""
 ENDS = [each for each in STOPS if each != signal.SIGINT]
 """Those of them that end a program without an exception."""
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+"""How torch, CUDA and Triton word it, who have no exception in common."""
 BEYOND = 2**30  # a byte to lock on Windows, behind all that is written: locked ones cannot be read there
 
 
@@ -85,6 +87,12 @@ def keep_freed_memory() -> None:
         trim_threshold, mmap_threshold = -1, -3  # as malloc.h has them
         mallopt(trim_threshold, 2**31 - 1)
         mallopt(mmap_threshold, 2**30)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, of the host or of a device."""
+    told = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return told or isinstance(error, MemoryError)
 
 
 def cores() -> int:

@@ -33,6 +33,6 @@ def test_it_stops_at_its_target(tmp_path: Path) -> None:
 
 
 def test_its_settings_are_settings_and_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert replace(Config(), **FRONTIER).objective.contrastive.startswith("moco")
+    assert replace(Config(), **FRONTIER).objective.local_views == 2
     assert main(["--target", "2"]) == 2
     assert "speedrun: error: target must be an accuracy in (0, 1], got 2.0" in capsys.readouterr().err

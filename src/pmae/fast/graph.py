@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pmae.errors import Interrupted, UserError
+from pmae.system import is_out_of_memory
 
 try:
     from pmae.fast.adamw import FusedAdamW, WeightCopies
@@ -95,10 +96,10 @@ def falls_back(function: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **options: P.kwargs) -> R:
         try:
             return function(*arguments, **options)
-        except (UserError, Interrupted, torch.OutOfMemoryError):
+        except (UserError, Interrupted):
             raise
         except Exception as error:  # a compiler may raise anything
-            if not torch.cuda.is_initialized() or options.get("plain"):
+            if not torch.cuda.is_initialized() or options.get("plain") or is_out_of_memory(error):
                 raise
             warnings.warn(f"{failure(error)}; going on without it, which may take a few times as long", stacklevel=2)
             options["plain"] = True

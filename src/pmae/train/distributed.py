@@ -21,6 +21,7 @@ from pmae.data.batches import Part
 from pmae.errors import UserError, require
 from pmae.files import tensors_digest
 from pmae.method import MaskedAutoencoder, PrincipalMAE, build_method
+from pmae.system import is_out_of_memory
 
 TIMEOUT = "PMAE_TIMEOUT"
 """Environment variable: seconds that a process waits for the others before it gives up; 600 if not set."""
@@ -144,9 +145,9 @@ def lost_process_errors(world: World) -> Iterator[None]:
     """One sentence for whatever a backend says when a process is gone."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         # Backends begin with a place in their source and may end with advice.
         said = re.sub(r"\[/.*?\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
         raise UserError(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pmae import fast
 from pmae.errors import UserError
 from pmae.fast.graph import WARM_STEPS, CapturedStep, compiled, failure
-from pmae.train.environment import is_out_of_memory
+from pmae.system import is_out_of_memory
 from pmae.train.step import Inputs, Plain, Tally
 
 TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-3}

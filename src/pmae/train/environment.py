@@ -19,11 +19,9 @@ from pmae.config import TrainConfig
 from pmae.data.images import Splits, fingerprint
 from pmae.errors import UserError, require
 from pmae.fast.graph import COMPILE_FROM
-from pmae.system import STOPS, keep_freed_memory
+from pmae.system import STOPS, is_out_of_memory, keep_freed_memory
 
 PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
-NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-"""How torch, CUDA and Triton word it where they do not raise the exception that is there for it."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -94,13 +92,6 @@ def kept_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, on the host or on a device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 @contextlib.contextmanager
