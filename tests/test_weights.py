@@ -1,5 +1,6 @@
 """Weights of other libraries as they are: their features are those that timm and transformers compute."""
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -12,11 +13,14 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn.neighbors import KNeighborsClassifier
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 import pmae
 from pmae.cli import main
 from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
+from pmae.models import Encoder
+from pmae.models.weights import load_weights
 from pmae.runs import Run
 
 SIDE, CLASSES = 32, ("flat", "steep")
@@ -56,10 +60,11 @@ def timm_vit(folder: Path) -> tuple[list[str], Any, Any]:
 
 
 def timm_resnet(folder: Path) -> tuple[list[str], Any, Any]:
-    """The file of a ResNet alone: timm knows the statistics by the name."""
+    """A ResNet's checkpoint of training, as MAE keeps it, alone: timm knows the statistics by the name."""
     net = timm.create_model("resnet10t", num_classes=5).eval()
-    save_file(net.state_dict(), folder / "resnet.safetensors")
-    words = [str(folder / "resnet.safetensors"), "--encoder", "resnet10t", "--resize", str(SIDE)]
+    more = {"epoch": 3, "args": argparse.Namespace(lr=0.1)}
+    torch.save({"model": net.state_dict(), **more}, folder / "resnet.pth")
+    words = [str(folder / "resnet.pth"), "--encoder", "resnet10t", "--resize", str(SIDE)]
     return words, IMAGENET, lambda x: net.forward_features(x).mean((2, 3))
 
 
@@ -145,6 +150,35 @@ def test_the_folder_is_a_run_of_no_epochs(vit: Path, labelled: Path, tmp_path: P
     assert "The weights were scored as they were given: nothing was trained here." in page
     assert "no training step was logged" not in page
     assert "masking.masked_variance" not in page
+
+
+def test_dinov2s_own_files_are_what_timm_makes_of_them(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2, "init_values": 1.0, "num_classes": 0}
+    nets = [VisionTransformer(28, 14, **sizes, reg_tokens=4, no_embed_class=True).eval() for _ in range(2)]
+    own = {key: torch.randn_like(value) for key, value in nets[0].state_dict().items()}
+    own |= {"register_tokens": own.pop("reg_token"), "mask_token": torch.zeros(1, 32)}
+    own["pos_embed"] = torch.randn(1, 5, 32)  # with one for [CLS]
+    torch.save(own, tmp_path / "dinov2.pth")
+    nets[0].load_state_dict(checkpoint_filter_fn(dict(own), nets[0]))
+    nets[1].load_state_dict(load_weights(str(tmp_path / "dinov2.pth"), Encoder(nets[1], (3, 28, 28))).tensors)
+    x = torch.randn(2, 3, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(*(net.forward_features(x) for net in nets))
+
+
+class Planted:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("planted"),))
+
+
+def test_code_in_a_file_is_not_run(
+    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Planted()}, "bad.pth")
+    assert main(["embed", "bad.pth", "--encoder", "resnet10t", "--data", str(labelled), "-o", "x.npz"]) == 2
+    assert "file must hold tensors that torch.save wrote, got 'bad.pth'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.pth"]
 
 
 @pytest.mark.parametrize(

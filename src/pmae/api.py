@@ -1,7 +1,6 @@
 """The front door in Python: from a name, a path or an array to a finished run folder, and from there to evidence."""
 
 import dataclasses
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,7 +21,7 @@ from pmae.data.images import ImageSet, Splits, require_like
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.derive import resolve
 from pmae.embed import embed
-from pmae.errors import UserError, require
+from pmae.errors import require
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
 from pmae.evaluate.baselines import random_weights
@@ -32,7 +31,6 @@ from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.segment import pixels_like, read_masked, segmentation_probe, tokens_of
 from pmae.export import export
-from pmae.files import folder_path, require_empty
 from pmae.models import build_encoder
 from pmae.models.described import adopted
 from pmae.plugins import require_plugins
@@ -41,18 +39,11 @@ from pmae.report.page import save_figures
 from pmae.results import Segmentation, primary_pooling, scores_of
 from pmae.runs import Run, require_vacant
 from pmae.train import loop
-from pmae.train.checkpoint import (
-    load_encoder,
-    load_standardize,
-    load_start,
-    opened,
-    reading_for,
-    trained_on,
-    write_given,
-)
+from pmae.train.checkpoint import load_encoder, load_standardize, opened
 from pmae.train.distributed import is_main, local_device, process_group, was_restarted
-from pmae.train.environment import describe_environment, pick_device
+from pmae.train.environment import pick_device
 from pmae.train.journal import say
+from pmae.train.start import reading_for, run_to_score, trained_on
 
 __all__ = ["embed", "evaluate", "export", "pretrain", "pretrain_twin", "segment"]
 
@@ -160,12 +151,14 @@ def evaluate(
     `path` may also be weights that timm or Hugging Face wrote, to be scored as they are: `out` is then a new folder, a
     run of no epochs; `encoder` names their timm network where no config.json does.
     """
-    splits, reading = _to_score(opened(path), splits, data, encoder)
+    place = opened(path)
+    splits, reading = _to_score(place, splits, data, encoder)
     splits, protocols = complete(splits), protocols or preset("strong")
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
     require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
-    with scored(path, splits, reading, out, encoder, device) as run:
-        _evaluate(run, protocols, splits, epochs, baselines, seeds, local_device(pick_device(device)), say)
+    where = local_device(pick_device(device))
+    with run_to_score(place, splits, reading, out, encoder, where, str(path)) as run:
+        _evaluate(run, protocols, splits, epochs, baselines, seeds, where, say)
         if is_main():
             if figures:
                 save_figures(run)
@@ -188,41 +181,6 @@ def _to_score(
         return splits, dataclasses.replace(own, source=splits.name)
     require(isinstance(place, Run), "data", "given for weights, which have none of their own", None)
     return load(own), own
-
-
-@contextmanager
-def scored(
-    source: Run | Path | str,
-    splits: Splits,
-    reading: DataConfig,
-    out: Path | str | None,
-    encoder: str | None,
-    device: str,
-) -> Iterator[Run]:
-    """A run to score, or weights as a run of no epochs in the new folder `out`, which goes if nothing is scored."""
-    place, train = opened(source), splits.train
-    if isinstance(place, Run):
-        require(out is None, "out", "left out for a run, whose own folder takes the scores", out)
-        require_like("data", train, place.shape, trained_on(place).dtype)
-        yield place
-        return
-    channels, where = trained_on(place, encoder).shape[0], local_device(pick_device(device))
-    fits, rule = train.shape[0] in (1, channels), f"of images with the {channels} channels of the weights, or grey"
-    require(fits, f"data {splits.name!r}", rule, train.shape[0])
-    require(out is not None, "out", "a new folder for the scores of weights", out)
-    path = folder_path(str(out))
-    require_empty(path)
-    start = load_start(place, train, encoder)
-    with process_group(where) as world, world.all_agree():
-        if world.main:
-            write_given(path, start, reading, {**describe_environment(splits, where), "weights": str(source)})
-    run = Run(path)
-    try:
-        yield run
-    except UserError:
-        if is_main() and not run.results:
-            shutil.rmtree(path)
-        raise
 
 
 def _evaluate(
@@ -275,9 +233,10 @@ def segment(
 
     `path` may also be weights, as for `evaluate`.
     """
-    splits, reading = _to_score(opened(path), splits, data, encoder)
-    with scored(path, splits, reading, out, encoder, device) as run:
-        _segment(run, masks, splits, baselines, pick_device(device), say)
+    place, where = opened(path), pick_device(device)
+    splits, reading = _to_score(place, splits, data, encoder)
+    with run_to_score(place, splits, reading, out, encoder, where, str(path)) as run:
+        _segment(run, masks, splits, baselines, where, say)
     return run
 
 

@@ -174,7 +174,7 @@ class EncoderConfig(Settings):
     drop_path: BelowOne = 0.0
     """Stochastic depth of vit_tiny while it is pretrained: the chance that an image skips its last block's branches."""
     weights: str | None = None
-    """Start from a run, or a safetensors file or folder of timm or Hugging Face, here or on the hub (hf://USER/NAME)."""
+    """Start from a run, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
 
     def check(self) -> None:
         ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"

@@ -25,10 +25,11 @@ from pmae.evaluate.features import evaluating
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.runs import Run
-from pmae.train.checkpoint import load_encoder, opened, reading_for, trained_on
+from pmae.train.checkpoint import load_encoder, opened
 from pmae.train.distributed import World, local_device, lost_process_errors, process_group
 from pmae.train.environment import kept_precision, pick_device
 from pmae.train.given import load_given
+from pmae.train.start import reading_for, trained_on
 
 POOLINGS = ("mean", "cls", "both", "patches")
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24

@@ -1,5 +1,6 @@
 """Files written whole or not at all, read or refused in one sentence, and changed by one process at a time."""
 
+import argparse
 import contextlib
 import errno
 import glob
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pmae.errors import UserError, require
+from pmae.errors import UserError, first_line, require
 from pmae.system import ENDS, flush, lives, take_lock
 
 if TYPE_CHECKING:  # what only reads JSON does without torch
@@ -31,6 +32,8 @@ REASONS = {
 }
 """Why a file cannot be written, in words."""
 LONGEST, LONGEST_PATH = 255, 3900  # bytes of a file's name, and of a folder's path so that its files' paths still fit
+STATE_DICTS = ("model", "state_dict")
+"""Under which MAE, DeiT and timm keep weights in files with more than those."""
 HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 """Stands for this machine in the names of temporary files: on a shared disk, only their own can tell who lives."""
 
@@ -89,6 +92,25 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, "Tensor"]:
     if stated is not None and stated != tensors_digest(tensors):
         raise UserError(f"file must be as it was written, got {str(path)!r}, whose checksum differs: it is damaged")
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def read_torch(path: Path) -> dict[str, "Tensor"]:
+    """Tensors of a state dict that `torch.save` wrote, alone or under a usual name; code in the file is not run."""
+    import torch
+
+    try:
+        # MAE and DeiT keep their arguments beside the weights, which are words and numbers.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            found = torch.load(path, "cpu", weights_only=True)
+    except Exception as error:
+        told = f"{str(path)!r}: {first_line(error)}"
+        raise UserError(f"file must hold tensors that torch.save wrote, got {told}") from error
+    if isinstance(found, dict):
+        found = next((found[key] for key in STATE_DICTS if isinstance(found.get(key), dict)), found)
+    plain = isinstance(found, dict) and all(isinstance(value, torch.Tensor) for value in found.values())
+    rule = f"a state dict, alone or under {' or '.join(STATE_DICTS)}"
+    require(plain, f"file {str(path)!r}", rule, type(found).__name__)
+    return {str(key).removeprefix("module."): value.contiguous() for key, value in found.items()}
 
 
 def tensors_digest(tensors: Mapping[str, "Tensor"]) -> str:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pmae.classify.finetune import load_start
 from pmae.data.images import ImageSet, Splits
 from pmae.evaluate.features import budgets, short_budgets
 from pmae.evaluate.protocols import FewLabelsProtocol, Protocols
 from pmae.evaluate.suite import evaluate
 from pmae.runs import Run
+from pmae.train.start import load_start
 
 from .conftest import make_run, stripes
 

@@ -154,7 +154,9 @@ def test_weights_of_another_network_are_refused_by_name(tmp_path: Path, change: 
 
 
 def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"must be a run folder, a \.safetensors file or a folder with one such file"):
+    with pytest.raises(
+        UserError, match=r"a run folder, a \.safetensors, \.pth, \.pt or \.bin file or a folder with one"
+    ):
         load(str(tmp_path / "nothing"))
     (tmp_path / "model.safetensors").write_text("not this")
     with pytest.raises(UserError, match="must be a readable safetensors file"):

@@ -18,8 +18,8 @@ from pmae.data.images import ImageSet
 from pmae.errors import require
 from pmae.estimator import PMAE, is_flat, read_images
 from pmae.runs import Run
-from pmae.train.checkpoint import load_start
 from pmae.train.given import Start
+from pmae.train.start import load_start
 
 SETTINGS = ("method", "class_weights", "epochs", "lr", "augment", "validation", "patience")
 

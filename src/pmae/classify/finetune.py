@@ -17,8 +17,8 @@ from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
 from pmae.files import disk_errors, folder_path, read_object, write_json
 from pmae.runs import Run, is_classifier
-from pmae.train.checkpoint import load_start, reading_for
 from pmae.train.environment import pick_device
+from pmae.train.start import load_start, reading_for
 
 SETTINGS, STATE = "finetune.json", "finetune.safetensors"
 """What is there while training goes on, to be resumed; the second goes when it is done."""

@@ -26,7 +26,7 @@ class Finetune(Conversion):
     """
 
     start: RunOrWeights
-    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
+    """Run folder, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     data: str
     """A folder with a subfolder for each class, a table of files, an .npz file, shards, or a named set."""
     out: Out
@@ -45,7 +45,7 @@ class Finetune(Conversion):
         """Train, and print how good it is."""
         from pmae.classify.finetune import finetune
         from pmae.classify.score import in_words
-        from pmae.train.checkpoint import reading_for
+        from pmae.train.start import reading_for
 
         reading = self.applied(reading_for(self.start, self.data, self.encoder))
         finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)

@@ -38,7 +38,7 @@ class Evaluate(OtherData):
     """
 
     path: RunOrWeights
-    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
+    """Run folder, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     out: Annotated[str | None, tyro.conf.arg(aliases=["-o"], metavar="PATH", help_behavior_hint="")] = None
     """Of weights: the new folder for their scores; a run's go into its own."""
     encoder: Text = None
@@ -112,7 +112,7 @@ class Evaluate(OtherData):
         """The images to score on, where they are not the run's own as it read them, and how they are read."""
         from pmae.classify.labels import as_splits, is_table, read_labelled
         from pmae.data.sets import load_settled
-        from pmae.train.checkpoint import reading_for, trained_on
+        from pmae.train.start import reading_for, trained_on
 
         if not any((self.data, self.labels, self.resize, self.channels, self.root)):
             return None
@@ -203,7 +203,7 @@ class Embed(OtherData):
     """
 
     path: RunOrWeights
-    """Run folder, or a safetensors file or folder that timm or Hugging Face wrote, here or on the hub (hf://USER/NAME)."""
+    """Run folder, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     data: str
     """A named set, or the path of a folder, .npy or .npz file, or shards."""
     out: Out
@@ -225,9 +225,10 @@ class Embed(OtherData):
 
     def run(self) -> None:
         from pmae.embed import embed
-        from pmae.train.checkpoint import opened, trained_on
+        from pmae.train.checkpoint import opened
         from pmae.train.distributed import is_main
         from pmae.train.journal import say
+        from pmae.train.start import trained_on
 
         run = opened(self.path)
         own = trained_on(run, self.encoder)

@@ -63,6 +63,8 @@ DINOV2_NAMES = {
     "blocks.{}.mlp.fc2": "encoder.layer.{}.mlp.fc2",
 }
 """What Hugging Face's DINOv2 calls otherwise, or has beside."""
+OFFICIAL = {"register_tokens": "reg_token"}
+"""What DINOv2's own files call otherwise than timm."""
 QKV = ("query", "key", "value")
 STEMS = {
     "embedder.embedder.convolution.": "conv1.",
@@ -110,6 +112,7 @@ def to_timm(tensors: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[
 
     Where timm has a linear layer as a 1x1 convolution, they are in its shape as well, which is as `expected`.
     """
+    tensors = {OFFICIAL.get(name, name): tensor for name, tensor in tensors.items()}
     if not any(name.startswith("encoder.stages.") for name in tensors):
         return _vit_to_timm(tensors) if any(name.startswith("embeddings.") for name in tensors) else tensors
     named = {_convnet_to_timm(name): tensor for name, tensor in tensors.items()}

@@ -13,12 +13,13 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from pmae.errors import UserError, require
-from pmae.files import read_object, read_tensors
+from pmae.files import read_object, read_tensors, read_torch
 from pmae.models.encoder import Encoder, build_encoder
 from pmae.models.huggingface import to_timm
 from pmae.remote import local
 from pmae.runs import Run
 
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
 """What a saved network may hold beside the encoder: classifiers, Hugging Face's pooler, MAE's decoder."""
 PREFIX = r"^(vit|dinov2|dinov2_with_registers|resnet|convnext|convnextv2)\."
@@ -47,11 +48,19 @@ class Origin(NamedTuple):
     heads: int | None = None
 
 
+def weights_in(place: Path) -> list[Path]:
+    """The file of weights that a path is, or those that a folder has: safetensors before what `torch.save` wrote."""
+    if place.is_file():
+        return [place] if place.suffix in SUFFIXES else []
+    kinds = (sorted(place.glob(name)) for name in ("*.safetensors", "*.pth", "*.pt", "pytorch_model.bin"))
+    return next((found for found in kinds if found), [])
+
+
 def load_weights(path: str, encoder: Encoder) -> Pretrained:
     """The tensors at `path` for an encoder, or an error that names what does not fit."""
     file, origin = _locate(local(path))
     notes = [f"from {file.name} of {file.parent}"]
-    tensors = read_tensors(file)
+    tensors = read_tensors(file) if file.suffix == ".safetensors" else read_torch(file)
     try:
         tensors = _own_names(tensors, encoder, notes)
         if encoder.is_vit:
@@ -80,15 +89,15 @@ def require_fit(said: str, expected: Mapping[str, Tensor], tensors: Mapping[str,
 
 
 def _locate(path: Path) -> tuple[Path, Origin]:
-    """The safetensors file of a run, a folder or itself, and what lies beside it about its network."""
+    """The file of weights of a run, a folder or itself, and what lies beside it about its network."""
     if (path / "checkpoints").is_dir():
         run = Run(path)
         with torch.device("meta"):
             encoder = build_encoder(run.config.encoder, run.shape)
         return run.checkpoint() / "encoder.safetensors", _origin_of(encoder.net)
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
-    if len(files) != 1 or files[0].suffix != ".safetensors":
-        rule = "a run folder, a .safetensors file or a folder with one such file"
+    files = weights_in(path)
+    if len(files) != 1:
+        rule = "a run folder, a .safetensors, .pth, .pt or .bin file or a folder with one such file"
         found = f" with {len(files)} of them" if path.is_dir() else ""
         raise UserError(f"encoder.weights must be {rule}, got {str(path)!r}{found}")
     beside = files[0].parent / "config.json"
@@ -162,8 +171,10 @@ def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes
     if positions is None or net.pos_embed is None:
         return tensors
     prefix = net.pos_embed.shape[1] - grid[0] * grid[1]
-    if prefix == 0 and origin.grid and positions.shape[1] == origin.grid[0] * origin.grid[1] + 1:
-        # Hugging Face keeps the position of [CLS] apart, timm adds it to the token where registers have none.
+    square = math.isqrt(positions.shape[1] - 1)
+    patches = origin.grid[0] * origin.grid[1] if origin.grid else square * square
+    if prefix == 0 and "cls_token" in tensors and positions.shape[1] == patches + 1:
+        # DINOv2 keeps the position of [CLS] apart, timm adds it to the token where registers have none.
         tensors = {**tensors, "cls_token": tensors["cls_token"] + positions[:, :1]}
         positions = tensors["pos_embed"] = positions[:, 1:]
     count = positions.shape[1] - prefix

@@ -4,7 +4,6 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,20 +11,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pmae.config import Config, DataConfig
+from pmae.config import Config
 from pmae.data.augment import Standardize
-from pmae.data.images import ImageSet, require_like
-from pmae.data.sets import read_like
 from pmae.errors import UserError, require
-from pmae.files import disk_errors, read_object, read_tensors, write_json, write_tensors, write_whole
+from pmae.files import read_object, read_tensors, write_json, write_tensors, write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Encoder, build_encoder
-from pmae.models.weights import require_fit
+from pmae.models.weights import require_fit, weights_in
 from pmae.plugins import require_plugins
 from pmae.remote import is_remote, local
 from pmae.runs import Run, create_run, is_classifier, is_run, read_state
 from pmae.spaces import Space, build_space
-from pmae.train.given import Start, TrainedOn, given_images, load_given
+from pmae.train.given import given_images, load_given
 from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors", "extra.safetensors")
@@ -116,38 +113,10 @@ def opened(source: Run | Path | str) -> Run | Path:
     stored = is_remote(source) and not str(source).startswith("hf://")
     if isinstance(source, Run) or stored or is_run(place := local(source)):
         return Run(source)
-    rule = "a folder that pretraining wrote, or weights that timm or Hugging Face did (safetensors)"
-    found = place.suffix == ".safetensors" if place.is_file() else any(place.glob("*.safetensors"))
-    require(found, "run", rule, str(source))
+    rule = "a folder that pretraining wrote, or weights that timm or Hugging Face did (safetensors or .pth)"
+    require(bool(weights_in(place)), "run", rule, str(source))
     require(not is_classifier(place), "run", f"{rule}, not a classifier", str(source))
     return place
-
-
-def trained_on(source: Run | Path | str, name: str | None = None) -> TrainedOn:
-    """The images that the encoder of a run or weights was trained on, without loading it.
-
-    `name` is the timm network of weights that do not tell it.
-    """
-    place = opened(source)
-    if not isinstance(place, Run):
-        return given_images(place, name)
-    return TrainedOn(place.config.data, place.shape, place.environment["data"].get("dtype", "uint8"))
-
-
-def reading_for(source: Run | Path | str, data: str, name: str | None = None) -> DataConfig:
-    """How images are read for the encoder of a run or weights: as those that it was trained on."""
-    own = trained_on(source, name)
-    return read_like(replace(own.data, source=data, labels="none"), own.shape)
-
-
-def load_start(source: Run | Path | str, images: ImageSet, name: str | None = None) -> Start:
-    """The encoder of a run or weights for these images; `name` is its timm network where weights do not tell it."""
-    place = opened(source)
-    if not isinstance(place, Run):
-        return load_given(place, name, images=images)
-    config, found, standardize = load_encoder(place)
-    require_like("data", images, found.shape, trained_on(place).dtype)
-    return Start(found, config.encoder, standardize)
 
 
 def load_encoder(source: Run | Path | str, epoch: int | None = None) -> tuple[Config, Encoder, Standardize]:
@@ -264,22 +233,6 @@ def _file_checksum(path: Path) -> str:
 
 def _seal(state: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def write_given(path: Path, start: Start, data: DataConfig, environment: dict[str, Any]) -> Run:
-    """A run of no epochs: given weights as they are, and the statistics of their pixels."""
-
-    def write(temporary: Path) -> None:
-        config = Config(data=data, encoder=replace(start.config, weights=environment["weights"]))
-        run = create_run(temporary, config, {**environment, "start": list(start.notes)})
-        statistics = {f"standardize.{key}": value for key, value in start.standardize.state_dict().items()}
-        write_tensors(run.path / "fitted.safetensors", statistics)
-        save(run, {"encoder.safetensors": start.encoder.net.state_dict()}, "epoch_0000", {"epoch": 0, "step": 0}, 1)
-
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, write)
-    return Run(path)
 
 
 class TrainedModel(NamedTuple):
