@@ -190,7 +190,8 @@ def test_code_in_a_file_is_not_run(
             40,
             "center",
         ),
-        ({"size": 56}, 56, "center"),
+        ({"size": 56}, 56, "squash"),
+        ({"size": {"shortest_edge": 64}, "crop_pct": 0.875}, 64, "center"),
         ({}, 32, "center"),
     ],
 )

@@ -233,7 +233,7 @@ class Contrastive:
         """Features (2B, width) of a window of each image, once for each local view; one pass for all."""
         net: Any = self.encoder.net
         keep = draw_windows(self.local_views * len(x), net.patch_embed.grid_size, x.device)
-        _, tokens = self.encoder(x.repeat(self.local_views, 1, 1, 1), keep)
+        _, tokens = self.encoder(x, keep)
         return tokens.mean(1).chunk(self.local_views)
 
 

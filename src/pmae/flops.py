@@ -66,7 +66,8 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     if not config.objective.contrastive_weight:
         return one
     window = max(1, height // rows // 2) * max(1, width // columns // 2)
-    local = config.objective.local_views * (2 * 2 * patches * numbers * wide + 3 * deep * _block(window + 1, wide))
+    local = config.objective.local_views * 3 * deep * _block(window + 1, wide)
+    local += 2 * 2 * patches * numbers * wide if config.objective.local_views else 0  # patches to tokens, once more
     if config.objective.contrastive == "nt_xent":
         head = 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
         return 2 * (one + local + (1 + config.objective.local_views) * head)

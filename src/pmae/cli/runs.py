@@ -85,9 +85,9 @@ class Evaluate(OtherData):
             few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
             protocols = replace(protocols, few=few)
         place = opened(self.path)
-        weights = not isinstance(place, Run)
-        require(not (weights and self.twin), "with", "left out for weights, which were not pretrained here", self.twin)
-        require(not (weights and self.out is None), "out", "a new folder for the scores of weights", None)
+        given = not isinstance(place, Run) or place.method == "weights"
+        require(not (given and self.twin), "with", "left out for weights, which were not pretrained here", self.twin)
+        require(isinstance(place, Run) or self.out is not None, "out", "a new folder for the scores of weights", None)
         reading, splits = self.labelled(place) or (None, None)
         runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
         epochs, whole = self.epochs or (None,), not self.no_baselines
@@ -316,11 +316,11 @@ class Explore(OtherData):
         if self.path and is_classifier(self.path):
             explore_classifier(self.path, self.data, self.port, not self.no_browser, say)
             return
+        run = Run(self.path) if self.path else None
+        require(not run or run.method != "weights", "path", "a run that predicts what is hidden, or none", self.path)
         # Before the data is read and a space fitted: without Gradio there is no page.
         say("starting: 1 of 3, the page's library (10 to 30 s the first time)")
         gradio()
-        run = Run(self.path) if self.path else None
-        require(not run or run.method != "weights", "path", "a run that predicts what is hidden, or none", self.path)
         of_run, shape = (run.config.data, run.shape) if run else (DataConfig(), None)
         reading = self.read_as(of_run, shape, self.data, self.labels)
         say(f"starting: 2 of 3, reading {reading.source}")

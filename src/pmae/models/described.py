@@ -136,10 +136,11 @@ def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
     require(isinstance(scale, float) and scale > 0, f"rescale_factor in {beside}", "a number above 0", scale)
     mean, std = _numbers(pixels.get("image_mean")), _numbers(pixels.get("image_std"))
     crops = pixels.get("do_center_crop", "crop_size" in pixels)
-    size = pixels.get("crop_size" if crops else "size") or config.get("image_size")
-    whole = isinstance(size, dict) and "shortest_edge" not in size and not crops
-    shape = _shape((config.get("num_channels", 3), *_sides(size)))
-    return Described(encoder_in(config), mean, std, scale, shape, "squash" if whole else "center")
+    size = pixels.get("crop_size" if crops else "size")
+    # A size that is neither of the short side nor followed by a crop is one that both sides are resized to.
+    by_edge = size is None or crops or "crop_pct" in pixels or (isinstance(size, dict) and "shortest_edge" in size)
+    shape = _shape((config.get("num_channels", 3), *_sides(size or config.get("image_size"))))
+    return Described(encoder_in(config), mean, std, scale, shape, "center" if by_edge else "squash")
 
 
 def _as_exported(found: Described, file: Path) -> Described:

@@ -68,13 +68,17 @@ class Encoder(nn.Module):
         self.run_blocks: Callable[..., Tensor] = run_blocks
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE)."""
+        """Prefix tokens (B, P, width) and patch tokens (B, N, width); `keep` (B, V) drops all other patches (MAE).
+
+        `keep` may have several rows an image: (kB, V) gives the tokens of all images k times over, each embedded once.
+        """
         net: Any = self.net
         if not self.is_vit:
             # Convolutions are a third faster where an image's channels lie side by side.
             return split_tokens(net, net.forward_features(x.contiguous(memory_format=torch.channels_last)))
         prefix, tokens = net.num_prefix_tokens, self._embed(x)
         if keep is not None:
+            tokens = tokens if len(keep) == len(tokens) else tokens.repeat(len(keep) // len(tokens), 1, 1)
             patches = tokens[:, prefix:].gather(1, keep[..., None].expand(-1, -1, tokens.shape[2]))
             tokens = torch.cat([tokens[:, :prefix], patches], dim=1)
         tokens = self.run_blocks(net.blocks, net.norm, net.norm_pre(tokens))
