@@ -10,8 +10,9 @@ demo: $(STAMP)
 	$(BIN)/pmae demo
 
 # Three workers of one thread each, as they often wait, and threads that sleep instead of spinning while they do.
+# Compiled modules are kept, whatever the environment says: the processes that tests start would compile them again.
 test: lint browser
-	OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Fifty kills at moments and fifty at writes, 10,000 damaged files of each of 16 kinds and 100,000 damaged run
 # folders, four processes and clusters: hours on two cores.

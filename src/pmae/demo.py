@@ -49,7 +49,7 @@ def demo(out: Path | str, epochs: int | None = None) -> Run:
             raise UserError(f"out must be a new folder or an earlier demo, got the run {str(out)!r}")
         shutil.rmtree(out)
     splits = load_photos()
-    api.pretrain(demo_config(epochs), splits, out)
+    api.pretrain(demo_config(epochs), splits, out, figures=False)  # those of a scored run are drawn below
     print("scoring the encoder beside random weights, raw pixels and PCA features", flush=True)
     run = api.evaluate(out, demo_protocols(), splits, device="cpu")
     write_report([run.path], out / "report.html")

@@ -153,6 +153,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(api, "save_figures", lambda run: [])
     monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)
     monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: list(CHECKS[name].run(*given)))
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's own number, 15, waits for all other tests
     for name, settings in protocols.PRESETS.items():
         monkeypatch.setitem(protocols.PRESETS, name, short(settings))
     yield

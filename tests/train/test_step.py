@@ -64,10 +64,10 @@ def test_one_mask_for_a_batch_is_one_for_its_parts(tiny: Config, toy: Splits, tm
 
 
 @pytest.mark.parametrize(
-    "encoder", ["vit_small_patch16_224", "vit_base_patch16_reg4_gap_256", "resnet50", "convnext_tiny"]
+    "encoder", ["vit_tiny_patch16_224", "vit_wee_patch16_reg1_gap_256", "resnet26", "convnext_atto"]
 )
 def test_encoders_of_timm_take_a_step(encoder: str) -> None:
-    """At 64 pixels, without a run folder: its checkpoints would be gigabytes."""
+    """The smallest of four families, at 64 pixels."""
     shape = (3, 64, 64)
     given = replace(Config(), encoder__name=encoder, space__name="patch_pca", decoder__depth=1, train__batch_size=2)
     config = resolve(given, 8, shape, gpu=False)[0]
