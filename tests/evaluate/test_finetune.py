@@ -294,8 +294,8 @@ def test_batch_norms_keep_the_statistics_that_a_given_head_was_fitted_with(
 ) -> None:
     encoder = build_encoder(EncoderConfig("resnet10t"), (2, 8, 12))
     given = {name: value.clone() for name, value in encoder.state_dict().items()}
-    head = torch.zeros(3, encoder.width), torch.zeros(3)
+    head, short = (torch.zeros(3, encoder.width), torch.zeros(3)), dataclasses.replace(FAST, epochs=1, warmup_epochs=0)
     for start, kept in ((head, True), (None, False)):
-        found = run(encoder, splits, standardize, head=start).classifier.encoder.state_dict()
+        found = run(encoder, splits, standardize, short, head=start).classifier.encoder.state_dict()
         assert torch.equal(found["net.bn1.running_mean"], given["net.bn1.running_mean"]) == kept
         assert not torch.equal(found["net.bn1.weight"], given["net.bn1.weight"])

@@ -87,10 +87,15 @@ def test_the_same_seed_repeats_the_run_and_another_does_not(tiny: Config, toy: S
     assert lines(first) != lines(other)
 
 
-@pytest.mark.parametrize("after", [1, 4, 7, 12])
-def test_a_stopped_run_resumes_bit_for_bit(tiny: Config, toy: Splits, tmp_path: Path, after: int) -> None:
+@pytest.fixture(scope="module")
+def whole(tiny: Config, toy: Splits, tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = settled(tiny, toy, masking__ratio_schedule="uniform", optim__clip_norm=1.0)
-    whole = pretrain(config, toy, tmp_path / "whole", quiet=True)
+    return pretrain(config, toy, tmp_path_factory.mktemp("whole") / "run", quiet=True)
+
+
+@pytest.mark.parametrize("after", [1, 4, 7, 12])
+def test_a_stopped_run_resumes_bit_for_bit(whole: Run, toy: Splits, tmp_path: Path, after: int) -> None:
+    config = whole.config
     _stop_after(config, toy, tmp_path / "halves", after, signal.SIGTERM)
     stopped = Run(tmp_path / "halves")
     assert json.loads((stopped.checkpoint() / "state.json").read_text())["step"] == after
