@@ -46,6 +46,12 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True)
+def one_way_to_multiply() -> None:
+    """On a CPU without bfloat16, torch turns oneDNN off at the first product of it: no test is to see what one did."""
+    torch.backends.mkldnn.set_flags(True)
+
+
 def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
     """uint8 images whose pixels are correlated: coarse noise blown up, plus a little fine noise."""
     rng = np.random.default_rng(seed)

@@ -44,7 +44,7 @@ def test_what_not_every_system_has_is_named_in_one_place() -> None:
 
 
 KEEPING = """
-import ctypes, resource, sys
+import resource, sys
 import torch
 from pmae.system import keep_freed_memory
 if sys.argv[1] == "kept":
@@ -55,17 +55,16 @@ for _ in range(10):  # until every block has found its place
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
     step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, hasattr(ctypes.CDLL(None), "mallopt"))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other allocators")
 def test_memory_that_a_step_frees_is_there_for_the_next_one() -> None:
-    found = {how: _said(KEEPING, how).split() for how in ("kept", "given back")}
-    if found["kept"][1] == "False":
-        pytest.skip("another allocator than glibc's")
-    # A block whose place a smaller one has taken is made anew: now and then one, not two at every step.
-    assert 8 * int(found["kept"][0]) < int(found["given back"][0])
+    kept, given_back = (int(_said(KEEPING, how)) for how in ("kept", "given back"))
+    # A block whose place a smaller one has taken is made anew: now and then one, not two at every step. Where torch or
+    # the system brings another allocator than glibc's, nothing may be given back in the first place.
+    assert kept < max(1000, given_back / 8)
 
 
 def _said(*arguments: str) -> str:

@@ -96,6 +96,27 @@ def kept_precision() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def steady_products(precision: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Inside, a CPU without bfloat16 multiplies in one way, whatever this process did before.
+
+    At the first product of bfloat16 that oneDNN cannot do, torch turns oneDNN off for the rest of the process, and
+    products of float32 round otherwise from then on.
+    """
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or _has_bfloat16():
+        yield
+        return
+    before = torch.backends.mkldnn.set_flags(precision == torch.float32)
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(before[0])
+
+
+def _has_bfloat16() -> bool:
+    return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)())
+
+
+@contextlib.contextmanager
 def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
     """Name the batch size that failed and half of it, the next that fits where memory grows with the batch."""
     try:

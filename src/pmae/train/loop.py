@@ -51,7 +51,8 @@ def pretrain(
     model = setup.dry_build(config, splits.train.shape, device)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
-    with distributed.process_group(device) as world:
+    precision = environment.pick_precision(config.train.precision, device)
+    with distributed.process_group(device) as world, environment.steady_products(precision, device):
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
