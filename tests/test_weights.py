@@ -48,8 +48,8 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def timm_vit(folder: Path) -> tuple[list[str], Any, Any]:
-    """A ViT as timm keeps it, with a head; its features by timm itself."""
-    sizes = {"img_size": SIDE, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    """A ViT as timm keeps it, with a head and as many attention heads as its name has; its features by timm itself."""
+    sizes = {"img_size": SIDE, "patch_size": 8, "embed_dim": 48, "depth": 2}
     net = timm.create_model("vit_tiny_patch16_224", num_classes=5, **sizes).eval()
     torch.nn.init.normal_(net.pos_embed)
     save_file(net.state_dict(), folder / "model.safetensors")

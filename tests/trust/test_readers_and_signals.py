@@ -43,7 +43,7 @@ def shell(command: str, array: Path, out: Path) -> subprocess.CompletedProcess[s
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("command", ["{} 2>&- | head -1", "{} >&- 2>/dev/full"])
+@pytest.mark.parametrize("command", ["{} 2>&- | head -1", "{} >&- 2>/dev/full", "{} > /dev/full 2>&-"])
 def test_a_reader_that_goes_away_does_not_end_training(command: str, array: Path, tmp_path: Path) -> None:
     done = shell(command, array, tmp_path / "run")
     assert done.returncode == 0, done.stderr

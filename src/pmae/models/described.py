@@ -101,9 +101,11 @@ def _of_timm(config: dict[str, Any]) -> Described:
     name, given = str(config["architecture"]), config.get("model_args") or {}
     pixels = config.get("pretrained_cfg") or {}
     require(isinstance(given, dict) and isinstance(pixels, dict), "config.json", "objects of settings", config)
-    sizes = {ours: given[theirs] for ours, theirs in SIZES.items() if theirs in given}
-    patch = given.get("patch_size", _patch_of(name))
+    usual_sizes = _vit_sizes(name)
+    patch = given.get("patch_size", usual_sizes.pop("patch_size", None))
     patch = patch[-1] if isinstance(patch, list) else patch
+    sizes = {ours: given[theirs] for ours, theirs in SIZES.items() if theirs in given}
+    sizes = {**usual_sizes, **sizes} if sizes else {}
     encoder = EncoderConfig("vit_tiny" if sizes else name, patch_size=patch, **sizes)
     # What a file leaves out, timm knows by the name.
     usual = timm.get_pretrained_cfg(name)
@@ -118,15 +120,21 @@ def _input_size(given: dict[str, Any]) -> dict[str, Any]:
     return {"input_size": (given.get("in_chans", 3), *_sides(given["img_size"]))} if "img_size" in given else {}
 
 
-def _patch_of(name: str) -> int | None:
-    """The patch that a timm ViT has by its name."""
+def _vit_sizes(name: str) -> dict[str, int]:
+    """Patch, width, depth and heads that a timm ViT has by its name; nothing of other networks."""
     if not is_vit_name(name):
-        return None
+        return {}
     import torch
 
     with torch.device("meta"):
         net: Any = timm.create_model(name, pretrained=False)
-    return int(net.patch_embed.patch_size[-1])
+    heads = net.blocks[0].attn.num_heads
+    return {
+        "patch_size": net.patch_embed.patch_size[-1],
+        "width": net.embed_dim,
+        "depth": len(net.blocks),
+        "heads": heads,
+    }
 
 
 def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
