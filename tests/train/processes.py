@@ -1,7 +1,7 @@
 """Runs of several processes on this machine, as `torchrun` would start them, but forked: everything is imported once.
 
 `python processes.py FOLDER MOST` goes through all that the tests look at, with up to MOST processes, and prints codes
-as JSON. Started by `torchrun` it is one process of a run in FOLDER whose second one is killed once.
+as JSON.
 """
 
 import dataclasses
@@ -12,13 +12,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pmae import api
 from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig, replace
@@ -36,11 +37,11 @@ Work = Callable[[], object]
 
 
 def job() -> tuple[Config, Splits]:
-    """Images of a spectrum without equal variances, whose axes do not turn on a rounding; 36 steps."""
+    """Images of a spectrum without equal variances, whose axes do not turn on a rounding; 18 steps."""
     rng = np.random.default_rng(0)
     axes = np.linalg.qr(rng.normal(size=(64, 64)))[0]
-    images = (rng.normal(size=(224, 64)) * 0.97 ** np.arange(64) @ axes + 3).reshape(-1, 1, 8, 8).astype(np.float32)
-    splits = Splits("toy", ImageSet(images[:192]), None, ImageSet(images[192:]))
+    images = (rng.normal(size=(128, 64)) * 0.97 ** np.arange(64) @ axes + 3).reshape(-1, 1, 8, 8).astype(np.float32)
+    splits = Splits("toy", ImageSet(images[:96]), None, ImageSet(images[96:]))
     config = Config(
         encoder=EncoderConfig(patch_size=4, width=16, depth=1, heads=2),
         decoder=DecoderConfig("small", width=16, depth=1, heads=2),
@@ -49,7 +50,7 @@ def job() -> tuple[Config, Splits]:
             epochs=6, batch_size=32, device="cpu", log_every=3, checkpoint_every=2, precision="float32", engine="plain"
         ),
     )
-    return resolve(config, 192, splits.train.shape)[0], splits
+    return resolve(config, 96, splits.train.shape)[0], splits
 
 
 def train(out: Path, resume: bool = False, act: Act | None = None, **changes: object) -> int:
@@ -136,16 +137,30 @@ def every_scenario(folder: Path, most: int) -> dict[str, list[int]]:
     codes["learned"] = together(2, folder / "learned", space__name="learned")
     codes["normalized"] = together(2, folder / "normalized", **RESNET)
     codes["occupied"] = together(2, folder / "of-2")
-    codes["stopped"] = together(2, folder / "stopped", act=send(signal.SIGTERM, 1, 16))
+    codes["stopped"] = together(2, folder / "stopped", act=send(signal.SIGTERM, 1, 8))
     codes["resumed"] = together(2, folder / "stopped", resume=True)
     began = time.monotonic()
-    codes["killed"] = together(2, folder / "killed", act=send(signal.SIGKILL, 1, 16))
+    codes["killed"] = together(2, folder / "killed", act=send(signal.SIGKILL, 1, 8))
     codes["seconds until all knew"] = [round(time.monotonic() - began)]
     codes["resumed by one"] = together(1, folder / "killed", resume=True)
+    codes["restarted"] = at_once(1, partial(restarted, folder / "restarted"))
     codes |= shardings(folder) | evaluations(folder) | embeddings(folder)
     os.environ["PMAE_TIMEOUT"] = "4"
     codes["silent"] = together(2, folder / "silent", act=_fall_asleep)
     return codes
+
+
+def restarted(out: Path) -> int:
+    """A run under the agent of `torchrun --standalone --nproc-per-node 2 --max-restarts 1`; one process dies once."""
+    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "restarted"}
+    config = LaunchConfig(1, 1, 2, max_restarts=1, start_method="fork", **place)  # type: ignore[arg-type]
+    return max(elastic_launch(config, killed_at_first)(out).values())
+
+
+def killed_at_first(out: Path) -> int:
+    """One process of a run whose second one is killed, but not after a restart."""
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    return train(out, act=send(signal.SIGKILL, 1, 8) if first else None)
 
 
 def shardings(folder: Path) -> dict[str, list[int]]:
@@ -157,8 +172,8 @@ def shardings(folder: Path) -> dict[str, list[int]]:
         "sharded-contrast": together(2, folder / "sharded-contrast", **divided, objective__contrastive_weight=1.0),
         "sharded-mae": together(2, folder / "sharded-mae", **divided, **MAE),
         "sharded-alone": together(1, folder / "sharded-alone", **divided),
-        "sharded-killed": together(2, folder / "sharded-killed", act=send(signal.SIGKILL, 1, 16), **divided),
-        "whole again": together(1, folder / "sharded-killed", resume=True, act=send(signal.SIGTERM, 0, 22)),
+        "sharded-killed": together(2, folder / "sharded-killed", act=send(signal.SIGKILL, 1, 8), **divided),
+        "whole again": together(1, folder / "sharded-killed", resume=True, act=send(signal.SIGTERM, 0, 10)),
     }
     return codes | {"divided again": together(2, folder / "sharded-killed", resume=True, **divided)}
 
@@ -220,15 +235,5 @@ def _fall_asleep(trainer: Pretraining) -> None:
         time.sleep(8)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """All scenarios, or one process of the one that `torchrun` starts."""
-    folder = Path(arguments[0])
-    if "TORCHELASTIC_RESTART_COUNT" in os.environ:
-        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-        return train(folder, act=send(signal.SIGKILL, 1, 16) if first else None)
-    print(json.dumps(every_scenario(folder, int(arguments[1]))))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(json.dumps(every_scenario(Path(sys.argv[1]), int(sys.argv[2]))))
