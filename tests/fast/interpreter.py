@@ -1,13 +1,18 @@
-"""Kernels on the CPU: Triton's interpreter in a process of its own, and how far results are from an exact one."""
+"""Kernels on the CPU: Triton's interpreter, and how far results are from an exact one."""
 
 import inspect
+import json
 import os
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def run_python(*arguments: str, **environment: str) -> str:
@@ -18,13 +23,29 @@ def run_python(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+def interpreted(work: Callable[[pytest.MonkeyPatch], T]) -> T:
+    """What `work` returns where Triton interprets: here, or where there is a GPU in a process of its file."""
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        answer: T = json.loads(run_python(inspect.getfile(work), TRITON_INTERPRET="1"))
+        return answer
+    with pytest.MonkeyPatch.context() as patch:
+        repair_interpreter(patch)
+        return work(patch)
+
+
+def print_json(work: Callable[[pytest.MonkeyPatch], object]) -> None:
+    """What the file of `work` does as a script."""
+    print(json.dumps(interpreted(work)))
+
+
 def distance(got: Tensor, expected: Tensor) -> float:
     """The largest error in units of the largest element; infinite where anything is not a number."""
     error = ((got.double() - expected).abs().max() / expected.abs().max()).item()
     return error if error == error else float("inf")
 
 
-def repair_interpreter() -> None:
+def repair_interpreter(patch: pytest.MonkeyPatch) -> None:
     """The interpreter multiplies bfloat16 numbers by their bits and truncates to them; a GPU multiplies and rounds."""
     import numpy as np
     import triton.language as tl
@@ -42,12 +63,15 @@ def repair_interpreter() -> None:
             return convert(data, old, new, mode)
         return torch.from_numpy(data.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
-    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: product(self, widened(a), widened(b), *rest)
-    interpreter._convert_float = rounded
-    _look_once(interpreter)
+    def product_of_widened(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return product(self, widened(a), widened(b), *rest)
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", product_of_widened)
+    patch.setattr(interpreter, "_convert_float", rounded)
+    _look_once(interpreter, patch)
 
 
-def _look_once(interpreter: Any) -> None:
+def _look_once(interpreter: Any, patch: pytest.MonkeyPatch) -> None:
     """Every call of a function within a kernel looks through all of the language for what to replace: a third of all
     time. What there is to replace does not change.
     """
@@ -55,11 +79,11 @@ def _look_once(interpreter: Any) -> None:
 
     names: dict[Any, list[str]] = {}
 
-    def patch(package: Any, builder: Any, scope: Any) -> None:
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
         if package not in names:
             names[package] = [name for name, member in inspect.getmembers(package) if core.is_builtin(member)]
         for name in names[package]:
             if core.is_builtin(member := getattr(package, name)):
                 interpreter._patch_attr(package, name, member, builder, scope)
 
-    interpreter._patch_builtin = patch
+    patch.setattr(interpreter, "_patch_builtin", patch_builtin)

@@ -1,15 +1,11 @@
-"""The short-sequence kernels against float64 attention, run on the CPU by Triton's interpreter in a process of its own.
-
-Run as a script this file is that process: it prints the largest relative error of every case as JSON.
-"""
+"""The short-sequence kernels against float64 attention, run on the CPU by Triton's interpreter."""
 
 import copy
-import json
 from typing import Any
 
 import pytest
 import torch
-from tests.fast.interpreter import distance, repair_interpreter, run_python
+from tests.fast.interpreter import distance, interpreted, print_json
 from timm.layers import RmsNorm
 from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
@@ -86,13 +82,12 @@ def layer_errors() -> list[float]:
     ]
 
 
-def interpret() -> dict[str, list[float]]:
-    """Every case's errors; only in a process where Triton interprets."""
+def interpret(patch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Every case's errors; only where Triton interprets."""
     from pmae.fast import attention_kernels as kernels
 
-    repair_interpreter()
-    kernels.wrap_triton = lambda kernel: kernel  # an interpreted kernel cannot be traced, nor need it be
-    layers.available = lambda device, tokens, head_dim: True
+    patch.setattr(kernels, "wrap_triton", lambda kernel: kernel)  # one interpreted cannot be traced, nor need it be
+    patch.setattr(layers, "available", lambda device, tokens, head_dim: True)
     torch.manual_seed(0)
     found = {}
     for name, tokens, heads, width in CASES:
@@ -105,7 +100,7 @@ def interpret() -> dict[str, list[float]]:
     found["strided"] = errors(torch.randn(1, 96, 17).transpose(1, 2), 2, 0.3)
     found["layer"] = layer_errors()
     for tokens, group in [(n, group) for n in (17, 20) for group in (1, 2, 4)]:
-        kernels.plan = lambda heads, width, group=group: group
+        patch.setattr(kernels, "plan", lambda heads, width, group=group: group)
         found[f"group {tokens} {group}"] = errors(torch.randn(2, tokens, 3 * 64), 4, 0.25)
     return found
 
@@ -117,8 +112,7 @@ def case_key(case: tuple[str, int, int, int]) -> str:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[float]]:
-    pytest.importorskip("triton")
-    return json.loads(run_python(__file__, TRITON_INTERPRET="1"))
+    return interpreted(interpret)
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_key)
@@ -186,21 +180,6 @@ def test_compiles_in_one_graph() -> None:
     torch.testing.assert_close(run(net.blocks, net.norm, x), net.norm(net.blocks(x)))
 
 
-def test_works_without_triton() -> None:
-    script = """
-import sys
-sys.modules["triton"] = None
-import torch
-from timm.models.vision_transformer import Attention
-from pmae import fast
-from pmae.fast.attention import attend, available
-layer, x = Attention(32, num_heads=2), torch.randn(1, 5, 32)
-print(available(torch.device("cuda"), 5, 16), fast.can_capture(torch.device("cuda")))
-print(torch.equal(attend(layer, x), layer(x)))
-"""
-    assert run_python("-c", script).split() == ["False", "False", "True"]
-
-
 def test_cpu_in_bfloat16_is_plain_gemms(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = Attention(48, num_heads=3, qkv_bias=True), torch.randn(4, 17, 48, requires_grad=True)
@@ -223,4 +202,4 @@ def test_cpu_has_no_kernel() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(interpret()))
+    print_json(interpret)

@@ -1,14 +1,10 @@
-"""The fused stack of blocks against timm's own blocks in float64, run on the CPU by Triton's interpreter.
-
-Run as a script this file is the process in which Triton interprets: it prints errors as JSON.
-"""
+"""The fused stack of blocks against timm's own blocks in float64, run on the CPU by Triton's interpreter."""
 
 import copy
-import json
 
 import pytest
 import torch
-from tests.fast.interpreter import repair_interpreter, run_python
+from tests.fast.interpreter import interpreted, print_json
 from timm.layers.drop import DropPath
 from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -138,12 +134,11 @@ def idle_difference(training: bool, rate: float) -> float:
     return max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True))
 
 
-def interpret() -> dict[str, float]:
-    """Every case's error; only in a process where Triton interprets."""
+def interpret(patch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Every case's error; only where Triton interprets."""
     from pmae.fast import attention_kernels
 
-    repair_interpreter()
-    attention_kernels.wrap_triton = lambda kernel: kernel
+    patch.setattr(attention_kernels, "wrap_triton", lambda kernel: kernel)
     answer = {f"{name} {dtype}": errors(*case, None, dtype) for dtype in BOUND for name, case in CASES.items()}
     answer |= {f"{name} float32": errors(*case, "float32") for name, case in LAST.items()}
     answer |= {
@@ -157,9 +152,7 @@ def interpret() -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, float]:
-    pytest.importorskip("triton")
-    answer: dict[str, float] = json.loads(run_python(__file__, TRITON_INTERPRET="1"))
-    return answer
+    return interpreted(interpret)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -291,4 +284,4 @@ def test_the_patch_embedding_as_a_gemm_is_the_convolution() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(interpret()))
+    print_json(interpret)
