@@ -3,8 +3,8 @@
     python -m benchmarks.from_files FOLDER [--pixels 500] [--epochs 4] [--encoder vit_small_patch16_224] [--recipe ...]
 
 Each arm is `pmae pretrain` of the same length; its speed is the median of what it logs from the second epoch on, so
-that compiling and decoding for the first time do not count. `--pixels` enlarges the files first (short side, quality 90) to
-see what larger ones cost. `squares` are cut and kept on the device once; `device`, `memory` and `cache` keep the
+that compiling and decoding for the first time do not count. `--pixels` enlarges the files first (short side, quality
+90) to see what larger ones cost. `squares` are cut and kept on the device once; `device`, `memory` and `cache` keep the
 files' own pixels there and cut crops from them.
 """
 
