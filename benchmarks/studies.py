@@ -79,6 +79,18 @@ STEPS = Study(
     SPACES.shared,
     HELD_OUT,
 )
+LONGER = Study(
+    "With local views and cosines: what do the masks give, and what raises it further, sixty epochs each?",
+    {
+        "masks": "",
+        "none": "--masking.no-enabled --objective.reconstruction-weight 0",
+        "blur-solarize": "--augment.extra color_jitter grayscale blur solarize",
+        "batch-128": "--batch-size 128",
+        "smaller-crops": "--augment.crop-scale 0.08 1.0",
+    },
+    f"{OURS} --objective.local-views 2 --space cosine {VIT_S} --epochs 60 --batch-size 256 --probe.every 20",
+    HELD_OUT,
+)
 DECODERS = Study(
     "Does the decoder explain MAE against PMAE?",
     {
@@ -125,6 +137,7 @@ STUDIES = {
     "photographs": PHOTOGRAPHS,
     "spaces": SPACES,
     "steps": STEPS,
+    "longer": LONGER,
     "decoders": DECODERS,
     "paper": PAPER,
     "contrast": CONTRAST,
