@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn.neighbors import KNeighborsClassifier
+from timm.data import create_transform, resolve_model_data_config
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 import pmae
@@ -24,7 +25,6 @@ from pmae.models.weights import load_weights
 from pmae.runs import Run
 
 SIDE, CLASSES = 32, ("flat", "steep")
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -54,9 +54,10 @@ def timm_vit(folder: Path) -> tuple[list[str], Any, Any]:
     torch.nn.init.normal_(net.pos_embed)
     save_file(net.state_dict(), folder / "model.safetensors")
     pixels = {"input_size": [3, SIDE, SIDE], "mean": [0.3, 0.4, 0.5], "std": [0.2, 0.25, 0.3]}
+    pixels |= {"crop_pct": 0.9, "interpolation": "bicubic"}
     config = {"architecture": "vit_tiny_patch16_224", "model_args": sizes, "pretrained_cfg": pixels}
     (folder / "config.json").write_text(json.dumps(config))
-    return [str(folder)], (pixels["mean"], pixels["std"]), lambda x: net.forward_features(x)[:, 1:].mean(1)
+    return [str(folder)], pixels, lambda x: net.forward_features(x)[:, 1:].mean(1)
 
 
 def timm_resnet(folder: Path) -> tuple[list[str], Any, Any]:
@@ -65,7 +66,7 @@ def timm_resnet(folder: Path) -> tuple[list[str], Any, Any]:
     more = {"epoch": 3, "args": argparse.Namespace(lr=0.1)}
     torch.save({"model": net.state_dict(), **more}, folder / "resnet.pth")
     words = [str(folder / "resnet.pth"), "--encoder", "resnet10t", "--resize", str(SIDE)]
-    return words, IMAGENET, lambda x: net.forward_features(x).mean((2, 3))
+    return words, resolve_model_data_config(net), lambda x: net.forward_features(x).mean((2, 3))
 
 
 def hugging_face_vit(folder: Path) -> tuple[list[str], Any, Any]:
@@ -76,7 +77,8 @@ def hugging_face_vit(folder: Path) -> tuple[list[str], Any, Any]:
     net.save_pretrained(folder)
     size = {"height": SIDE, "width": SIDE}
     transformers.ViTImageProcessor(size=size, image_mean=[0.5] * 3, image_std=[0.25] * 3).save_pretrained(folder)
-    return [str(folder)], ([0.5] * 3, [0.25] * 3), lambda x: net.vit(x).last_hidden_state[:, 1:].mean(1)
+    pixels = {"mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 1.0}
+    return [str(folder)], pixels, lambda x: net.vit(x).last_hidden_state[:, 1:].mean(1)
 
 
 @pytest.fixture(params=[timm_vit, timm_resnet, hugging_face_vit], ids=lambda make: make.__name__)
@@ -84,10 +86,11 @@ def weights(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], 
     """The words that name weights on the command line, and their own library's features of uint8 images."""
     torch.manual_seed(0)
     (tmp_path / "weights").mkdir()
-    words, (mean, std), forward = request.param(tmp_path / "weights")
+    words, pixels, forward = request.param(tmp_path / "weights")
+    transform: Any = create_transform(**{**pixels, "input_size": (3, SIDE, SIDE)})
 
     def features(images: np.ndarray) -> np.ndarray:
-        x = torch.from_numpy((images / 255 - np.array(mean)) / np.array(std)).float().permute(0, 3, 1, 2)
+        x = torch.stack([transform(Image.fromarray(image)) for image in images])
         with torch.no_grad():
             found: np.ndarray = forward(x).numpy()
         return found

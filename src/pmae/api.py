@@ -305,9 +305,9 @@ def _probe_data(config: Config, train: ImageSet) -> DataConfig:
     found = DataConfig(config.probe.data or "", root=config.data.root, layout=layout)
     if not converts(found):
         return found
-    own, labels = config.data, "none" if is_sharded(found) else "folders"
-    how: dict[str, Any] = {"resize": own.resize, "channels": own.channels, "crop_mode": own.crop_mode, "labels": labels}
-    return read_like(dataclasses.replace(found, **how), train.shape)
+    labels: Any = "none" if is_sharded(found) else "folders"
+    how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels)
+    return read_like(how, train.shape)
 
 
 def _counts(splits: Splits) -> str:

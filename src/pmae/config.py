@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pmae.errors import UserTypeError, require
-from pmae.validation import BelowOne, Count, NonNegative, Positive, Rule, Settings, Share, WholeNumber, check_names
+from pmae.validation import (
+    BelowOne,
+    Count,
+    NonNegative,
+    Positive,
+    Proportion,
+    Rule,
+    Settings,
+    Share,
+    WholeNumber,
+    check_names,
+)
 
 Name = Annotated[str, Rule("a name or a path", bool)]
 Width = Annotated[int, Rule("from 1 to 65,536", lambda n: 1 <= n <= 65_536)]
@@ -13,11 +24,12 @@ Depth = Annotated[int, Rule("from 1 to 1,024", lambda n: 1 <= n <= 1_024)]
 CropScale = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1]", lambda s: 0 < s[0] <= s[1] <= 1)]
 RatioRange = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1)", lambda s: 0 < s[0] < s[1] < 1)]
 Betas = Annotated[tuple[float, float], Rule("two numbers in [0, 1)", lambda b: all(0 <= x < 1 for x in b))]
-LayerDecay = Annotated[float, Rule("in (0, 1]", lambda x: 0 < x <= 1)]
 KERNEL_SPACES = ["kernel_pca", "diffusion"]
 SPACES_OF = {"patch": ["patch_pca"], "levels": ["wavelet"], "gamma": KERNEL_SPACES, "landmarks": KERNEL_SPACES}
 SPACES_OF["components"] = ["pca", "ica", "learned", *KERNEL_SPACES]
 Kernels = Literal["all", "attention", "none"]
+CropMode = Literal["center", "squash"]
+Interpolation = Literal["bicubic", "bilinear"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +47,13 @@ class DataConfig(Settings):
     resize: Count | None = None
     """Make every image of a folder or of shards a square of this side; if not given, images stay as they are, or become
     squares of at most 224 where their sizes differ or their short side is longer than 256."""
-    crop_mode: Literal["center", "squash"] = "center"
+    crop_mode: CropMode = "center"
     """How they become square: the short side is resized and the centre kept, or both sides are resized."""
+    crop_pct: Proportion = 1.0
+    """The share of the resized sides that is kept: with 0.875 they are resized to 256 for squares of 224. Weights that
+    are used as they are bring their own."""
+    interpolation: Interpolation = "bicubic"
+    """How files are resized, with antialiasing."""
     channels: Literal[1, 3] | None = None
     """Convert every image of a folder or of shards to this many channels; 3 if not given and only some are in color."""
     max_unreadable: WholeNumber = 10
@@ -63,7 +80,7 @@ class AugmentConfig(Settings):
     crop_from: Literal["file", "square"] = "file"
     """Cut crops, while pretraining, from the pixels of image files that are larger than the squares made of them, or
     from the squares: blurred and without what lies beside the centre, but in less memory."""
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    interpolation: Interpolation = "bicubic"
     """How a crop is resized back to the full size."""
     flip: bool = True
     """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
@@ -221,7 +238,7 @@ class OptimConfig(Settings):
     """Largest norm of the gradient; no clipping if not given."""
     encoder_rate: Positive | None = None
     """Share of the rate at which the encoder learns; 1 if not given, or 0.1 where it starts from given weights."""
-    layer_decay: LayerDecay | None = None
+    layer_decay: Proportion | None = None
     """Each block of a ViT learns at this share of the rate of the next; 1 if not given, or 0.75 in the same case."""
     frozen_blocks: WholeNumber = 0
     """How many of a ViT's first blocks, and what lies before them, do not learn at all."""

@@ -172,18 +172,23 @@ def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (header.call_count, found.channels, splits.train.shape) == (3, None, (1, 2, 2))
 
 
-def test_the_centre_is_torchvisions_where_its_pixels_are_whole(tmp_path: Path) -> None:
-    smooth = np.add.outer(np.arange(64), 2 * np.arange(96)).astype(np.uint8)
-    save(tmp_path / "a.png", np.stack([smooth, smooth[::-1], smooth // 2], -1))
+@pytest.mark.parametrize("size", [(64, 96), (37, 90), (90, 37), (20, 21), (32, 32), (3, 47)])
+def test_the_centre_is_torchvisions(size: tuple[int, int], tmp_path: Path) -> None:
+    save(tmp_path / "a.png", pixels(*size, 3))
     found = read(tmp_path, resize=32).train.images[0]
     reference = CenterCrop(32)(Resize(32, InterpolationMode.BICUBIC)(Image.open(tmp_path / "a.png")))
-    np.testing.assert_allclose(found.transpose(1, 2, 0).astype(int), np.asarray(reference).astype(int), atol=1)
+    np.testing.assert_array_equal(found.transpose(1, 2, 0), reference)
+
+
+def test_a_thread_of_pixels_is_not_resized_to_gigabytes(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", np.full((1, 50_000), 7, np.uint8))
+    assert (read(tmp_path, resize=224).train.images == 7).all()
 
 
 def test_a_large_jpeg_is_unpacked_smaller_and_looks_the_same(tmp_path: Path) -> None:
     photograph = Image.fromarray(load_sample_image("flower.jpg"))
     photograph.save(tmp_path / "a.jpg", quality=95)
-    whole = Image.open(tmp_path / "a.jpg").crop((106, 0, 533, 427)).resize((48, 48), Image.Resampling.BICUBIC)
+    whole = CenterCrop(48)(Resize(48, InterpolationMode.BICUBIC)(Image.open(tmp_path / "a.jpg")))
     found = read(tmp_path, resize=48).train.images[0].transpose(1, 2, 0)
     assert np.abs(found.astype(int) - np.asarray(whole).astype(int)).mean() < 1.5
 

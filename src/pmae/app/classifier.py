@@ -157,10 +157,8 @@ def labelled_images(
     if not source:
         return None
     card = classifier.card
-    how: dict[str, Any] = {"layout": card.layout, "resize": card.resize, "channels": card.channels}
-    how["crop_mode"] = card.crop_mode
-    how |= {"root": known["root"]} if "root" in known else {}
-    reading = read_like(DataConfig(str(source), **how), card.shape)
+    root = {"root": known["root"]} if "root" in known else {}
+    reading = read_like(DataConfig(str(source), **root, **card.reading), card.shape)
     try:
         _, found = read_labelled(reading, None if data else known.get("labels"))
     except UserError as error:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import fit_reference, fit_temperature, nll
 from pmae.classify.labels import Labelled, LabelledData
-from pmae.classify.model import Card, ImageClassifier
+from pmae.classify.model import READING, Card, ImageClassifier
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
@@ -91,13 +91,10 @@ def fit(
         images.shape,
         images.images.dtype.name,
         asdict(replace(start.config, weights=None)),
-        read.layout,
-        read.resize,
-        read.channels,
-        read.crop_mode,
-        reference.threshold,
-        temperature,
-        asdict(config),
+        threshold=reference.threshold,
+        temperature=temperature,
+        settings=asdict(config),
+        **{name: getattr(read, name) for name in READING},
     )
     head = (weight / temperature).float(), (bias / temperature).float()
     classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)

@@ -7,7 +7,7 @@ import copy
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pmae.classify.calibrate import Reference, probabilities
 from pmae.classify.labels import SEPARATOR
-from pmae.config import EncoderConfig
+from pmae.config import CropMode, EncoderConfig, Interpolation
 from pmae.data.arrays import Layout, channels_first
 from pmae.data.augment import Standardize
 from pmae.embed import Embedder
@@ -25,9 +25,11 @@ from pmae.models import Encoder, build_encoder
 from pmae.runs import CLASSIFIER, SHAPE, is_classifier
 from pmae.train.checkpoint import load_into
 from pmae.train.environment import pick_device
-from pmae.validation import Count, NonNegative, Positive, Rule, coerced
+from pmae.validation import Count, NonNegative, Positive, Proportion, Rule, coerced
 
 TENSORS = "classifier.safetensors"
+READING = ("layout", "resize", "channels", "crop_mode", "crop_pct", "interpolation")
+"""What a card keeps of `DataConfig`: how new images are to be read."""
 CHANCE = 0.5
 """From which probability on an image that may have several labels has one."""
 Classes = Annotated[tuple[str, ...], Rule("one class or more, no two alike", lambda c: 0 < len(set(c)) == len(c))]
@@ -44,11 +46,13 @@ class Card:
     dtype: str
     encoder: dict[str, Any]
     """As `EncoderConfig`."""
-    layout: str = "auto"
+    layout: Layout = "auto"
     resize: Count | None = None
     channels: Literal[1, 3] | None = None
-    crop_mode: Literal["center", "squash"] = "squash"
-    """How new images are to be read, as in `DataConfig`; files were squashed before there was another way."""
+    crop_mode: CropMode = "squash"
+    """Files were squashed before there was another way."""
+    crop_pct: Proportion = 1.0
+    interpolation: Interpolation = "bicubic"
     threshold: NonNegative = math.inf
     """Distance from the training features beyond which an image is flagged."""
     temperature: Positive = 1.0
@@ -56,6 +60,11 @@ class Card:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the fine-tuning."""
     format: Annotated[int, Rule("1, the format that this version reads", lambda n: n == 1)] = 1
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The settings of `DataConfig` with which new images are to be read."""
+        return {name: getattr(self, name) for name in READING}
 
 
 class Answers(NamedTuple):
@@ -142,7 +151,7 @@ class ImageClassifier:
 
     def _as_images(self, images: Any) -> np.ndarray:
         array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
-        shape, layout = self.card.shape, cast(Layout, self.card.layout)
+        shape, layout = self.card.shape, self.card.layout
         array = array if array.ndim == 4 and array.shape[1:] == shape else channels_first(array, layout)
         require(array.shape[1:] == shape, "images", f"of shape {shape} (channels, height, width)", array.shape[1:])
         return array

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,8 +71,7 @@ def predict(
 def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
     """A source read as the classifier's training images were."""
     card = classifier.card
-    how: dict[str, Any] = {"resize": card.resize, "channels": card.channels, "crop_mode": card.crop_mode}
-    return read_like(DataConfig(source, layout=card.layout, max_unreadable=ANY, **how), card.shape)  # type: ignore[arg-type]
+    return read_like(DataConfig(source, max_unreadable=ANY, **card.reading), card.shape)
 
 
 def table(classifier: ImageClassifier, part: ImageSet, top_k: int) -> Rows:

@@ -1,5 +1,6 @@
 """One image file as an array in its own depth: by Pillow, or by pydicom and tifffile (extra `data`)."""
 
+import math
 import threading
 import zlib
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
 DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
 ORIENTATION = 0x0112  # EXIF's tag; from 5 on, width and height change places
 BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
+RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+LONGEST = 16  # times its short side: what lies beyond in a thread of pixels is left out before it is resized
 SPARE = 2  # how many times as large as asked a JPEG is unpacked at least, so that resizing has enough to average
 SMALL_BYTES = 2**20  # what is not counted: as many of these as there are threads are nothing
 
@@ -155,17 +158,31 @@ def capped(pixels: np.ndarray, short: int) -> np.ndarray:
     return made if made.dtype == pixels.dtype else _rounded(made, pixels.dtype)
 
 
-def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
-    """Of the side that the settings ask for: from its centre, or from all of it, with antialiasing, in one step."""
-    side, short = config.resize, min(image.size)
+def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling | None = None) -> Image.Image:
+    """Of the side that the settings ask for, from the centre or from all of it: pixels as of timm and torchvision."""
+    side, whole = config.resize, resized_to(config)
     if side is None:
         return image
-    left, top = ((n - short) / 2 if config.crop_mode == "center" else 0.0 for n in image.size)
-    return image.resize((side, side), how, (left, top, image.width - left, image.height - top))
+    size, how = (whole, whole), how or RESAMPLING[config.interpolation]
+    if config.crop_mode == "center":
+        short = min(image.size)
+        image = _centre(image, (min(image.width, LONGEST * short), min(image.height, LONGEST * short)))
+        size = int(whole * image.width / short), int(whole * image.height / short)
+    return _centre(image.resize(size, how), (side, side))
+
+
+def _centre(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    left, top = (round((n - kept) / 2) for n, kept in zip(image.size, size, strict=True))
+    return image if image.size == size else image.crop((left, top, left + size[0], top + size[1]))
+
+
+def resized_to(config: DataConfig) -> int:
+    """What the short side of files, or both, is resized to before the centre is kept; 0 where they stay as they are."""
+    return math.floor((config.resize or 0) / config.crop_pct)
 
 
 def _resize_deep(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
-    """Bicubic in floats and back."""
+    """In floats and back."""
     return _rounded(np.asarray(as_square(Image.fromarray(pixels.astype(np.float32)), config)), pixels.dtype)
 
 
@@ -185,7 +202,7 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | Non
         first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
         raw_mode = first if isinstance(first, str) else ""
         _refuse_losses(image, raw_mode)
-        wanted = short or SPARE * (config.resize or 0)
+        wanted = short or SPARE * resized_to(config)
         if wanted:
             # A JPEG of many times the size is unpacked at a half, a quarter or an eighth of it: several times as fast.
             image.draft(None, (wanted, wanted))

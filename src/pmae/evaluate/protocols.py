@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pmae.config import AugmentConfig, Betas, LayerDecay
+from pmae.config import AugmentConfig, Betas
 from pmae.errors import require, require_known
 from pmae.results import PROTOCOLS
-from pmae.validation import BelowOne, Count, NonNegative, Positive, Rule, Settings, Share
+from pmae.validation import BelowOne, Count, NonNegative, Positive, Proportion, Rule, Settings, Share
 
 Rates = Annotated[tuple[float, ...], Rule("numbers above 0", lambda rates: bool(rates) and min(rates) > 0)]
 Decays = Annotated[tuple[float, ...], Rule("numbers of at least 0", lambda decays: bool(decays) and min(decays) >= 0)]
@@ -80,7 +80,7 @@ class FinetuneProtocol(Settings):
     """Decoupled weight decay, on matrices only."""
     warmup_epochs: NonNegative = 5
     """Length of the warm-up."""
-    layer_decay: LayerDecay | None = None
+    layer_decay: Proportion | None = None
     """Each block of a ViT learns at this fraction of the rate of the next; one rate for all if not given."""
     pooling: str = "cls"
     """What the head sees; an encoder without it gives its mean."""

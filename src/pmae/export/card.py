@@ -1,5 +1,6 @@
 """The model card: what the encoder is, what it saw, how well it does and how to load it."""
 
+import math
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -139,12 +140,22 @@ def _input(source: Source) -> str:
     scaled = ", after division by 255" if source.scale != 1 else ""
     lines = [f"{channels} x {height} x {width} (channels, height, width), trained on {kind.name}, values {values}."]
     lines += ['A grey picture is given as color: `image.convert("RGB")`.'] if channels == 3 else []
+    lines += [_picture(source)]
     if source.per_channel:
         mean_text, std_text = (", ".join(f"{value:.6g}" for value in values) for values in source.statistics("card"))
         lines.append(f"Mean {mean_text} and standard deviation {std_text} per channel{scaled}.")
     else:
         lines.append("Mean and standard deviation of every pixel are inside the graph.")
     return "\n".join([*lines, "`preprocessing.json` holds the same in full."])
+
+
+def _picture(source: Source) -> str:
+    """How a picture of another size becomes such an image."""
+    height, width = source.shape[1:]
+    resized = [math.floor(side / source.crop_pct) for side in (height, width)]
+    sides = f"the short side to {resized[0]}" if source.crop_mode == "center" else f"to {resized[0]} x {resized[1]}"
+    kept = "" if source.crop_mode == "squash" and source.crop_pct == 1 else f", then the centre of {height} x {width}"
+    return f"A picture of another size is resized, {sides} ({source.interpolation}, with antialiasing){kept}."
 
 
 def _data(source: RunSource) -> str:

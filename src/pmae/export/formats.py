@@ -7,6 +7,7 @@ torch: the encoder as one graph of raw images, standardization included, without
 
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ from pmae.files import write_json
 from pmae.models.encoder import pool, split_tokens, timm_recipe
 from pmae.models.huggingface import to_huggingface
 
-BICUBIC = 3
+RESAMPLE = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST_FILE = 2**30  # bytes of weights above which ONNX has them in a file of their own: a protobuf holds 2 GiB
 
@@ -53,8 +54,8 @@ def write_timm(source: Source, folder: Path) -> None:
             "input_size": list(source.shape),
             "mean": mean,
             "std": std,
-            "interpolation": "bicubic",
-            "crop_pct": 1.0,
+            "interpolation": source.interpolation,
+            "crop_pct": source.crop_pct,
             "crop_mode": source.crop_mode,
             "num_classes": len(classes),
             **labels,
@@ -83,12 +84,18 @@ def _write_weights(tensors: dict[str, Tensor], folder: Path) -> None:
 def timm_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
     """What timm makes of the images, from the folder alone."""
     net: Any = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    transform: Any = create_transform(**resolve_model_data_config(net))
     with torch.inference_mode():
-        x = transform(as_tensor(images).float() * source.scale)
+        x = _normalized(source, resolve_model_data_config(net), images)
         if source.head:
             return source.head.outputs(net(x))
         return pool(*split_tokens(net, net.forward_features(x)))
+
+
+def _normalized(source: Source, config: dict[str, Any], images: np.ndarray) -> Tensor:
+    """Images that have their size already, so that nothing is to be cropped, by timm's own transform."""
+    transform: Any = create_transform(**{**config, "crop_pct": 1.0})
+    x: Tensor = transform(as_tensor(images).float() * source.scale)
+    return x
 
 
 def write_huggingface(source: Source, folder: Path) -> None:
@@ -116,13 +123,9 @@ def write_huggingface(source: Source, folder: Path) -> None:
     ).save_pretrained(folder)
     pixels = {"rescale_factor": source.scale, "do_rescale": source.scale != 1, "image_mean": mean, "image_std": std}
     pixels |= {"do_convert_rgb": channels == 3}  # of pictures; arrays are taken as they are
-    size = {"height": height, "width": width}
-    if source.crop_mode == "center":
-        of_centre = {"size": {"shortest_edge": height}, "crop_size": size}
-        processor = transformers.BitImageProcessor(**of_centre, resample=BICUBIC, **pixels)
-    else:
-        processor = transformers.ViTImageProcessor(size=size, resample=BICUBIC, **pixels)
-    processor.save_pretrained(folder)
+    pixels |= {"resample": RESAMPLE[source.interpolation], **_sizes(source)}
+    kind = transformers.BitImageProcessor if "crop_size" in pixels else transformers.ViTImageProcessor
+    kind(**pixels).save_pretrained(folder)
     if source.head:
         own = {f"vit.{name}": tensor for name, tensor in tensors.items()}
         own |= {"classifier.weight": source.head.weight, "classifier.bias": source.head.bias}
@@ -131,6 +134,17 @@ def write_huggingface(source: Source, folder: Path) -> None:
     # The pooler hands on the [CLS] token as it is; left out, transformers would make one of random weights.
     pooler = {"pooler.dense.weight": torch.eye(net.num_features), "pooler.dense.bias": torch.zeros(net.num_features)}
     _write_weights(tensors | pooler, folder)
+
+
+def _sizes(source: Source) -> dict[str, Any]:
+    """What a processor of transformers resizes pictures to, and what it then keeps."""
+    height, width = source.shape[1:]
+    size = {"height": height, "width": width}
+    if source.crop_mode == "squash" and source.crop_pct == 1:
+        return {"size": size}
+    whole = {name: math.floor(side / source.crop_pct) for name, side in size.items()}
+    of_centre = {"shortest_edge": whole["height"]}
+    return {"size": of_centre if source.crop_mode == "center" else whole, "crop_size": size}
 
 
 def _labels(source: Source) -> dict[str, Any]:
@@ -160,12 +174,12 @@ def huggingface_features(source: Source, folder: Path, images: np.ndarray) -> di
         model = kind.from_pretrained(folder, local_files_only=True).eval()
         processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
         if hasattr(model, "timm_model"):
-            scaled = as_tensor(images).float() * source.scale
+            x = _normalized(source, processor.data_config, images)
             if source.head:
-                return source.head.outputs(model(**processor(scaled)).logits)
-            tokens = model(**processor(scaled), do_pooling=False).last_hidden_state
-            return pool(*split_tokens(model.timm_model, tokens))
-        output = model(**processor(list(images), input_data_format="channels_first", return_tensors="pt"))
+                return source.head.outputs(model(x).logits)
+            return pool(*split_tokens(model.timm_model, model(x, do_pooling=False).last_hidden_state))
+        as_they_are = {"do_resize": False, "do_center_crop": False, "input_data_format": "channels_first"}
+        output = model(**processor(list(images), **as_they_are, return_tensors="pt"))
     if source.head:
         return source.head.outputs(output.logits)
     return {"cls": output.pooler_output, "mean": output.last_hidden_state[:, 1:].mean(1)}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pmae.classify.model import Card, load_classifier
-from pmae.config import Config, DataConfig, EncoderConfig
+from pmae.config import Config, CropMode, DataConfig, EncoderConfig, Interpolation
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError, require
@@ -44,8 +44,10 @@ class Source:
     dtype: np.dtype[Any]
     """The type of the images that were trained on."""
     head: Head | None = None
-    crop_mode: str = "squash"
+    crop_mode: CropMode = "squash"
     """How a picture of another size becomes one of theirs: of its centre, or of all of it."""
+    crop_pct: float = 1.0
+    interpolation: Interpolation = "bicubic"
 
     @property
     def stem(self) -> str:
@@ -87,6 +89,8 @@ class Source:
             "dtype": self.dtype.name,
             "scale": self.scale,
             "crop_mode": self.crop_mode,
+            "crop_pct": self.crop_pct,
+            "interpolation": self.interpolation,
             "statistics": "channel" if known else "pixel, inside the graph",
             **({"mean": known[0], "std": known[1]} if known else {}),
             **({"classes": list(self.head.classes), "multi_label": self.head.multi_label} if self.head else {}),
@@ -131,15 +135,16 @@ def load_source(path: Run | Path | str, epoch: int | None) -> Source:
         head = Head(*own.head, own.card.pooling, own.classes, own.card.multi_label)
         network, dtype = EncoderConfig(**own.card.encoder), np.dtype(own.card.dtype)
         parts: dict[str, Any] = {"encoder": own.encoder, "standardize": own.embedder.standardize}
-        return Source(**parts, network=network, dtype=dtype, head=head, crop_mode=crop_mode(own.card))
+        return Source(**parts, network=network, dtype=dtype, head=head, **_reading(own.card))
     run = Run(path)
     require(run.method != "weights", "run", "one that was trained here, not weights that were given", str(run.path))
     config, encoder, standardize = load_encoder(run, epoch)
     state, dtype = read_state(run.checkpoint(epoch)), np.dtype(run.environment["data"]["dtype"])
     parts = {"encoder": encoder, "standardize": standardize, "network": config.encoder, "dtype": dtype}
-    return RunSource(**parts, run=run, epoch=state["epoch"], config=config, crop_mode=crop_mode(config.data))
+    return RunSource(**parts, run=run, epoch=state["epoch"], config=config, **_reading(config.data))
 
 
-def crop_mode(read: DataConfig | Card) -> str:
+def _reading(read: DataConfig | Card) -> dict[str, Any]:
     """Arrays were taken whole, so pictures are; files as the settings say."""
-    return read.crop_mode if read.resize else "squash"
+    names = ("crop_mode", "crop_pct", "interpolation") if read.resize else ()
+    return {name: getattr(read, name) for name in names}

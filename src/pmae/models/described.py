@@ -1,26 +1,38 @@
 """What the files beside weights say of their network and of the pixels it saw, in timm's or Hugging Face's words."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import timm
+from timm.data.constants import DEFAULT_CROP_PCT
 
-from pmae.config import EncoderConfig
+from pmae.config import CropMode, EncoderConfig, Interpolation
 from pmae.errors import UserError, require
 from pmae.files import read_object
 from pmae.models.encoder import is_vit_name
 from pmae.models.huggingface import encoder_in
 from pmae.remote import local
 from pmae.runs import Run
-from pmae.validation import Count, Positive, coerced
+from pmae.validation import Count, Positive, Proportion, coerced
 
 OURS = "preprocessing.json"
 """What `pmae export` says of the images, in full."""
 SIDE = 224  # of images, where nothing tells it
+KEPT_WHOLE = 384  # the side from which on Hugging Face's ConvNeXt squashes images instead of cropping them
+BILINEAR = 2  # Pillow's number of it, which Hugging Face writes
 SIZES = {"width": "embed_dim", "depth": "depth", "heads": "num_heads"}
 BYTES = 1 / 255
 """What pixels are multiplied with before their statistics are taken, where nothing says otherwise."""
+
+
+class Reading(NamedTuple):
+    """How files became images, as in `DataConfig`."""
+
+    crop_mode: CropMode = "center"
+    crop_pct: float = 1.0
+    interpolation: Interpolation = "bicubic"
 
 
 class Described(NamedTuple):
@@ -32,7 +44,7 @@ class Described(NamedTuple):
     scale: float = BYTES
     shape: tuple[int, int, int] = (3, SIDE, SIDE)
     """Channels, height and width of the images that the network saw last."""
-    crop_mode: Literal["center", "squash"] = "center"
+    reading: Reading = Reading()
     dtype: str = "uint8"
     told: str = "recorded"
     """Where mean and standard deviation are from."""
@@ -46,7 +58,9 @@ class Preprocessing(TypedDict):
     width: Count
     dtype: NotRequired[str]
     scale: Positive
-    crop_mode: NotRequired[Literal["center", "squash"]]
+    crop_mode: NotRequired[CropMode]
+    crop_pct: NotRequired[Proportion]
+    interpolation: NotRequired[Interpolation]
     mean: NotRequired[list[float]]
     std: NotRequired[list[Positive]]
 
@@ -111,8 +125,15 @@ def _of_timm(config: dict[str, Any]) -> Described:
     usual = timm.get_pretrained_cfg(name)
     known = {**(usual.to_dict() if usual else {}), **_input_size(given), **pixels}
     mean, std, shape = _numbers(known.get("mean")), _numbers(known.get("std")), _shape(known.get("input_size"))
-    crop: Any = "squash" if known.get("crop_mode") == "squash" else "center"
-    return Described(encoder, mean, std, BYTES, shape, crop, told="recorded" if "mean" in pixels else "timm's by name")
+    told = "recorded" if "mean" in pixels else "timm's by name"
+    return Described(encoder, mean, std, BYTES, shape, _timm_reading(known), told=told)
+
+
+def _timm_reading(known: dict[str, Any]) -> Reading:
+    """How timm's own transform reads files; what neither file nor name tells is timm's default."""
+    mode: CropMode = "squash" if known.get("crop_mode") == "squash" else "center"
+    share = coerced(known.get("crop_pct") or DEFAULT_CROP_PCT, Proportion, "crop_pct in config.json")
+    return Reading(mode, share, "bilinear" if known.get("interpolation") == "bilinear" else "bicubic")
 
 
 def _input_size(given: dict[str, Any]) -> dict[str, Any]:
@@ -145,10 +166,28 @@ def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
     mean, std = _numbers(pixels.get("image_mean")), _numbers(pixels.get("image_std"))
     crops = pixels.get("do_center_crop", "crop_size" in pixels)
     size = pixels.get("crop_size" if crops else "size")
-    # A size that is neither of the short side nor followed by a crop is one that both sides are resized to.
-    by_edge = size is None or crops or "crop_pct" in pixels or (isinstance(size, dict) and "shortest_edge" in size)
     shape = _shape((config.get("num_channels", 3), *_sides(size or config.get("image_size"))))
-    return Described(encoder_in(config), mean, std, scale, shape, "center" if by_edge else "squash")
+    return Described(encoder_in(config), mean, std, scale, shape, _huggingface_reading(pixels, bool(crops), shape[1]))
+
+
+def _huggingface_reading(pixels: dict[str, Any], crops: bool, side: int) -> Reading:
+    """How an image processor reads files that become squares of this side."""
+    size, share = pixels.get("size"), pixels.get("crop_pct")
+    how: Interpolation = "bilinear" if pixels.get("resample") == BILINEAR else "bicubic"
+    if share is not None:  # ConvNeXt's: from this side on it keeps all of an image
+        share = coerced(share, Proportion, "crop_pct in preprocessor_config.json")
+        return Reading("center", share, how) if side < KEPT_WHOLE else Reading("squash", 1.0, how)
+    # A size that is not of the short side is one that both sides are resized to.
+    by_edge = "shortest_edge" in size if isinstance(size, dict) else crops or size is None
+    whole = _sides(size)[0] if crops else side
+    fits = type(whole) is int and whole >= side
+    return Reading("center" if by_edge else "squash", _share(side, whole) if fits else 1.0, how)
+
+
+def _share(side: int, whole: int) -> float:
+    """`crop_pct` of a crop of `side` from `whole`: the largest by which floor(side / crop_pct) is `whole` again."""
+    share = side / whole
+    return share if math.floor(side / share) == whole else math.nextafter(share, 0)
 
 
 def _as_exported(found: Described, file: Path) -> Described:
@@ -158,8 +197,10 @@ def _as_exported(found: Described, file: Path) -> Described:
     known: dict[str, Any] = coerced(own, Preprocessing, str(file))
     require("mean" in known, "run", "an encoder that was exported for timm or Hugging Face", str(file.parent))
     shape = known["channels"], known["height"], known["width"]
-    mean, std, crop = tuple(known["mean"]), tuple(known["std"]), known.get("crop_mode", "squash")
-    return Described(found.encoder, mean, std, known["scale"], shape, crop, known.get("dtype", "uint8"))
+    mean, std, dtype = tuple(known["mean"]), tuple(known["std"]), known.get("dtype", "uint8")
+    # Files were squashed before there was another way.
+    told_of = {"crop_mode": "squash"} | {name: known[name] for name in Reading._fields if name in known}
+    return Described(found.encoder, mean, std, known["scale"], shape, Reading(**told_of), dtype)
 
 
 def _sides(size: Any) -> tuple[Any, Any]:

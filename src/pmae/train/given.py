@@ -36,7 +36,7 @@ def given_images(place: Path, name: str | None = None) -> TrainedOn:
     """The images that weights were trained on; `name` is the timm network where nothing beside them tells it."""
     known = described_weights(str(place), name)
     require_encoder(known, str(place))
-    return TrainedOn(DataConfig(crop_mode=known.crop_mode), known.shape, known.dtype)
+    return TrainedOn(DataConfig(**known.reading._asdict()), known.shape, known.dtype)
 
 
 def load_given(
@@ -55,7 +55,16 @@ def load_given(
         standardize, told = fit_standardize(Batches(images.images, torch.device("cpu")), "channel"), "the images' own"
     if standardize is None:
         raise UserError(f"weights {str(place)!r} must have mean and deviation of their {shape[0]} channels beside them")
-    return Start(encoder.eval(), config, standardize, (*pretrained.notes, f"mean and deviation of pixels: {told}"))
+    notes = (*pretrained.notes, f"mean and deviation of pixels: {told}", *_files_note(known, images))
+    return Start(encoder.eval(), config, standardize, notes)
+
+
+def _files_note(known: Described, images: ImageSet | None) -> list[str]:
+    """How files became images, if they did."""
+    if images is None or not images.names:
+        return []
+    mode, share, how = known.reading
+    return [f"files were resized as for the weights: crop_mode {mode}, crop_pct {share:.4g}, {how}"]
 
 
 def _require_patches(patch: int | None, shape: tuple[int, int, int]) -> None:
