@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
+from pmae.data.batches import read_ahead
 from pmae.data.images import ImageSet, as_tensor, require_like
 from pmae.data.sets import converts, load, read_chunks
 from pmae.errors import UserError, optional, require, require_known
@@ -46,6 +47,7 @@ class Rows(NamedTuple):
     columns: dict[str, np.ndarray]
 
 
+Chunk = tuple[str, ImageSet]  # the name of a split, and some of its images
 Write = Callable[[Path, Iterable[Rows], list[str]], None]
 
 
@@ -82,6 +84,16 @@ class Embedder:
                     x = x[torch.arange(self.at_once, device=self.device) % count]
                 parts.append(self._pooled(self.standardize(x))[:count].cpu().numpy())
         return np.concatenate(parts)
+
+    def ahead(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, np.ndarray]]:
+        """Chunks of images with their features: the next ones are computed while these are written."""
+
+        def embedded(chunk: Chunk) -> tuple[Chunk, np.ndarray]:
+            images = np.asarray(chunk[1].images)
+            # A chunk of which nothing could be read keeps its turn among those of other processes.
+            return chunk, self(images) if len(images) else np.empty(0)
+
+        return read_ahead(embedded, chunks, 1)
 
     def _pooled(self, x: Tensor) -> Tensor:
         if self.pooling == "patches":
@@ -145,8 +157,8 @@ def embed(
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, embedder.batch_size, split, world.part)
-        for chunk in fitting(source.chunks, own.shape, own.dtype):
-            yield _rows(embedder, *chunk, len(source.splits) > 1)
+        for chunk, features in embedder.ahead(fitting(source.chunks, own.shape, own.dtype)):
+            yield Rows(features, _columns(*chunk, len(source.splits) > 1))
         if source.unreadable is not None:
             source.unreadable.warn()
 
@@ -213,24 +225,22 @@ def _of_all_processes(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
         yield from (part for part in every or () if part is not None and len(part.features))
 
 
-def fitting(chunks: Iterator[tuple[str, ImageSet]], shape: Sequence[int], dtype: str) -> Iterator[tuple[str, ImageSet]]:
+def fitting(chunks: Iterable[Chunk], shape: Sequence[int], dtype: str) -> Iterator[Chunk]:
     """The chunks, if their images are like those that were trained on."""
     for split, part in chunks:
         require_like("data", part, shape, dtype)
         yield split, part
 
 
-def _rows(embedder: Embedder, split: str, part: ImageSet, several: bool) -> Rows:
+def _columns(split: str, part: ImageSet, several: bool) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {}
-    if not len(part):  # none of these images could be read
-        return Rows(np.empty(0), columns)
     if part.names:
         columns["name"] = np.array(part.names)
     if several:
         columns["split"] = np.full(len(part), split)
     if part.labels is not None:
         columns |= {"label": part.labels, "class": np.array([*part.classes, ""])[part.labels]}
-    return Rows(embedder(np.asarray(part.images)), columns)
+    return columns
 
 
 def writer_for(path: Path, flat: bool) -> Write:

@@ -57,8 +57,8 @@ def predict(
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, own.embedder.batch_size, split, world.part)
-        for _, part in fitting(source.chunks, card.shape, card.dtype):
-            yield table(own, part, top_k) if len(part) else Rows(np.empty(0), {})
+        for (_, part), features in own.embedder.ahead(fitting(source.chunks, card.shape, card.dtype)):
+            yield table(own, part, features, top_k) if len(part) else Rows(features, {})
         unreadable.extend(source.unreadable.found if source.unreadable else ())
 
     def look(part: Rows) -> None:
@@ -74,9 +74,9 @@ def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
     return read_like(DataConfig(source, max_unreadable=ANY, **card.reading), card.shape)
 
 
-def table(classifier: ImageClassifier, part: ImageSet, top_k: int) -> Rows:
+def table(classifier: ImageClassifier, part: ImageSet, features: np.ndarray, top_k: int) -> Rows:
     """The answers for some images, by column; images of an array have no `file`, and come in its order."""
-    found, distances = classifier.answer(np.asarray(part.images))
+    found, distances = classifier.answer(features)
     columns = {"file": np.array(part.names)} if part.names else {}
     if classifier.card.multi_label:
         columns["label"] = np.array(classifier.names(found))
