@@ -47,7 +47,10 @@ ALLOWED = {
     "paper": LEAVES | FILES | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"},
     "report": LEAVES | FILES | {"results"},
     "export": LEAVES | FILES | {"models", "data", "results", "train", "report", "classify"},
-    "classify": LEAVES | FILES | {"models", "data", "results", "train", "evaluate", "embed", "estimator"},
+    "feature_files": {"errors"},
+    "classify": LEAVES
+    | FILES
+    | {"models", "data", "results", "train", "evaluate", "embed", "feature_files", "estimator"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.
     "app": LEAVES

@@ -11,8 +11,9 @@ from pmae.classify.model import ImageClassifier, load_classifier
 from pmae.config import DataConfig
 from pmae.data.images import ImageSet
 from pmae.data.sets import read_chunks, read_like
-from pmae.embed import Rows, fitting, write_streamed, writer_for
+from pmae.embed import fitting, write_streamed
 from pmae.errors import UserError, require
+from pmae.feature_files import Rows, writer_for
 from pmae.train.distributed import World, local_device
 from pmae.train.environment import pick_device
 
