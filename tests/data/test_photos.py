@@ -29,16 +29,19 @@ def test_counts_shapes_and_speed() -> None:
     np.testing.assert_array_equal(splits.train.images, named.load_photos().train.images)
 
 
-def test_train_and_test_share_no_pixel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A picture whose every column has its own colour shows where each crop was cut."""
-    columns = np.broadcast_to(np.arange(240, dtype=np.uint8)[None, :, None], (160, 240, 3))
-    Image.fromarray(columns).save(tmp_path / "columns.png")
+def test_splits_share_no_pixel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A picture whose every pixel has its own colour shows where each crop was cut."""
+    rows, columns = np.indices((160, 240), dtype=np.uint8)
+    Image.fromarray(np.stack([rows, columns, columns], 2)).save(tmp_path / "columns.png")
     monkeypatch.setattr(named, "photo_paths", lambda: [tmp_path / "columns.png"])
     splits = named.load_photos()
-    assert splits.test is not None
-    train, test = set(np.unique(splits.train.images)), set(np.unique(splits.test.images))
-    assert not train & test
-    assert train | test == set(range(240))
+    seen = []
+    for part in (splits.train, splits.val, splits.test):
+        assert part is not None
+        seen.append(set(map(tuple, part.images[:, :2].transpose(0, 2, 3, 1).reshape(-1, 2).tolist())))
+    train, val, test = seen
+    assert not (train & val or train & test or val & test)
+    assert train | val | test == {(row, column) for row in range(160) for column in range(240)}
 
 
 def test_no_test_crop_is_a_training_crop() -> None:

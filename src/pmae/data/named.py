@@ -187,9 +187,10 @@ def bytes_array(value: object, where: str) -> np.ndarray:
 
 SIDE = 32
 SHORTER_SIDE = 160
-TEST_PART = 0.3
-# Rows x columns of crop positions in a picture.
-TRAIN_GRID, TEST_GRID = (17, 18), (16, 5)
+BOXES = {"train": (0.0, 0.0, 0.7, 0.8), "val": (0.0, 0.8, 0.7, 1.0), "test": (0.7, 0.0, 1.0, 1.0)}
+"""Left, top, right and bottom of each split in a picture, as shares of its sides."""
+GRIDS = {"train": (17, 18), "val": (1, 40), "test": (16, 5)}
+"""Rows and columns of crop positions in each."""
 PHOTOS = {
     "skimage/data": (
         *("astronaut.png", "brick.png", "camera.png", "chelsea.png", "clock_motion.png", "coffee.png", "coins.png"),
@@ -201,13 +202,12 @@ PHOTOS = {
 
 
 def load_photos() -> Splits:
-    """About 5,200 training and 1,360 test crops of 17 photographs, the same on every machine."""
+    """5,202 training, 680 validation and 1,360 test crops of 17 photographs, the same on every machine."""
     paths = photo_paths()
-    halves = [_halves(path) for path in paths]
     classes = tuple(path.stem for path in paths)
-    train = _labelled([_crops(left, TRAIN_GRID) for left, _ in halves], classes)
-    test = _labelled([_crops(right, TEST_GRID) for _, right in halves], classes)
-    return Splits("photos", train, test=test, notes=("crops of 17 photographs, labelled by photograph",))
+    pieces = [_pieces(path) for path in paths]
+    train, val, test = (_labelled([_crops(cut[name], GRIDS[name]) for cut in pieces], classes) for name in BOXES)
+    return Splits("photos", train, val, test, notes=("crops of 17 photographs, labelled by photograph",))
 
 
 def photo_paths() -> list[Path]:
@@ -225,16 +225,17 @@ def photo_paths() -> list[Path]:
     return paths
 
 
-def _halves(path: Path) -> list[np.ndarray]:
+def _pieces(path: Path) -> dict[str, np.ndarray]:
     with Image.open(path) as image:
         picture = image.convert("RGB")
-    (width, height), cut = picture.size, round(picture.width * (1 - TEST_PART))
-    scale, halves = SHORTER_SIDE / min(width, height), []
+    (width, height), scale, pieces = picture.size, SHORTER_SIDE / min(picture.size), {}
     # Cut apart before anything is resized, so that they share no pixel of the original.
-    for part in (picture.crop((0, 0, cut, height)), picture.crop((cut, 0, width, height))):
+    for name, (left, top, right, bottom) in BOXES.items():
+        box = round(left * width), round(top * height), round(right * width), round(bottom * height)
+        part = picture.crop(box)
         size = max(SIDE, round(part.width * scale)), max(SIDE, round(part.height * scale))
-        halves.append(np.asarray(part.resize(size, Image.Resampling.BICUBIC)))
-    return halves
+        pieces[name] = np.asarray(part.resize(size, Image.Resampling.BICUBIC))
+    return pieces
 
 
 def _crops(picture: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
