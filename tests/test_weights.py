@@ -155,6 +155,44 @@ def test_the_folder_is_a_run_of_no_epochs(vit: Path, labelled: Path, tmp_path: P
     assert "masking.masked_variance" not in page
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_scoring_goes_on_where_it_was_interrupted(
+    vit: Path, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    knn, out, said = only(preset("strong"), ["knn"]), tmp_path / "scored", list[str]()
+
+    def interrupt(line: str) -> None:
+        if line.startswith("raw pixels"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pmae.evaluate(vit, knn, device="cpu", data=labelled, out=out, say=interrupt)
+    whole = pmae.evaluate(vit, knn, device="cpu", data=labelled, out=tmp_path / "whole")
+    run = pmae.evaluate(vit, knn, device="cpu", data=labelled, out=out, say=said.append)
+    assert [one.scores for one in run.evaluations] == [one.scores for one in whole.evaluations]
+    assert {line.split(":")[0] for line in said if ":" in line and "left" not in line} == {"raw pixels", "pca features"}
+    command = ["evaluate", str(vit), "--data", str(labelled), "--out", str(out), "--device", "cpu", "--no-baselines"]
+    assert main([*command, "--protocols", "linear"]) == 0
+    assert [one.method for one in run.evaluations].count("weights") == 2
+
+    other = tmp_path / "other"
+    shutil.copytree(vit, other)
+    torch.manual_seed(1)
+    timm_vit(other)
+    shutil.copytree(labelled / "train", tmp_path / "fewer")
+    before = (out / "results.json").read_bytes()
+    rule = "out must be a new folder, or one where scoring of the same weights and images began"
+    for words, reason in (
+        ([other, "--data", labelled], "of other weights"),
+        ([vit, "--data", tmp_path / "fewer"], "of other images"),
+    ):
+        assert main(["evaluate", *map(str, words), "--out", str(out), "--device", "cpu"]) == 2
+        message = capsys.readouterr().err
+        assert rule in message
+        assert reason in message
+    assert (out / "results.json").read_bytes() == before
+
+
 def test_dinov2s_own_files_are_what_timm_makes_of_them(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2, "init_values": 1.0, "num_classes": 0}
     nets = [VisionTransformer(28, 14, **sizes, reg_tokens=4, no_embed_class=True).eval() for _ in range(2)]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pmae.classify.labels import as_splits, read_labelled
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
-from pmae.config_file import describe
+from pmae.config_file import describe, to_dict
 from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.images import ImageSet, Splits, require_like
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
@@ -36,7 +36,7 @@ from pmae.models.described import adopted
 from pmae.plugins import require_plugins
 from pmae.remote import Mirror, is_remote, mirrored, push_back
 from pmae.report.page import save_figures
-from pmae.results import Segmentation, primary_pooling, scores_of
+from pmae.results import Evaluation, Segmentation, primary_pooling, scores_of
 from pmae.runs import Run, require_vacant
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder, load_standardize, opened
@@ -149,7 +149,8 @@ def evaluate(
     classes, a table of files, an .npz file, shards or a named set.
 
     `path` may also be weights that timm or Hugging Face wrote, to be scored as they are: `out` is then a new folder, a
-    run of no epochs; `encoder` names their timm network where no config.json does.
+    run of no epochs; `encoder` names their timm network where no config.json does. The same call goes on where it was
+    interrupted.
     """
     place = opened(path)
     splits, reading = _to_score(place, splits, data, encoder)
@@ -157,8 +158,8 @@ def evaluate(
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
     require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
     where = local_device(pick_device(device))
-    with run_to_score(place, splits, reading, out, encoder, where, str(path)) as run:
-        _evaluate(run, protocols, splits, epochs, baselines, seeds, where, say)
+    with run_to_score(place, splits, reading, out, encoder, where, str(path)) as (run, begun):
+        _evaluate(run, protocols, splits, epochs, baselines, seeds, where, say, run.evaluations if begun else [])
         if is_main():
             if figures:
                 save_figures(run)
@@ -192,8 +193,9 @@ def _evaluate(
     seeds: Sequence[int],
     where: torch.device,
     say: Callable[[str], None],
+    done: Sequence[Evaluation],
 ) -> None:
-    """Score the run and its baselines into results.json, and write what the map of its report shows."""
+    """Score the run and its baselines, but for what is `done`, into results.json, and write the map of its report."""
     config, standardize = run.config, load_standardize(run).to(where)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
     last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
@@ -207,6 +209,8 @@ def _evaluate(
             if count and world.main:
                 left = (time.monotonic() - began) / count * (total - count)
                 say(f"{count} of {total} representations scored, about {timedelta(seconds=round(left))} left")
+            if any(one.answers_to(name, epoch, splits.name, to_dict(some), seeds) for one in done):
+                continue
             found = suite.evaluate(
                 represent, splits, standardize, some, name, epoch, seeds, run.path / "finetune", say, world
             )
@@ -235,7 +239,7 @@ def segment(
     """
     place, where = opened(path), pick_device(device)
     splits, reading = _to_score(place, splits, data, encoder)
-    with run_to_score(place, splits, reading, out, encoder, where, str(path)) as run:
+    with run_to_score(place, splits, reading, out, encoder, where, str(path)) as (run, _):
         _segment(run, masks, splits, baselines, where, say)
     return run
 

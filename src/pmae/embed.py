@@ -1,16 +1,11 @@
 """From images to features with the encoder of a run or weights: in memory, or streamed to a file in bounded memory."""
 
-import csv
 import math
-import shutil
-import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +13,12 @@ from torch import Tensor
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
+from pmae.data.batches import read_ahead
 from pmae.data.images import ImageSet, as_tensor, require_like
 from pmae.data.sets import converts, load, read_chunks
-from pmae.errors import UserError, optional, require, require_known
+from pmae.errors import UserError, require, require_known
 from pmae.evaluate.features import evaluating
+from pmae.feature_files import Rows, Write, writer_for
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.runs import Run
@@ -35,18 +32,7 @@ POOLINGS = ("mean", "cls", "both", "patches")
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
 """Images in a batch, and in one that a CPU computes at once; fewer where it would have more numbers than this."""
 QUIET_SECONDS = 10.0
-GROUP = 8192  # rows in a row group of a Parquet file: large enough to compress, small enough to hold
-PARQUET = ("a .parquet file", "embed", "pyarrow.parquet", "pyarrow")
-
-
-class Rows(NamedTuple):
-    """Some images in a row: their features (n, D) or (n, tokens, D), and further columns by name, (n,) each."""
-
-    features: np.ndarray
-    columns: dict[str, np.ndarray]
-
-
-Write = Callable[[Path, Iterable[Rows], list[str]], None]
+Chunk = tuple[str, ImageSet]  # the name of a split, and some of its images
 
 
 class Embedder:
@@ -82,6 +68,16 @@ class Embedder:
                     x = x[torch.arange(self.at_once, device=self.device) % count]
                 parts.append(self._pooled(self.standardize(x))[:count].cpu().numpy())
         return np.concatenate(parts)
+
+    def ahead(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, np.ndarray]]:
+        """Chunks of images with their features: the next ones are computed while these are written."""
+
+        def embedded(chunk: Chunk) -> tuple[Chunk, np.ndarray]:
+            images = np.asarray(chunk[1].images)
+            # A chunk of which nothing could be read keeps its turn among those of other processes.
+            return chunk, self(images) if len(images) else np.empty(0)
+
+        return read_ahead(embedded, chunks, 1)
 
     def _pooled(self, x: Tensor) -> Tensor:
         if self.pooling == "patches":
@@ -145,8 +141,8 @@ def embed(
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, embedder.batch_size, split, world.part)
-        for chunk in fitting(source.chunks, own.shape, own.dtype):
-            yield _rows(embedder, *chunk, len(source.splits) > 1)
+        for chunk, features in embedder.ahead(fitting(source.chunks, own.shape, own.dtype)):
+            yield Rows(features, _columns(*chunk, len(source.splits) > 1))
         if source.unreadable is not None:
             source.unreadable.warn()
 
@@ -213,91 +209,19 @@ def _of_all_processes(rows: Iterator[Rows], world: World) -> Iterator[Rows]:
         yield from (part for part in every or () if part is not None and len(part.features))
 
 
-def fitting(chunks: Iterator[tuple[str, ImageSet]], shape: Sequence[int], dtype: str) -> Iterator[tuple[str, ImageSet]]:
+def fitting(chunks: Iterable[Chunk], shape: Sequence[int], dtype: str) -> Iterator[Chunk]:
     """The chunks, if their images are like those that were trained on."""
     for split, part in chunks:
         require_like("data", part, shape, dtype)
         yield split, part
 
 
-def _rows(embedder: Embedder, split: str, part: ImageSet, several: bool) -> Rows:
+def _columns(split: str, part: ImageSet, several: bool) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {}
-    if not len(part):  # none of these images could be read
-        return Rows(np.empty(0), columns)
     if part.names:
         columns["name"] = np.array(part.names)
     if several:
         columns["split"] = np.full(len(part), split)
     if part.labels is not None:
         columns |= {"label": part.labels, "class": np.array([*part.classes, ""])[part.labels]}
-    return Rows(embedder(np.asarray(part.images)), columns)
-
-
-def writer_for(path: Path, flat: bool) -> Write:
-    """The function that writes what the suffix asks for: to a path, rows, and the names of the features."""
-    suffix = path.suffix.lower()
-    if suffix not in WRITERS:
-        raise UserError(f"out must end in {', '.join(WRITERS)}, got {str(path)!r}")
-    if suffix != ".npz" and not flat:
-        raise UserError(f"out must end in .npz to hold several tokens an image, got {str(path)!r}")
-    if path.is_dir():
-        raise UserError(f"out must be a file, got the folder {str(path)!r}")
-    if suffix == ".parquet":
-        optional(*PARQUET)
-    return WRITERS[suffix]
-
-
-def write_npz(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
-    """Arrays by name, `features` among them, for `numpy.load`."""
-    count, width, columns = 0, (0,), dict[str, list[np.ndarray]]()
-    # How many rows there are is in the header and known at the end; a file without a name goes with the process.
-    with tempfile.TemporaryFile(dir=path.parent) as spool, zipfile.ZipFile(path, "w") as archive:
-        for part in rows:
-            count, width = count + len(part.features), part.features.shape[1:]
-            spool.write(np.ascontiguousarray(part.features, np.float32).tobytes())
-            for name, values in part.columns.items():
-                columns.setdefault(name, []).append(values)
-        spool.seek(0)
-        # ZipInfo has a fixed date, so that the same features make the same file.
-        with archive.open(zipfile.ZipInfo("features.npy"), "w", force_zip64=True) as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (count, *width)}
-            np.lib.format.write_array_header_1_0(file, header)
-            shutil.copyfileobj(spool, file)
-        for name, parts in columns.items():
-            member = zipfile.ZipInfo(f"{name}.npy")
-            member.compress_type = zipfile.ZIP_DEFLATED
-            with archive.open(member, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.concatenate(parts))
-
-
-def write_csv(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
-    """One line an image; nine digits, from which a float32 comes back exactly."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        for number, part in enumerate(rows):
-            if number == 0:
-                writer.writerow([*part.columns, *names])
-            words = zip(*(values.tolist() for values in part.columns.values()), strict=True)
-            for start, row in zip(words if part.columns else [()] * len(part.features), part.features, strict=True):
-                writer.writerow([*start, *map("{:.9g}".format, row)])
-
-
-def write_parquet(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
-    """One column a feature, in row groups."""
-    pyarrow = optional(*PARQUET)
-    waiting: list[Any] = []
-    writer = None
-    for part in rows:
-        features = {name: part.features[:, i] for i, name in enumerate(names)}
-        waiting.append(pyarrow.table({**{k: v.tolist() for k, v in part.columns.items()}, **features}))
-        writer = writer or pyarrow.parquet.ParquetWriter(path, waiting[0].schema)
-        if sum(map(len, waiting)) >= GROUP:
-            writer.write_table(pyarrow.concat_tables(waiting))
-            waiting = []
-    if writer and waiting:
-        writer.write_table(pyarrow.concat_tables(waiting))
-    if writer:
-        writer.close()
-
-
-WRITERS: dict[str, Write] = {".npz": write_npz, ".csv": write_csv, ".parquet": write_parquet}
+    return columns

@@ -223,6 +223,12 @@ class Evaluation:
         filled = [dataclasses.replace(one, chance=chances.get(one.split)) for one in filled]
         object.__setattr__(self, "scores", tuple(filled))
 
+    def answers_to(self, method: str, epoch: int, data: str, settings: dict[str, Any], seeds: Sequence[int]) -> bool:
+        """Whether it is of this representation and these images, by these protocols."""
+        asked = json.loads(json.dumps([method, epoch, data, settings, list(seeds)]))
+        own = [self.method, self.epoch, self.data.name, self.settings, list(self.seeds)]
+        return bool(asked == json.loads(json.dumps(own)))
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, from which `read_evaluations` makes an equal evaluation."""
         plain = [dataclasses.replace(score, answers=None) for score in self.scores]

@@ -1,5 +1,8 @@
 """Photographs on the card: crops from files as the CPU cuts them, and a run whose crops are cut there."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from pmae.data.augment import boxes_of, draw_crops
 from pmae.data.crops import crop_ragged
 from pmae.data.ragged import ragged
 from pmae.data.sets import load
+from pmae.fast.graph import Replay
 
 CUDA = torch.device("cuda")
 
@@ -62,3 +66,24 @@ def test_nvjpeg_decodes_what_pillow_does(tmp_path: Path, assert_within: Within) 
     ours = [found.window(i, 0, 0, *image.shape[1:]).cpu().numpy() for i, image in enumerate(plain)]
     apart = [np.abs(a.astype(int) - b).mean() for a, b in zip(ours, plain, strict=True)]
     assert_within("nvJPEG against Pillow, grey levels on average", max(apart), 2)
+
+
+def test_a_thread_may_pin_memory_while_a_step_is_captured() -> None:
+    stop, pinned = threading.Event(), list[torch.Tensor]()
+
+    def read() -> None:  # as the thread does that reads images; a size of its own each time, so that none is reused
+        while not stop.is_set():
+            pinned.append(torch.empty(2**20 + len(pinned) * 2**16).pin_memory())
+
+    def step(x: torch.Tensor) -> None:
+        time.sleep(0.2)
+        x.add_(1)
+
+    replay, x = Replay(step, lambda: None), torch.zeros(4, device="cuda")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for _ in range(5):
+            replay(x)
+        stop.set()
+        reading.result()
+    assert len(pinned) > 5

@@ -194,7 +194,7 @@ def test_what_the_compiler_cannot_do_trains_all_the_same(
         raise RuntimeError("the compiler gave up")
 
     monkeypatch.setattr("pmae.train.engines.compiled", lambda measure: refuse)
-    monkeypatch.setattr("pmae.train.environment.COMPILE_FROM", 0)
+    monkeypatch.setattr("pmae.fast.graph.COMPILE_FROM", 0)
     images = images_for(32)
     run = api.pretrain(config_for("pca", 32), images, tmp_path / "run", quiet=True, figures=False)
     assert len([line for line in run.metrics() if "loss" in line]) == STEPS

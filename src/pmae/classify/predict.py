@@ -11,8 +11,9 @@ from pmae.classify.model import ImageClassifier, load_classifier
 from pmae.config import DataConfig
 from pmae.data.images import ImageSet
 from pmae.data.sets import read_chunks, read_like
-from pmae.embed import Rows, fitting, write_streamed, writer_for
+from pmae.embed import fitting, write_streamed
 from pmae.errors import UserError, require
+from pmae.feature_files import Rows, writer_for
 from pmae.train.distributed import World, local_device
 from pmae.train.environment import pick_device
 
@@ -57,8 +58,8 @@ def predict(
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, own.embedder.batch_size, split, world.part)
-        for _, part in fitting(source.chunks, card.shape, card.dtype):
-            yield table(own, part, top_k) if len(part) else Rows(np.empty(0), {})
+        for (_, part), features in own.embedder.ahead(fitting(source.chunks, card.shape, card.dtype)):
+            yield table(own, part, features, top_k) if len(part) else Rows(features, {})
         unreadable.extend(source.unreadable.found if source.unreadable else ())
 
     def look(part: Rows) -> None:
@@ -74,9 +75,9 @@ def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
     return read_like(DataConfig(source, max_unreadable=ANY, **card.reading), card.shape)
 
 
-def table(classifier: ImageClassifier, part: ImageSet, top_k: int) -> Rows:
+def table(classifier: ImageClassifier, part: ImageSet, features: np.ndarray, top_k: int) -> Rows:
     """The answers for some images, by column; images of an array have no `file`, and come in its order."""
-    found, distances = classifier.answer(np.asarray(part.images))
+    found, distances = classifier.answer(features)
     columns = {"file": np.array(part.names)} if part.names else {}
     if classifier.card.multi_label:
         columns["label"] = np.array(classifier.names(found))

@@ -40,7 +40,7 @@ class Evaluate(OtherData):
     path: RunOrWeights
     """Run folder, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     out: Annotated[str | None, tyro.conf.arg(aliases=["-o"], metavar="PATH", help_behavior_hint="")] = None
-    """Of weights: the new folder for their scores; a run's go into its own."""
+    """Of weights: the new folder for their scores, or one where this was interrupted; a run's go into its own."""
     encoder: Text = None
     """timm name of the network, for weights without a config.json that tells it."""
     preset: Literal["paper", "released", "plain", "strong"] = "strong"

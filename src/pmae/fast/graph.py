@@ -62,7 +62,8 @@ class Replay:
             return
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Other threads go on: the one that reads images pins memory, which no capture elsewhere is to forbid.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 self._step(*self._buffers)
             self._captured()
             self._graph = graph
