@@ -17,7 +17,7 @@ from pmae.train.loop import pretrain
 
 
 def few_photos() -> Splits:
-    """Every twelfth crop, and of its pixels every other one in both directions: a minute less to fit and to train on."""
+    """Every twelfth crop, and of its pixels every other one in both directions: minutes less to fit and to train."""
     photos = load_photos()
     assert photos.test is not None
     parts = [part.take(np.arange(0, len(part), 12)) for part in (photos.train, photos.test)]
