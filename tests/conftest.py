@@ -33,8 +33,8 @@ BROWSER_FLAGS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rooms whose tests start processes first: a long one at the end would leave all but one worker idle."""
-    first = ("sweep", "docs", "train", "trust", "fast", "benchmarks")
+    """Rooms of long files first: one at the end would leave all but one worker idle."""
+    first = ("sweep", "docs", "train", "trust", "fast", "benchmarks", "paper", "tools")
     room = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
     items.sort(key=lambda item: room[item] not in first)
 

@@ -193,6 +193,17 @@ def test_scoring_goes_on_where_it_was_interrupted(
     assert (out / "results.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_test_images_that_are_trained_on_are_told_of(
+    vit: Path, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "test"):
+        shutil.copytree(labelled / "test", tmp_path / "shared" / split)
+    command = ["evaluate", str(vit), "--data", str(tmp_path / "shared"), "--out", str(tmp_path / "scored")]
+    assert main([*command, "--protocols", "knn", "--no-baselines", "--device", "cpu"]) == 0
+    assert "note: 30 images of test can be found byte for byte in the training part as well" in capsys.readouterr().out
+
+
 def test_dinov2s_own_files_are_what_timm_makes_of_them(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2, "init_values": 1.0, "num_classes": 0}
     nets = [VisionTransformer(28, 14, **sizes, reg_tokens=4, no_embed_class=True).eval() for _ in range(2)]

@@ -7,7 +7,7 @@ one protocol, pooling and split. Of scores of the same thing the newest stands; 
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -171,6 +171,19 @@ class Duplicates:
     near_of: int | None = None
     """How many held-out images were compared for that: all, or some of very many."""
     near_pairs: tuple[DuplicatePair, ...] = ()
+
+    def in_words(self, split: str) -> Iterator[str]:
+        """A sentence about images that train holds byte for byte, and one about those it nearly holds."""
+        kinds = (
+            (self.count, "byte for byte", "", "=", self.pairs),
+            (self.near or 0, "nearly unchanged", f" ({self.near_of} were compared)", "~", self.near_pairs),
+        )
+        for count, how, remark, sign, pairs in kinds:
+            named = ", ".join(f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3])
+            examples = f", for example {named}" if named else ""
+            if count:
+                images = f"{count} image{'s' * (count > 1)} of {split}"
+                yield f"{images} can be found {how} in the training part as well{remark}{examples}"
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ def test_one_table_has_a_row_for_each_and_names_who_is_missing(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["speed.csv", "speed.json", "speed.md"]
 
 
+@pytest.mark.usefixtures("forked_contestants")
 def test_each_system_is_timed_in_a_process_of_its_own_and_a_failure_is_a_row_with_the_reason() -> None:
     tiny = Sizes(width=24, depth=2, heads=2, decoder_width=32, decoder_depth=1, decoder_heads=4)
     systems = ["plain", "full", "stable-pretraining"]
@@ -107,6 +108,7 @@ def test_each_system_is_timed_in_a_process_of_its_own_and_a_failure_is_a_row_wit
             assert row.note == "not installed"
 
 
+@pytest.mark.usefixtures("forked_contestants")
 def test_one_that_failed_and_left_before_it_was_asked_still_says_why() -> None:
     one = Contestant(Entry("full", Work("pmae", 16, 4)))
     one.join(300)

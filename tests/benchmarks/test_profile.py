@@ -98,6 +98,7 @@ def test_a_real_step_has_every_group_and_its_products() -> None:
     assert found.alone > 0
 
 
+@pytest.mark.usefixtures("forked_contestants")
 def test_a_profile_comes_out_of_its_process_and_a_failure_says_why() -> None:
     said: list[str] = []
     entries = [Entry("plain", SMALL), Entry("full", SMALL)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pmae.api import add_adaptation
 from pmae.config import Config, EncoderConfig, OptimConfig
 from pmae.config_file import of_older_versions, to_dict
 from pmae.derive import resolve
@@ -21,7 +22,7 @@ from pmae.models.weights import load_weights
 from pmae.runs import Run
 from pmae.train.step import rate_scales
 
-from .conftest import stripes
+from .conftest import make_run, stripes
 
 Command = Callable[..., tuple[int, str]]
 
@@ -95,6 +96,16 @@ def test_a_run_is_adapted_and_says_whether_it_helped(
     told = json.loads((out / "results.json").read_text())["adaptation"]
     assert (probes[0]["step"], told["before"]["knn"], told["after"]["knn"]) == (0, probes[0]["knn"], probes[-1]["knn"])
     assert f"k-NN {probes[0]['knn']:.1%} before, {probes[-1]['knn']:.1%} after: adapting " in caplog.text
+
+
+@pytest.mark.parametrize(("after", "verdict"), [(0.75, "helped"), (0.25, "did not help"), (0.5, "made no difference")])
+def test_whether_adapting_helped_is_said(after: float, verdict: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    lines = [{"step": step, "epoch": step, "knn": knn, "linear": 0.5} for step, knn in ((0, 0.5), (9, after))]
+    (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    told = add_adaptation(run)
+    assert told is not None
+    assert f"k-NN 50.0% before, {after:.1%} after: adapting {verdict}" in told
 
 
 @pytest.mark.parametrize("registers", [0, 4])

@@ -65,6 +65,8 @@ def test_every_representation_is_scored_by_the_command(
         assert {budget for budget in ("1-shot", "5-shot", "10% labels") if any(budget in line for line in lines)} == {
             "1-shot", "5-shot", "10% labels",
         }  # fmt: skip
+    assert "accuracy %" in said
+    assert "logistic regression on frozen features, the mean of 2 draws of the labelled images" in said
     code, said = command("evaluate", run.path, "--data", labelled, "--labels", "folders", "--shots", 0)
     assert (code, "fewlabels.shots must be numbers of at least 1" in said) == (2, True)
     code, said = command("evaluate", run.path, "--data", labelled, "--shots", 5, 500)

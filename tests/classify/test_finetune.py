@@ -53,6 +53,10 @@ def test_training_lowers_the_validation_loss_and_is_kept(
     told = results(out)["training"]
     assert told["losses"][0] < 2 * np.log(3), "an epoch begins where a guess would be, not far above it"
     assert f"kept: the weights of epoch {told['best_epoch']}" in said
+    assert "at most 15 epochs; it stops after 15 without a lower validation loss" in said
+    value, low, high = (results(out)["scores"][0]["metrics"]["accuracy"][name] for name in ("value", "low", "high"))
+    assert f"accuracy {value:.3f} (95% interval {low:.3f} to {high:.3f})" in said
+    assert "val was used to choose" in said
     assert min(told["validation_losses"]) < 0.9 * told["validation_losses"][0]
     assert told["best_epoch"] == np.argmin(told["validation_losses"]) > 0
     assert sorted(path.name for path in out.iterdir()) == ["classifier.json", "classifier.safetensors", "results.json"]
@@ -348,6 +352,7 @@ def other_shape(tmp: Path) -> list[object]:
         (missing_file, "got 1 that are not: gone.png"),
         (twice, "must name every file once, got 'across/000.png' in row 2 (train) and row 8 (test)"),
         (floats, "must be a name or a whole number, got '0.5'"),
+        (lambda tmp: ["--data", tmp, "--labels", "nowhere.csv"], "labels: there is no file 'nowhere.csv'"),
         (no_label, "must be a class, got nothing"),
         (other_shape, "that the run was trained on, 3 channels of 8x8, got 3 channels of 9x9; give arrays of"),
         (lambda tmp: ["--data", "digits", "--epochs", "0"], "finetune.epochs must be at least 1, got 0"),

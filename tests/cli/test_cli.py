@@ -1,6 +1,7 @@
 """The command line: what it writes, how it repeats and resumes, and what a mistake gets."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.commands import forked
 
 from pmae.cli import COMMANDS, main, parsed
 from pmae.cli.pretrain import SHORT
@@ -75,13 +77,13 @@ def test_a_saved_config_repeats_the_run(array: Path, tmp_path: Path) -> None:
 def test_resume_after_a_real_interrupt_ends_where_an_uninterrupted_run_does(array: Path, tmp_path: Path) -> None:
     # In cosine space, which needs no fit; what is fitted is resumed in tests of the loop.
     common = ["--data", str(array), "--epochs", "30", "--train.checkpoint-every", "30", "--space", "cosine", *SMALL]
-    command = [sys.executable, "-m", "pmae", "pretrain"]
-    process = subprocess.Popen([*command, *common, "--out", str(tmp_path / "a")], stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "a/metrics.jsonl").exists() and process.poll() is None:
+    process = forked(["pretrain", *common, "--out", str(tmp_path / "a")], str(tmp_path / "said"))
+    while not (tmp_path / "a/metrics.jsonl").exists() and process.is_alive():
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    message = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, message
+    os.kill(process.pid or 0, signal.SIGINT)
+    process.join(60)
+    message = (tmp_path / "said").read_text()
+    assert process.exitcode == 130, message
     assert "continue with: pmae pretrain --out" in message
     assert main(["pretrain", "--out", str(tmp_path / "a"), "--resume"]) == 0
     assert main(["pretrain", *common, "--out", str(tmp_path / "b")]) == 0

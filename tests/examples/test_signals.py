@@ -9,6 +9,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "signals.py"
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("data", ["lines", "table"])
 def test_one_epoch_of_each(data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     spec = importlib.util.spec_from_file_location("signals", EXAMPLE)

@@ -1,11 +1,8 @@
 """Many runs: in one process they share compiled steps and leave no memory behind; in several, one may be killed."""
 
-import functools
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -16,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.commands import forked
 from torch._dynamo.testing import CompileCounter
 
 from pmae.cli import main
@@ -197,16 +195,12 @@ def test_runs_save_themselves_when_their_command_is_stopped_or_killed(
     number: signal.Signals, code: int, root: Path, tmp_path: Path
 ) -> None:
     grid = ["ratio", "--data", "dermamnist", "--root", root, "--ratios", 0.1, 0.4, "--epochs", 9000, "--out", tmp_path]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pmae", *command(*grid, "--at-once", 2), "train.checkpoint_every=9000"],
-        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        # Where tests run in the background of a shell, their children would ignore Ctrl-C.
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    process = forked([*command(*grid, "--at-once", 2), "train.checkpoint_every=9000"])
     try:
-        until(lambda: len(list(tmp_path.glob("runs/*/metrics.jsonl"))) == 2 or process.poll() is not None)
-        process.send_signal(number)
-        assert process.wait(120) == code
+        until(lambda: len(list(tmp_path.glob("runs/*/metrics.jsonl"))) == 2 or not process.is_alive())
+        os.kill(process.pid or 0, number)
+        process.join(120)
+        assert process.exitcode == code
     finally:
         process.kill()
     runs = [Run(path) for path in (tmp_path / "runs").iterdir()]

@@ -31,6 +31,11 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
     return {f"{f.name}/{k}": v.clone() for f in sorted(last.glob("*.safetensors")) for k, v in load_file(f).items()}
 
 
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def lines(run: Run) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if k != "images_per_second"} for line in run.metrics()]
 
@@ -78,19 +83,18 @@ def test_a_copy_without_its_repository_is_told_the_commit(toy: Splits, monkeypat
     assert environment.describe_environment(toy, cpu)["commit"].startswith("version ")
 
 
-def test_the_same_seed_repeats_the_run_and_another_does_not(tiny: Config, toy: Splits, tmp_path: Path) -> None:
-    config = settled(tiny, toy)
-    first, again = (pretrain(config, toy, tmp_path / name, quiet=True) for name in ("a", "b"))
-    other = pretrain(replace(config, train__seed=1), toy, tmp_path / "c", quiet=True)
-    assert all(torch.equal(v, weights(again)[k]) for k, v in weights(first).items())
-    assert lines(first) == lines(again)
-    assert lines(first) != lines(other)
-
-
 @pytest.fixture(scope="module")
 def whole(tiny: Config, toy: Splits, tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = settled(tiny, toy, masking__ratio_schedule="uniform", optim__clip_norm=1.0)
     return pretrain(config, toy, tmp_path_factory.mktemp("whole") / "run", quiet=True)
+
+
+def test_the_same_seed_repeats_the_run_and_another_does_not(whole: Run, toy: Splits, tmp_path: Path) -> None:
+    again = pretrain(whole.config, toy, tmp_path / "again", quiet=True)
+    other = pretrain(replace(whole.config, train__seed=1), toy, tmp_path / "other", quiet=True)
+    assert_equal(weights(again), weights(whole))
+    assert lines(again) == lines(whole)
+    assert lines(other) != lines(whole)
 
 
 @pytest.mark.parametrize("after", [1, 4, 7, 12])
@@ -100,8 +104,7 @@ def test_a_stopped_run_resumes_bit_for_bit(whole: Run, toy: Splits, tmp_path: Pa
     stopped = Run(tmp_path / "halves")
     assert json.loads((stopped.checkpoint() / "state.json").read_text())["step"] == after
     resumed = pretrain(config, toy, tmp_path / "halves", resume=True, quiet=True)
-    assert weights(resumed).keys() == weights(whole).keys()
-    assert all(torch.equal(v, weights(resumed)[k]) for k, v in weights(whole).items())
+    assert_equal(weights(resumed), weights(whole))
     # A stop inside a logging interval splits that interval's line in two; all others are the same.
     if after % 2 == 0:
         assert lines(resumed) == lines(whole)
@@ -187,7 +190,7 @@ def test_a_broken_last_checkpoint_falls_back_to_the_one_before(tiny: Config, toy
     broken = run.checkpoint() / "optimizer.safetensors"
     broken.write_bytes(broken.read_bytes()[:100])
     resumed = pretrain(config, toy, tmp_path / "run", resume=True, quiet=True)
-    assert all(torch.equal(v, expected[k]) for k, v in weights(resumed).items())
+    assert_equal(weights(resumed), expected)
 
 
 def test_not_a_number_stops_the_run_and_saves_the_batch(tiny: Config, toy: Splits, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
 SRUN = """#!{python}
 # Runs a command as a step of a job; sends it a signal when it has written so many lines of metrics.
 import os, pathlib, random, signal, subprocess, sys, time
-process = subprocess.Popen([sys.executable, "-m", "pmae", *sys.argv[2:]])
+without_figures = "import sys; from pmae import api, cli; api.save_figures = lambda run: []; sys.exit(cli.main())"
+process = subprocess.Popen([sys.executable, "-c", without_figures, *sys.argv[2:]])
 metrics, count = pathlib.Path("runs/slurm/metrics.jsonl"), lambda: len(metrics.read_bytes().splitlines())
 begun, number = (count() if metrics.exists() else 0), int(os.environ["WARNING_SIGNAL"])
 while process.poll() is None and number:

@@ -167,6 +167,7 @@ def _network(
 
     def tell(epoch: int, value: float) -> None:
         if epoch == 0:
+            say(f"at most {protocol.epochs} epochs; it stops after {patience} without a lower validation loss")
             say(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
         say(f"epoch {epoch + 1} of {protocol.epochs}: loss {value:.4f}, validation loss {stopping.losses[-1]:.4f}")
 

@@ -135,8 +135,10 @@ def _parquet() -> Any:
 
 def _read_rows(path: Path) -> Rows:
     """The rows of a table, each a dictionary by column."""
-    if path.suffix.lower() not in TABLES or not path.is_file():
+    if path.suffix.lower() not in TABLES or path.is_dir():
         raise UserError(f"labels must be a .csv or .parquet file, got {str(path)!r}")
+    if not path.is_file():
+        raise UserError(f"labels: there is no file {str(path)!r}")
     with failing_as(f"labels: {path} cannot be read as a table"):
         if path.suffix.lower() == ".parquet":
             rows: Rows = _parquet().read_table(path).to_pylist()

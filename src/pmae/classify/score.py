@@ -98,13 +98,22 @@ def _mean(values: list[Any]) -> float | None:
 
 
 def in_words(folder: Path | str) -> str:
-    """The scores of a classifier's results.json as aligned lines."""
+    """The scores of a classifier's results.json as aligned lines, the accuracy with its interval."""
     lines = []
-    for found in read_object(Path(folder).expanduser() / "results.json")["scores"]:
-        values = {
-            name: value["value"] if isinstance(value, dict) else value for name, value in found["metrics"].items()
-        }
-        values["calibration_error"] = found["calibration"]["calibration_error"]
-        told = "   ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)
+    scores = read_object(Path(folder).expanduser() / "results.json")["scores"]
+    for found in scores:
+        values = {**found["metrics"], "calibration_error": found["calibration"]["calibration_error"]}
+        told = "   ".join(f"{name} {shown}" for name, value in values.items() if (shown := _shown(name, value)))
         lines.append(f"  {found['split']:<5} {found['images']:>6} images   {told}")
+    if {found["split"] for found in scores} == {"val"}:
+        lines.append("  val was used to choose, so its numbers are a little too good; a test part would tell")
     return "\n".join(lines)
+
+
+def _shown(name: str, value: Any) -> str:
+    """A metric in words, nothing where it is undefined."""
+    interval = value if isinstance(value, dict) else {}
+    value = interval.get("value") if interval else value
+    if value is None or name != "accuracy" or interval.get("low") is None:
+        return "" if value is None else f"{value:.3f}"
+    return f"{value:.3f} (95% interval {interval['low']:.3f} to {interval['high']:.3f})"

@@ -103,7 +103,8 @@ class Evaluate(OtherData):
                 # Scores on other sets, from evaluations before this one, are for the report.
                 told = replace(told, scores=[s for s in told.scores if s.data == run.evaluations[-1].data.name])
                 last, said = run.evaluations[-1], verdict(told)
-                notes = [f"note: {note}" for note in (*told.start, *last.data.notes, *last.notes)]
+                shared = [note for split, found in last.data.duplicates.items() for note in found.in_words(split)]
+                notes = [f"note: {note}" for note in (*told.start, *last.data.notes, *last.notes, *shared)]
                 print(f"{run.path}\n{score_table(told.scores)}\n\n{said.headline}")
                 print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)))
                 print(f"next: pmae report {run.path}")

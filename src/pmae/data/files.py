@@ -106,7 +106,9 @@ def printable(path: str | Path) -> str:
 def _class_of(path: str, depth: int) -> str:
     folders = path.split(os.sep)[:-1]
     if len(folders) <= depth:
-        raise UserError(f"data.labels 'folders' needs every image in a class folder; {printable(path)!r} is in none")
+        beside = "to finetune and evaluate, labels can be a table of files instead"
+        told = f"data.labels 'folders' needs every image in a class folder; {printable(path)!r} is in none"
+        raise UserError(f"{told} ({beside})")
     return printable(folders[depth])
 
 

@@ -196,6 +196,7 @@ def _read(
     except Exception as error:
         words = str(error).replace(repr(str(content)), "the file")
         words = re.sub(r"<_io.BytesIO[^>]*>", "the file", f"{type(error).__name__}: {words}")
+        words = words.replace("image file the file", "the image file")  # as Pillow says it
         unreadable.add(split, position, name, " ".join(words.split()))
         return None
 

@@ -275,10 +275,12 @@ def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[in
 
 def score_table(scores: Sequence[Score]) -> str:
     """Accuracies as aligned lines."""
-    lines = [f"  {'representation':<28} {'protocol':<11} {'pooling':<8} {'split':<6} {'accuracy':>8}   95% interval"]
+    lines = [f"  {'representation':<28} {'protocol':<11} {'pooling':<8} {'split':<6} {'accuracy':>8} %  95% interval"]
     for score in scores:
         parts = (score.accuracy.value, score.accuracy.low, score.accuracy.high)
         value, low, high = (math.nan if part is None else part for part in parts)
         where = f"  {score.label:<28} {score.protocol:<11} {score.pooling:<8} {score.split:<6}"
-        lines.append(f"{where} {value:8.1f}   {low:.1f} to {high:.1f}")
+        lines.append(f"{where} {value:8.1f}    {low:.1f} to {high:.1f}")
+    few = sorted({score.chosen_on for score in scores if "draws of the labelled images" in score.chosen_on})
+    lines += [f"  with few labels: logistic regression on frozen features, the mean of {draws}" for draws in few]
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ from pmae.report.contents import BROKEN, Contents, file_names, load, load_all
 from pmae.report.feature_map import InteractiveMap, feature_map, has_pictures
 from pmae.report.style import Drawing, color, inline_svg, save_drawing
 from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
-from pmae.results import PROTOCOLS, Duplicates, Score
+from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run
 
 FORMATS = ("png", "svg", "pdf")
@@ -204,7 +204,7 @@ def _notes(run: Contents) -> list[str]:
     for evaluation in run.evaluations:
         said += [*evaluation.data.notes, *(f"{note} (preset {evaluation.preset})" for note in evaluation.notes)]
         said += [f"{note} ({_named(score)})" for score in evaluation.scores for note in score.notes]
-        said += [note for split, found in evaluation.data.duplicates.items() for note in _duplicates(split, found)]
+        said += [note for split, found in evaluation.data.duplicates.items() for note in found.in_words(split)]
     said += run.segmentation.notes if run.segmentation else ()
     return list(dict.fromkeys(said))
 
@@ -212,20 +212,6 @@ def _notes(run: Contents) -> list[str]:
 def _named(score: Score) -> str:
     protocol = PROTOCOLS.get(score.protocol, score.protocol)
     return f"{protocol} on {score.representation}, {score.split}, preset {score.preset}"
-
-
-def _duplicates(split: str, found: Duplicates) -> Iterator[str]:
-    """A sentence about images that train holds byte for byte, and one about those it nearly holds."""
-    kinds = (
-        (found.count, "byte for byte", "", "=", found.pairs),
-        (found.near or 0, "nearly unchanged", f" ({found.near_of} were compared)", "~", found.near_pairs),
-    )
-    for count, how, remark, sign, pairs in kinds:
-        named = ", ".join(f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3])
-        examples = f", for example {named}" if named else ""
-        if count:
-            images = f"{count} image{'s' * (count > 1)} of {split}"
-            yield f"{images} can be found {how} in the training part as well{remark}{examples}"
 
 
 def write_beside(

@@ -1,0 +1,28 @@
+"""Commands in processes of their own, to be stopped and killed, without their imports."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerProcess
+
+from pmae.cli import main
+
+
+def forked(arguments: Sequence[str], said: str = os.devnull) -> ForkServerProcess:
+    """`pmae` with these arguments, forked from a server that has imported what it needs; what it says is in a file."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pmae.train.loop", __name__])
+    process = context.Process(target=_run, args=(list(arguments), said))
+    process.start()
+    return process
+
+
+def _run(arguments: list[str], said: str) -> None:
+    # Where tests run in the background of a shell, their children would ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with open(said, "wb", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.exit(main(arguments))
