@@ -39,9 +39,8 @@ def test_splits_share_no_pixel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     for part in (splits.train, splits.val, splits.test):
         assert part is not None
         seen.append(set(map(tuple, part.images[:, :2].transpose(0, 2, 3, 1).reshape(-1, 2).tolist())))
-    train, val, test = seen
-    assert not (train & val or train & test or val & test)
-    assert train | val | test == {(row, column) for row in range(160) for column in range(240)}
+    assert sum(map(len, seen)) == 160 * 240, "no pixel is in two of them"
+    assert set.union(*seen) == {(row, column) for row in range(160) for column in range(240)}
 
 
 def test_no_test_crop_is_a_training_crop() -> None:
