@@ -35,7 +35,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     capturing: list[Recording] = []
 
     @contextmanager
-    def capture(graph: Recording, pool: object) -> Any:
+    def capture(graph: Recording, pool: object, capture_error_mode: str) -> Any:
+        assert capture_error_mode == "thread_local"  # others may read images meanwhile
         capturing.append(graph)
         yield
         capturing.pop()

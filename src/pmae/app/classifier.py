@@ -89,7 +89,7 @@ def answer(material: Explained, path: str | None) -> str:
     except UserError as error:
         return words(str(error), kind="problem")
     own = material.classifier
-    (found,), (distance,) = own.answer(own.embedder(image[None]))
+    (found,), (distance,) = own.answer(image[None])
     order = np.argsort(-found, kind="stable")[:SHOWN]
     looked, meaning = material.looked(image, int(order[0]))
     picture = material.view.pictures(image[None].astype(np.float64))

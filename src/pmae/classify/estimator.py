@@ -93,8 +93,7 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> np.ndarray:
         """Calibrated probabilities (N, C) of the classes; of several labels an image, each by itself."""
         check_is_fitted(self)
-        own = self.classifier_
-        return own.answer(own.embedder(read_images(self, X, fitting=False))).probabilities
+        return self.classifier_.answer(read_images(self, X, fitting=False)).probabilities
 
     def predict(self, X: Any) -> np.ndarray:
         """The likeliest class of every image; of several labels an image, 0 or 1 for each (N, C)."""

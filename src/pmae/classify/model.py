@@ -109,8 +109,12 @@ class ImageClassifier:
         parts = copy.deepcopy((self.encoder, self.embedder.standardize))
         return ImageClassifier(self.card, *parts, self.head, self.reference, device)
 
-    def answer(self, features: np.ndarray) -> Answers:
-        """Probabilities and distances of images, from what the embedder made of them."""
+    def answer(self, images: np.ndarray) -> Answers:
+        """Probabilities and distances of images (N, C, H, W), from one pass of the encoder."""
+        return self.answer_of(self.embedder(images))
+
+    def answer_of(self, features: np.ndarray) -> Answers:
+        """The same, of images that the embedder has seen."""
         return Answers(probabilities(self.logits(features), self.card.multi_label), self.reference.distances(features))
 
     def logits(self, features: np.ndarray) -> np.ndarray:
@@ -120,7 +124,7 @@ class ImageClassifier:
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Probabilities (N, C) of images in any layout that pretraining takes."""
-        return self.answer(self.embedder(self._as_images(images))).probabilities
+        return self.answer(self._as_images(images)).probabilities
 
     def predict(self, images: Any) -> list[str]:
         """The label of every image; several are joined by `;`, and may be none."""

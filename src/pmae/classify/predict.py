@@ -77,7 +77,7 @@ def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
 
 def table(classifier: ImageClassifier, part: ImageSet, features: np.ndarray, top_k: int) -> Rows:
     """The answers for some images, by column; images of an array have no `file`, and come in its order."""
-    found, distances = classifier.answer(features)
+    found, distances = classifier.answer_of(features)
     columns = {"file": np.array(part.names)} if part.names else {}
     if classifier.card.multi_label:
         columns["label"] = np.array(classifier.names(found))

@@ -1,6 +1,5 @@
 """The model card: what the encoder is, what it saw, how well it does and how to load it."""
 
-import math
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -151,8 +150,7 @@ def _input(source: Source) -> str:
 
 def _picture(source: Source) -> str:
     """How a picture of another size becomes such an image."""
-    height, width = source.shape[1:]
-    resized = [math.floor(side / source.crop_pct) for side in (height, width)]
+    (height, width), resized = source.shape[1:], source.resized
     sides = f"the short side to {resized[0]}" if source.crop_mode == "center" else f"to {resized[0]} x {resized[1]}"
     kept = "" if source.crop_mode == "squash" and source.crop_pct == 1 else f", then the centre of {height} x {width}"
     return f"A picture of another size is resized, {sides} ({source.interpolation}, with antialiasing){kept}."

@@ -7,7 +7,6 @@ torch: the encoder as one graph of raw images, standardization included, without
 
 import io
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,9 +141,9 @@ def _sizes(source: Source) -> dict[str, Any]:
     size = {"height": height, "width": width}
     if source.crop_mode == "squash" and source.crop_pct == 1:
         return {"size": size}
-    whole = {name: math.floor(side / source.crop_pct) for name, side in size.items()}
-    of_centre = {"shortest_edge": whole["height"]}
-    return {"size": of_centre if source.crop_mode == "center" else whole, "crop_size": size}
+    high, wide = source.resized
+    whole = {"shortest_edge": high} if source.crop_mode == "center" else {"height": high, "width": wide}
+    return {"size": whole, "crop_size": size}
 
 
 def _labels(source: Source) -> dict[str, Any]:

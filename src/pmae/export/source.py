@@ -1,5 +1,6 @@
 """What is exported: the encoder of a run or of a classifier, with its head and the statistics of its images."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,11 @@ class Source:
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         return self.encoder.shape
+
+    @property
+    def resized(self) -> tuple[int, int]:
+        """Height and width, or twice the short side, that a picture is resized to before its centre is kept."""
+        return math.floor(self.shape[1] / self.crop_pct), math.floor(self.shape[2] / self.crop_pct)
 
     @property
     def scale(self) -> float:
