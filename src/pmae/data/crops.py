@@ -7,8 +7,10 @@ disk, or not at all; the crops are the same.
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -60,7 +62,7 @@ def by_gemm(
     # Half precision keeps 11 bits, 0.06 of a grey level, of numbers up to 255.
     whole = images.pixels.dtype == torch.uint8
     dtype = torch.float16 if whole else torch.float32
-    make = _by_torch if plain else _by_kernels
+    make = _by_torch if plain else _maker(images.pixels.device)
     padded, rows, columns = make(images, places, boxes, size, interpolation, dtype)
     if not whole:
         return rows[:, None] @ (padded @ columns.transpose(1, 2)[:, None])
@@ -71,6 +73,24 @@ def by_gemm(
 
 Factors = tuple[Tensor, Tensor, Tensor]
 """Windows (B, C, high, wide) and the weights of rows (B, size, high) and columns (B, size, wide)."""
+
+
+@cache
+def _maker(device: torch.device) -> Callable[..., Factors]:
+    """What cuts windows and weighs their pixels: kernels where they run, else torch's operations."""
+    from pmae import fast
+
+    if fast.level() != "all":
+        return _by_torch
+    one, first = torch.ones(1, dtype=torch.int64), np.zeros(1, int)
+    images = Ragged(torch.zeros(3, dtype=torch.uint8, device=device), first, np.ones((1, 2), int), 3)
+    box = Boxes(one - 1, one - 1, one, one, one > 1)
+    try:
+        _by_kernels(images, first, box, (1, 1), "bicubic", torch.float16)
+    except Exception as error:  # no Triton, no compiler, a GPU it does not know: whatever it is, crops can be cut
+        warnings.warn(f"crops are cut without kernels, which takes three times as long: {error}", stacklevel=2)
+        return _by_torch
+    return _by_kernels
 
 
 def _by_kernels(
