@@ -46,6 +46,7 @@ PHOTOGRAPHS = Study(
         "--optim.warmup-epochs 2 --batch-size 128",
         "simclr": "--recipe simclr",
         "ours-local": f"{OURS} --objective.local-views 2",
+        "ours-local-4": f"{OURS} --objective.local-views 4 --space cosine",
         "ours-moco": f"{OURS} --objective.contrastive moco",
         "ours-moco-local": f"{OURS} --objective.contrastive moco --objective.local-views 2",
     },

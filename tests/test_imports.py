@@ -26,7 +26,7 @@ ALLOWED = {
     "spaces": LEAVES,
     "models": LEAVES | FILES,
     "fast": LEAVES | {"masking", "models"},
-    "data": LEAVES | {"files", "remote"},
+    "data": LEAVES | {"files", "remote", "fast"},
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive", "spaces"},
     "results": {"errors", "validation"},

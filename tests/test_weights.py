@@ -193,15 +193,16 @@ def test_scoring_goes_on_where_it_was_interrupted(
     assert (out / "results.json").read_bytes() == before
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_test_images_that_are_trained_on_are_told_of(
+def test_test_images_that_are_trained_on_are_refused(
     vit: Path, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for split in ("train", "test"):
         shutil.copytree(labelled / "test", tmp_path / "shared" / split)
     command = ["evaluate", str(vit), "--data", str(tmp_path / "shared"), "--out", str(tmp_path / "scored")]
-    assert main([*command, "--protocols", "knn", "--no-baselines", "--device", "cpu"]) == 0
-    assert "note: 30 images of test can be found byte for byte in the training part as well" in capsys.readouterr().out
+    assert main([*command, "--protocols", "knn", "--no-baselines", "--device", "cpu"]) == 2
+    rule = "test must be of images that are not trained on, got 30 of 30 that are, such as 'test/"
+    assert rule in capsys.readouterr().err
+    assert not (tmp_path / "scored").exists()
 
 
 def test_dinov2s_own_files_are_what_timm_makes_of_them(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from pmae.errors import require
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
 from pmae.evaluate.baselines import random_weights
+from pmae.evaluate.duplicates import duplicates, require_apart
 from pmae.evaluate.feature_map import save_feature_map
 from pmae.evaluate.features import complete
 from pmae.evaluate.probes import online_probe
@@ -36,7 +37,7 @@ from pmae.models.described import adopted
 from pmae.plugins import require_plugins
 from pmae.remote import Mirror, is_remote, mirrored, push_back
 from pmae.report.page import save_figures
-from pmae.results import Evaluation, Segmentation, primary_pooling, scores_of
+from pmae.results import Duplicates, Evaluation, Segmentation, primary_pooling, scores_of
 from pmae.runs import Run, require_vacant
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder, load_standardize, opened
@@ -154,13 +155,15 @@ def evaluate(
     interrupted.
     """
     place = opened(path)
-    splits, reading = _to_score(place, splits, data, encoder)
-    splits, protocols = complete(splits), protocols or preset("strong")
+    given, reading = _to_score(place, splits, data, encoder)
+    splits, protocols = complete(given), protocols or preset("strong")
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
     require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
     where = local_device(pick_device(device))
+    shared = _shared(given, splits, where)
     with run_to_score(place, splits, reading, out, encoder, where, str(path)) as (run, begun):
-        _evaluate(run, protocols, splits, epochs, baselines, seeds, where, say, run.evaluations if begun else [])
+        done = run.evaluations if begun else []
+        _evaluate(run, protocols, splits, shared, epochs, baselines, seeds, where, say, done)
         if is_main():
             if figures:
                 save_figures(run)
@@ -185,10 +188,19 @@ def _to_score(
     return load(own), own
 
 
+def _shared(given: Splits, splits: Splits, where: torch.device) -> dict[str, Duplicates]:
+    """Duplicates between the splits; those that the user made must have hardly any, chance may put copies in others."""
+    held_out = {name: part for name, part in splits.parts.items() if name != "train"}
+    found = duplicates(splits.train, held_out, where)
+    require_apart(found, {name: part for name, part in held_out.items() if part is given.parts.get(name)})
+    return found
+
+
 def _evaluate(
     run: Run,
     protocols: Protocols,
     splits: Splits,
+    shared: dict[str, Duplicates],
     epochs: Sequence[int | None],
     baselines: bool,
     seeds: Sequence[int],
@@ -213,7 +225,7 @@ def _evaluate(
             if any(one.answers_to(name, epoch, splits.name, to_dict(some), seeds) for one in done):
                 continue
             found = suite.evaluate(
-                represent, splits, standardize, some, name, epoch, seeds, run.path / "finetune", say, world
+                represent, splits, standardize, some, name, epoch, seeds, run.path / "finetune", say, world, shared
             )
             with world.all_agree():
                 if world.main:

@@ -345,7 +345,7 @@ def other_shape(tmp: Path) -> list[object]:
         (other_classes, "labels of test must be classes of train (across, down, slanted), got 'up'"),
         (
             same_images,
-            "test must be of images that are not trained on, got 6 of 9 that are, such as 'test/across/000.png'",
+            "test must be of images that are not trained on, got 9 of 9 that are, such as 'test/across/000.png'",
         ),
         (long_row, "t.csv must be of 2 cells, as its header"),
         (no_parquet, "t.parquet cannot be read as a table"),

@@ -364,3 +364,13 @@ def test_evaluating_without_labels_is_refused(array: Path, tmp_path: Path, capsy
 def test_python_m_pmae_answers() -> None:
     done = subprocess.run([sys.executable, "-m", "pmae", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("pmae ")
+
+
+def test_leaving_at_once_keeps_the_exit_code_what_was_said_and_what_others_do_at_the_end(tmp_path: Path) -> None:
+    plugin, left = tmp_path / "mine.py", tmp_path / "left"
+    plugin.write_text(f"import atexit, os\natexit.register(os.mkdir, {str(left)!r})\nprint('imported')\n")
+    command = [sys.executable, "-m", "pmae", "embed", "--import", str(plugin), "--nothing"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "imported\n")
+    assert done.stderr.startswith("pmae: error: ")
+    assert left.exists()

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from pmae.data.images import ImageSet
+from pmae.errors import UserError
 from pmae.evaluate import duplicates as module
-from pmae.evaluate.duplicates import duplicates, thumbnail
+from pmae.evaluate.duplicates import duplicates, require_apart, thumbnail
 from pmae.results import DuplicatePair, Duplicates
 
 Pictures = Callable[..., ImageSet]
@@ -31,6 +32,18 @@ def test_bytes_that_are_the_same_are_counted_and_named(pictures: Pictures) -> No
     assert found.count == 2
     assert found.pairs == (DuplicatePair("#5", "3.png"), DuplicatePair("#5", "7.png"))
     assert duplicates(train, {"test": test}, CPU)["test"].count == 0
+
+
+def test_a_published_set_with_a_few_copies_is_scored_and_one_with_more_is_refused() -> None:
+    train, test = scenes(50, 0), scenes(200, 1)
+    test[:2] = train[:2]  # one in a hundred
+    held_out = {"test": ImageSet(test)}
+    require_apart(duplicates(ImageSet(train), held_out, CPU), held_out)
+    test[2] = train[2]
+    with pytest.raises(
+        UserError, match=r"^test must be of images that are not trained on, got 3 of 200 .*'#0' and '#0'"
+    ):
+        require_apart(duplicates(ImageSet(train), held_out, CPU), held_out)
 
 
 def test_a_brighter_noisy_or_blurred_copy_is_nearly_the_same_and_another_scene_is_not() -> None:

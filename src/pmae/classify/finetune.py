@@ -1,7 +1,6 @@
 """`pmae finetune`: from a run or weights and labelled images to a folder that `pmae predict` takes."""
 
 import os
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pmae.classify.score import score
 from pmae.config import DataConfig
 from pmae.embed import require_pooling
 from pmae.errors import UserError, require
-from pmae.evaluate.duplicates import duplicates
+from pmae.evaluate.duplicates import duplicates, require_apart
 from pmae.files import disk_errors, folder_path, read_object, write_json
 from pmae.runs import Run, is_classifier
 from pmae.train.environment import pick_device
@@ -50,10 +49,11 @@ def finetune(
         require_peft()
     given = data if isinstance(data, DataConfig) else reading_for(start, str(data), encoder)
     reading, found = read_labelled(given, labels)
+    shared = _shared(found)
     labelled = with_validation(found, config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
     require_pooling(config.pooling, begin.encoder)
-    notes = [*labelled.notes, *begin.notes, *_shared(labelled)]
+    notes = [*labelled.notes, *begin.notes, *shared]
     for note in (_counts(labelled), *notes):
         say(note)
     _begin(path, config, resume)
@@ -104,19 +104,11 @@ def _keep(path: Path, fitted: Fitted, data: LabelledData, notes: list[str], sour
 
 
 def _shared(data: LabelledData) -> list[str]:
-    """What to know of a few test images that are trained on too, byte for byte; a test part of such is refused."""
-    if data.test is None:
-        return []
-    found = duplicates(data.train.images, {"test": data.test.images}, pick_device("cpu"))["test"]
-    if not found.count:
-        return []
-    pair, total = found.pairs[0], len(data.test.targets)
-    if 2 * found.count > total:
-        rule = f"test must be of images that are not trained on, got {found.count} of {total} that are"
-        raise UserError(f"{rule}, such as {pair.held_out!r} and {pair.train!r}")
-    told = f"{found.count} test images are training images too, such as {pair.held_out!r} and {pair.train!r}"
-    warnings.warn(f"{told}: scores on test are too good", stacklevel=3)
-    return [told]
+    """What to know of held-out images that are trained on too, or nearly; splits of many such are refused."""
+    held_out = {name: part.images for name, part in {"val": data.val, "test": data.test}.items() if part is not None}
+    found = duplicates(data.train.images, held_out, pick_device("cpu"))
+    require_apart(found, held_out)
+    return [note for split, own in found.items() for note in own.in_words(split)]
 
 
 def _counts(data: LabelledData) -> str:

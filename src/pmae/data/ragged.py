@@ -37,6 +37,11 @@ class Ragged(NamedTuple):
         start = int(self.starts[image]) + top * row + left * self.channels
         return self.pixels.as_strided((self.channels, height, width), (1, row, self.channels), start)
 
+    def corners(self, images: np.ndarray, tops: np.ndarray, lefts: np.ndarray) -> np.ndarray:
+        """Where windows of images begin, and how far their rows are apart (2, B)."""
+        row = self.sizes[images, 1] * self.channels
+        return np.stack([self.starts[images] + tops * row + lefts * self.channels, row])
+
     def to(self, device: torch.device) -> "Ragged":
         """The same images on a device."""
         return self._replace(pixels=self.pixels.to(device, non_blocking=True), mapped=None)

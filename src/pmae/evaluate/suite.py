@@ -34,7 +34,7 @@ from pmae.evaluate.probes import (
     votes,
 )
 from pmae.evaluate.protocols import FewLabelsProtocol, FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
-from pmae.results import EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
+from pmae.results import Duplicates, EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
 from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
@@ -53,10 +53,12 @@ def evaluate(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda message: None,
     world: World = ONE_PROCESS,
+    shared: dict[str, Duplicates] | None = None,
 ) -> Evaluation:
     """Score what `method` made in `epoch` epochs by the protocols; `folder` makes fine-tuning resumable.
 
-    Several processes that call this alike compute features together; heads are trained in each, alike.
+    Several processes that call this alike compute features together; heads are trained in each, alike. `shared` are the
+    duplicates between the splits, where they were looked for before.
     """
     require(len(set(seeds)) == len(seeds) > 0, "seeds", "at least one number, no two alike", tuple(seeds))
     alone = world.size == 1 or not protocols.finetune
@@ -94,7 +96,7 @@ def evaluate(
     return Evaluation(
         method,
         protocols.name,
-        data.description(splits),
+        data.description(splits, shared),
         tuple(scores),
         epoch,
         settings=to_dict(protocols),
@@ -152,15 +154,16 @@ class EvaluationData:
         predicted = [np.where(np.isfinite(one.scores).all(), one.scores.argmax(1), -1) for one in by_seed]
         return replace(score, answers=np.stack([truth, *predicted]).astype(np.int16))
 
-    def description(self, splits: Splits) -> EvaluatedData:
+    def description(self, splits: Splits, shared: dict[str, Duplicates] | None) -> EvaluatedData:
         """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""
+        held_out = {name: self.sets[name] for name in self.held_out}
         commonest = np.bincount(self.labels["train"]).argmax()
         return EvaluatedData(
             splits.name,
             tuple(self.classes),
             **{name: len(part) for name, part in self.sets.items()},
             notes=tuple(splits.notes),
-            duplicates=duplicates(splits.train, {name: self.sets[name] for name in self.held_out}, self.device),
+            duplicates=duplicates(splits.train, held_out, self.device) if shared is None else shared,
             majority={name: float((self.labels[name] == commonest).mean()) for name in self.held_out},
         )
 
