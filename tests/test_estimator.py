@@ -74,6 +74,7 @@ def test_features_are_those_of_the_run_folder(tmp_path: Path) -> None:
 def test_without_out_nothing_stays_on_the_disk_and_the_weights_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pmae.estimator.save_figures", lambda run: [])  # not looked at here
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     images = pictures()
