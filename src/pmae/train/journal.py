@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -145,10 +145,11 @@ class Journal:
         elif not self._quiet:
             say(text)
 
-    def show(self, values: dict[str, float], step: int) -> None:
+    def show(self, values: Mapping[str, float | None], step: int) -> None:
         """Move the live line, or print a plain one if the last is a while ago or the run ends."""
         speed = f"{values['images_per_second']:,.0f} images/s"
-        text = f"epoch {values['epoch']:.1f}/{self._epochs}  {speed}  loss {values['loss']:.4f}  R2 {values['r2']:+.3f}"
+        text = f"epoch {values['epoch']:.1f}/{self._epochs}  {speed}  loss {values['loss']:.4f}"
+        text += f"  R2 {values['r2']:+.3f}" if values["r2"] is not None else ""
         self._live.update(self._task, completed=step, description=text)
         now = time.monotonic()
         # The steps before the first line compile and warm up: how long the rest takes is told from those after it.
