@@ -1,5 +1,6 @@
 """The estimator: scikit-learn's own checks, the same features as a run folder's encoder, and every kind of X."""
 
+import multiprocessing
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -73,6 +74,7 @@ def test_features_are_those_of_the_run_folder(tmp_path: Path) -> None:
 def test_without_out_nothing_stays_on_the_disk_and_the_weights_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pmae.estimator.save_figures", lambda run: [])  # not looked at here
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     images = pictures()
@@ -191,11 +193,16 @@ def test_a_pickled_estimator_is_whole(tmp_path: Path) -> None:
         clone(model).transform(images)
 
 
-def test_a_search_over_a_pipeline_in_two_processes() -> None:
+def test_a_search_over_a_pipeline_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Forked from a server that has imported what they need: joblib's own processes would import torch twice.
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["pmae.estimator", "pmae.train.loop"])
+    monkeypatch.setattr(joblib.parallel, "DEFAULT_MP_CONTEXT", server)
     X, y = load_digits(return_X_y=True)
     pipeline = make_pipeline(small(image_shape=(8, 8), patch_size=4), LogisticRegression(max_iter=200))
     grid = {"pmae__masked_variance": np.array([0.2, 0.4])}
-    search = GridSearchCV(pipeline, grid, cv=2, n_jobs=2, error_score="raise").fit(X[:200], y[:200])
+    with joblib.parallel_config("multiprocessing", n_jobs=2):
+        search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(X[:200], y[:200])
     alone = GridSearchCV(pipeline, grid, cv=2, error_score="raise", refit=False).fit(X[:200], y[:200])
     scores = (found.cv_results_["mean_test_score"] for found in (search, alone))
     np.testing.assert_allclose(*scores, atol=0.02)

@@ -58,10 +58,10 @@ def test_what_the_version_before_wrote_is_read_to_the_digit(path: Path) -> None:
 
 def test_a_run_of_the_version_before_is_evaluated_further_and_nothing_of_it_is_lost(old: Run) -> None:
     before, rng = old.results["evaluation"], np.random.default_rng(0)
-    images = rng.integers(0, 255, (24, 1, 8, 8), dtype=np.uint8)
-    part = ImageSet(images, np.arange(24) % 2, ("dark", "light"))
+    images = rng.integers(0, 255, (2, 24, 1, 8, 8), dtype=np.uint8)
+    train, test = (ImageSet(part, np.arange(24) % 2, ("dark", "light")) for part in images)
     protocols = Protocols("quick", None, KnnProtocol((1,)), None, resamples=5)
-    api.evaluate(old.path, protocols, Splits("stripes", part, test=part), baselines=False, device="cpu", figures=False)
+    api.evaluate(old.path, protocols, Splits("stripes", train, test=test), baselines=False, device="cpu", figures=False)
     assert old.results["evaluation"] == before
     assert [(e.method, e.epoch) for e in old.evaluations[len(before) :]] == [("pmae", 1)]
     labels = {score.label for score in scores_of(old.evaluations)}

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from published_runs import RUNS, Kind, line, operations, published_runs
+from published_runs import RUNS, Kind, all_scores, line, operations, published_runs
 
 from pmae.report.published import published
-from pmae.results import scores_of
 from pmae.runs import Run
 
 SETS = ("cifar10", "dermamnist", "bloodmnist")
@@ -56,7 +55,7 @@ def _title(kind: Kind) -> str:
 
 def _linear(run: Run) -> dict[str, float]:
     """Test accuracy of linear probes on mean-pooled tokens, or on all a baseline has, by label."""
-    found = scores_of(run.evaluations)
+    found = all_scores(run)
     wanted = [
         s for s in found if (s.preset, s.protocol, s.split) == ("strong", "linear", "test") and s.pooling != "cls"
     ]

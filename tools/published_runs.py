@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pmae.config import Config, replace
 from pmae.derive import resolve
@@ -80,13 +81,14 @@ def published_runs(folder: Path = RUNS) -> dict[Kind, list[Run]]:
 
 def kind_of(run: Run) -> Kind:
     """What a run is."""
-    config, mae = run.config, run.config.space.name == "pixels"
-    differences = {name: found for name in RECIPES[mae] if (found := _differing(run, name)) is not None}
+    config, data = run.config, run.environment["data"]
+    names = RECIPES[config.space.name == "pixels"]
+    differences = {name: found for name in names if (found := _differing(config, data, name)) is not None}
     nearest = min(differences, key=lambda name: len(differences[name]))
     method = _method(config, differences[nearest])
-    masking, data = config.masking, str(run.environment["data"]["name"])
+    masking = config.masking
     ratio = None if masking.ratio_schedule == "uniform" else masking.masked_patches or masking.masked_variance
-    return Kind(data, method, ratio, config.train.epochs or 0, nearest, tuple(differences[nearest]))
+    return Kind(str(data["name"]), method, ratio, config.train.epochs or 0, nearest, tuple(differences[nearest]))
 
 
 def _method(config: Config, differs: Sequence[str]) -> str:
@@ -98,9 +100,8 @@ def _method(config: Config, differs: Sequence[str]) -> str:
     return "mae" if config.space.name == "pixels" else f"pmae{'-pixels' * (config.objective.target == 'pixels')}"
 
 
-def _differing(run: Run, name: str) -> list[str] | None:
+def _differing(config: Config, data: dict[str, Any], name: str) -> list[str] | None:
     """The settings of a run that this recipe would not have given it; None if its data or length allows no such run."""
-    config, data = run.config, run.environment["data"]
     wanted = replace(recipe(name), data__source=config.data.source, train__epochs=config.train.epochs)
     try:
         wanted, _ = resolve(wanted, data["counts"]["train"], tuple(data["shape"]))
@@ -120,10 +121,15 @@ def operations(run: Run) -> str:
     return f"{each * data['counts']['train'] * epochs:.1e}".replace("e+", "e")
 
 
+@functools.cache  # every table asks again
+def all_scores(run: Run) -> list[Score]:
+    """Every score of a run and its baselines."""
+    return scores_of(run.evaluations)
+
+
 def of_encoder(run: Run) -> list[Score]:
     """Every score of a run's own encoder at its last epoch."""
-    found = scores_of(run.evaluations)
-    return [score for score in found if not score.is_baseline and score.epoch == run.config.train.epochs]
+    return [score for score in all_scores(run) if not score.is_baseline and score.epoch == run.config.train.epochs]
 
 
 def cell(scores: Sequence[Score]) -> str:

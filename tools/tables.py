@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
-from published_runs import FIGURES, ROOT, RUNS, Kind, cell, line, of_encoder, operations, published_runs
+from published_runs import FIGURES, ROOT, RUNS, Kind, all_scores, cell, line, of_encoder, operations, published_runs
 
 from pmae.files import write_text
 from pmae.paper.runner import fill_cells, page_of, requirements, status
@@ -16,7 +16,7 @@ from pmae.paper.tables import ITEMS, RATIOS, RunChoices
 from pmae.report.page import Page
 from pmae.report.published import published, published_accuracy, published_split
 from pmae.report.tables import Table, to_markdown
-from pmae.results import Score, scores_of
+from pmae.results import Score
 from pmae.runs import Run
 from pmae.sweep.find import RunIndex, Scoring
 
@@ -94,7 +94,7 @@ def accuracy_tables(split: str, folder: Path = RUNS) -> str:
             rows: dict[str, dict[str, str]] = {}
             for kind in (kind for kind in order if kind.data == data):
                 spent = operations(kinds[kind][0])
-                for score in scores_of(kinds[kind][0].evaluations):
+                for score in all_scores(kinds[kind][0]):
                     if (score.preset, score.split) == (preset, split):
                         row = rows.setdefault(_representation(kind, score), {})
                         row |= {score.protocol: cell([score]), "operations": "" if score.is_baseline else spent}
@@ -113,7 +113,7 @@ def photograph_table(folder: Path = RUNS) -> str:
     spent: dict[str, str] = {}
     for kind, run in kinds:
         seed = f", seed {run.config.train.seed}" * (run.config.train.seed > 0)
-        for score in (score for score in scores_of(run.evaluations) if score.split == "test"):
+        for score in (score for score in all_scores(run) if score.split == "test"):
             name = _representation(kind, score) + ("" if score.is_baseline else seed)
             rows.setdefault(name, {})[score.protocol] = score
             spent[name] = "0" if score.is_baseline else operations(run)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pmae.config import Config
 from pmae.errors import UserTypeError, require, unknown_name
-from pmae.validation import RENAMED, check_names, check_not_renamed
+from pmae.validation import RENAMED, check_names, check_not_renamed, hints_of
 
 FREE = frozenset(
     {
@@ -29,7 +29,7 @@ def from_dict(values: Any) -> Config:
     """The inverse of `to_dict`: unknown keys and wrong types are refused by name."""
     _require_object("config", values)
     check_names(Config, values)
-    kinds, sections = typing.get_type_hints(Config), {}
+    kinds, sections = hints_of(Config), {}
     for name, part in values.items():
         _require_object(name, part)
         sections[name] = kinds[name](**part)
@@ -74,7 +74,7 @@ def with_settings(config: Config, given: Mapping[str, str]) -> Config:
     """A copy with settings changed by dotted name, their values as text: `with_settings(c, {"train.epochs": "3"})`."""
     if not given:
         return config
-    values, kinds = to_dict(config), typing.get_type_hints(Config)
+    values, kinds = to_dict(config), hints_of(Config)
     for name, text in given.items():
         section, _, key = name.partition(".")
         if key not in values.get(section, {}):

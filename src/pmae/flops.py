@@ -1,5 +1,6 @@
 """Floating-point operations of a training step in closed form: what the work is, however it is carried out."""
 
+import functools
 import inspect
 import math
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import timm
 import torch
 
-from pmae.config import Config, ObjectiveConfig
+from pmae.config import Config, EncoderConfig, ObjectiveConfig
 from pmae.contrastive import HIDDEN, KEY, OUT, Data2Vec, MoCo
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
@@ -50,7 +51,7 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     patches, numbers = (height // rows) * (width // columns), rows * columns * channels
     is_mae = config.method == "mae"
     tokens = 1 + (visible_patches(patches, nominal_ratio(config.masking)) if is_mae else patches)
-    wide, deep = _encoder_sides(config, shape)
+    wide, deep = _encoder_sides(config.encoder, shape)
     decoder_wide, decoder_deep = (
         getattr(config.decoder, key) or SIZES[config.decoder.name or "released"][key] for key in ("width", "depth")
     )
@@ -75,11 +76,12 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     return 2 * (one + local + whole_crop + _teacher_heads(config.objective, wide, patches))
 
 
-def _encoder_sides(config: Config, shape: tuple[int, int, int]) -> tuple[int, int]:
+@functools.cache  # one of timm takes a tenth of a second to build, and tables count the same one for many runs
+def _encoder_sides(encoder: EncoderConfig, shape: tuple[int, int, int]) -> tuple[int, int]:
     """Width and depth; of timm's ViTs from one that takes no memory, if its blocks are those of the closed form."""
-    if config.encoder.name == "vit_tiny":
-        return config.encoder.width or VIT_TINY["width"], config.encoder.depth or VIT_TINY["depth"]
-    name, options = timm_recipe(config.encoder, shape)
+    if encoder.name == "vit_tiny":
+        return encoder.width or VIT_TINY["width"], encoder.depth or VIT_TINY["depth"]
+    name, options = timm_recipe(encoder, shape)
     with torch.device("meta"):
         net: Any = timm.create_model(name, num_classes=0, pretrained=False, **options)
     width, depth = net.embed_dim, len(net.blocks)

@@ -69,10 +69,10 @@ def check_not_renamed(name: str) -> None:
 
 def check_names(kind: type, given: Iterable[str]) -> None:
     """Refuse names that are no settings of a section, or no sections of the whole."""
-    section = _section(kind)
-    known = [entry.name for entry in dataclasses.fields(kind)]
+    known = hints_of(kind)
     for name in given:
         if name not in known:
+            section = _section(kind)
             check_not_renamed(f"{section}.{name}")
             raise unknown_name(f"setting of {section}" if section else "section", name, known)
 
@@ -90,7 +90,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def coerced(value: Any, hint: Any, name: str) -> Any:
     """A value as the declared type, or an error that names the parameter, the rule and the value."""
-    if type(value) is hint and (hint is float or hint is int) and abs(value) < LARGEST:
+    if type(value) is hint and _is_usual(value):
         return value
     origin, inner = _parts(hint)
     if hint is Any:
@@ -120,6 +120,12 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint) and not issubclass(hint, Settings):  # type: ignore[arg-type]
         return _dataclass(value, hint, name)
     return _scalar(value, hint, name)
+
+
+def _is_usual(value: Any) -> bool:
+    """Whether a value of the declared type is one of the many that need no closer look."""
+    kind = type(value)
+    return kind is bool or (kind is str and value.isascii()) or (kind in (float, int) and abs(value) < LARGEST)
 
 
 def _sequence(value: Any, hint: Any, name: str) -> Any:

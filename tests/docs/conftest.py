@@ -100,7 +100,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_shards(folder)
     write_cifar10(folder / "data" / "cifar-10-batches-bin")
     write_medmnist(folder / "data" / "bloodmnist_64.npz")
-    api.pretrain(SMALL, pixels(32, 16, 16, 3), folder / "run", quiet=True)
+    api.pretrain(SMALL, pixels(32, 16, 16, 3), folder / "run", quiet=True, figures=False)
     return folder
 
 

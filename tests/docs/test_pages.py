@@ -32,7 +32,7 @@ MORE: dict[str, list[str]] = {
     "sweep": ["--epochs", "1", *SET],
     "paper": ["--ratios", "0.2", "--head-epochs", "1", "--protocols", "linear", "knn", *SET],
     "spaces": ["--head-epochs", "1", *SET],
-    "evaluate": ["--device", "cpu"],
+    "evaluate": ["--device", "cpu", "--draws", "2"],
     "embed": ["--device", "cpu"],
     "finetune": ["--epochs", "1", "--device", "cpu"],
     "predict": ["--device", "cpu"],
@@ -44,7 +44,7 @@ MORE: dict[str, list[str]] = {
 
 def smaller(command: list[str]) -> list[str]:
     """The same command on smaller images, for one epoch and one seed, and with a smaller network of timm's."""
-    text = "\0".join(command).replace("vit_small", "vit_tiny")
+    text = "\0".join(command).replace("vit_small_patch16_224", "test_vit")
     for pattern, value in (("epochs", "1"), ("data.resize", "16"), ("seeds", "0")):
         text = re.sub(rf"({pattern}[\0=])[\d\0]*\d", rf"\g<1>{value}", text)
     # Four processes go on where two stopped; one does the same, also another number, for a quarter of the time.

@@ -50,6 +50,12 @@ def page_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)
 
 
+@pytest.fixture
+def words_alone(page_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty figures on the page too."""
+    monkeypatch.setattr("pmae.report.style.Drawing.svg", b"<svg ></svg>")
+
+
 def test_one_page_and_its_files(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
     both = {"linear/cls/test": 0.7, "linear/cls/val": 0.6}
     a = make_run("a", evaluation={"pmae epoch 3": suite(both), "random weights": suite({"linear/cls/test": 0.5})})
@@ -109,6 +115,7 @@ def test_names_of_runs_classes_and_notes_are_harmless(make_run: MakeRun, suite: 
     assert "Pretraining report: <script>" in page.text
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_folders_that_are_no_run_are_refused_or_left_out(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +134,7 @@ def test_folders_that_are_no_run_are_refused_or_left_out(
     assert "toy: a closer look" in text
 
 
-@pytest.mark.usefixtures("page_alone")
+@pytest.mark.usefixtures("words_alone")
 def test_the_page_says_how_much_was_asked_to_be_hidden_and_how_much_was(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(pictures=False, masking__masked_variance=0.3)
     write_report([run.path], tmp_path / "r.html")
@@ -139,7 +146,7 @@ def test_the_page_says_how_much_was_asked_to_be_hidden_and_how_much_was(make_run
     assert "75% of patchesvit_tiny" in Page(tmp_path / "r.html").text
 
 
-@pytest.mark.usefixtures("page_alone")
+@pytest.mark.usefixtures("words_alone")
 def test_an_interrupted_run_makes_a_page_that_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(epochs=2)
     (run.path / "samples.safetensors").unlink()
@@ -158,7 +165,7 @@ def test_an_interrupted_run_makes_a_page_that_says_so(make_run: MakeRun, tmp_pat
 BROKEN = [(name, "broken\n") for name in ("samples.safetensors", "results.json", "metrics.jsonl", "environment.json")]
 
 
-@pytest.mark.usefixtures("page_alone")
+@pytest.mark.usefixtures("words_alone")
 @pytest.mark.parametrize(("name", "content"), [*BROKEN, ("metrics.jsonl", '{"loss": 1}\n'), ("results.json", "[]")])
 def test_a_broken_file_is_named_and_the_rest_is_shown(
     make_run: MakeRun, tmp_path: Path, name: str, content: str
@@ -171,7 +178,7 @@ def test_a_broken_file_is_named_and_the_rest_is_shown(
     assert "All settings of toy" in text
 
 
-@pytest.mark.usefixtures("page_alone")
+@pytest.mark.usefixtures("words_alone")
 @pytest.mark.parametrize("found", [{"results": [{"protocol": "linear"}]}, 3])
 def test_an_evaluation_of_another_shape_is_named(make_run: MakeRun, tmp_path: Path, found: Any) -> None:
     write_report(
@@ -181,7 +188,7 @@ def test_an_evaluation_of_another_shape_is_named(make_run: MakeRun, tmp_path: Pa
     assert "results.json could not be read" in Page(tmp_path / "r.html").text
 
 
-@pytest.mark.usefixtures("page_alone")
+@pytest.mark.usefixtures("words_alone")
 def test_duplicates_are_counted_and_named(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
     evaluated = suite({"linear/cls/test": 0.7})
     exact = {"count": 11, "pairs": [{"train": "a.png", "held_out": "b.png"}]}
@@ -195,7 +202,7 @@ def test_duplicates_are_counted_and_named(make_run: MakeRun, suite: Suite, tmp_p
     assert "d.png ~ c.png" in text
 
 
-@pytest.mark.usefixtures("page_alone")
+@pytest.mark.usefixtures("words_alone")
 def test_warnings_name_their_protocol_and_preset(make_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
     evaluated = suite({"linear/cls/test": 0.7}, notes=["few images to search"])
     evaluated["results"][0]["notes"] = ["training diverged"]
@@ -205,7 +212,7 @@ def test_warnings_name_their_protocol_and_preset(make_run: MakeRun, suite: Suite
     assert "few images to search (preset paper)" in text
 
 
-@pytest.mark.usefixtures("page_alone")
+@pytest.mark.usefixtures("words_alone")
 def test_what_is_true_of_several_runs_is_said_once(make_run: MakeRun, tmp_path: Path) -> None:
     notes = {"a": ["shared", "of one"], "b": ["shared"]}
     runs = [make_run(name, pictures=False, data={"notes": said}) for name, said in notes.items()]

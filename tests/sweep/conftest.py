@@ -30,8 +30,8 @@ def shaded(count: int, side: int, classes: int, seed: int) -> tuple[np.ndarray, 
 
 def write_medmnist(path: Path, seed: int) -> None:
     saved: dict[str, Any] = {}
-    for split, count in (("train", 48), ("val", 20), ("test", 24)):
-        images, labels = shaded(count, 16, 4, seed)
+    for number, (split, count) in enumerate((("train", 48), ("val", 20), ("test", 24))):
+        images, labels = shaded(count, 16, 4, 3 * seed + number)
         saved |= {f"{split}_images": images, f"{split}_labels": labels.astype(np.uint8)[:, None]}
     np.savez(path, **saved)
 

@@ -133,7 +133,9 @@ def build_encoder(config: EncoderConfig, shape: tuple[int, int, int]) -> Encoder
         raise unknown_name("encoder.name", config.name, ["vit_tiny", *TABLES["encoder"], *timm.list_models()])
     name, options = timm_recipe(config, shape)
     if config.name == "vit_tiny":
-        net = VisionTransformer(num_classes=0, **options)
+        # Without memory nothing is drawn: timm would take four times as long for it as for real weights.
+        drawn = torch.get_default_device().type != "meta"
+        net = VisionTransformer(num_classes=0, weight_init="" if drawn else "skip", **options)
         net.apply(INITIALIZERS[config.init])
         if config.init == "normal":
             nn.init.normal_(net.cls_token, std=0.02)  # type: ignore[arg-type]

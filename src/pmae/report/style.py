@@ -232,8 +232,8 @@ def _as_webp(png: str) -> str:
 
 def _settle(figure: "Figure") -> None:
     """Find room for the labels once instead of again for every format."""
-    if figure.get_layout_engine() is not None:
-        figure.draw_without_rendering()
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
         figure.set_layout_engine(None)
         for axes in figure.axes:
             # The solver's last digits vary from one time to the next, and with them the names of clip paths.

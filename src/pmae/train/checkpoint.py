@@ -133,12 +133,15 @@ def load_encoder(source: Run | Path | str, epoch: int | None = None) -> tuple[Co
     require_plugins(config)
     path = _require_whole(run.checkpoint(epoch), "encoder.safetensors")
     if config.encoder.name == "vit_tiny":
-        # Without its memory first: damaged settings may ask for more than there is.
+        # Without its memory first: damaged settings may ask for more than there is. The file has all of its weights.
         with torch.device("meta"):
-            expected = build_encoder(config.encoder, run.shape).net.state_dict()
+            encoder = build_encoder(config.encoder, run.shape)
+        expected = encoder.net.state_dict()
         require_fit(f"checkpoint {str(path)!r} does not fit the settings", expected, read_tensors(path))
-    with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
-        encoder = build_encoder(config.encoder, run.shape)
+        encoder = encoder.to_empty(device="cpu")
+    else:
+        with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
+            encoder = build_encoder(config.encoder, run.shape)
     load_into(encoder.net, path)
     return config, encoder.eval(), standardize
 
