@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
-from pmae.data.batches import read_ahead
+from pmae.data.batches import read_ahead, to_device
 from pmae.data.images import ImageSet, as_tensor, require_like
 from pmae.data.sets import converts, load, read_chunks
 from pmae.errors import UserError, require, require_known
@@ -59,25 +59,38 @@ class Embedder:
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """The features of all images, in order."""
-        parts = []
-        with evaluating(self.encoder), exact_products():
-            for start in range(0, len(images), self.at_once):
-                x = as_tensor(images[start : start + self.at_once]).to(self.device)
-                count = len(x)
-                if count < self.at_once:
-                    x = x[torch.arange(self.at_once, device=self.device) % count]
-                parts.append(self._pooled(self.standardize(x))[:count].cpu().numpy())
-        return np.concatenate(parts)
+        return np.concatenate([part.cpu().numpy() for part in self._parts(images)])
 
     def ahead(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, np.ndarray]]:
         """Chunks of images with their features: the next ones are computed while these are written."""
+        for chunk, features in read_ahead(lambda chunk: (chunk, self._begin(np.asarray(chunk[1].images))), chunks, 2):
+            yield chunk, features()
 
-        def embedded(chunk: Chunk) -> tuple[Chunk, np.ndarray]:
-            images = np.asarray(chunk[1].images)
-            # A chunk of which nothing could be read keeps its turn among those of other processes.
-            return chunk, self(images) if len(images) else np.empty(0)
+    def _begin(self, images: np.ndarray) -> Callable[[], np.ndarray]:
+        """Have a GPU compute features and send them; what is returned waits for them."""
+        if not len(images):  # a chunk of which nothing could be read keeps its turn among those of other processes
+            return lambda: np.empty(0)
+        parts = [part.to("cpu", non_blocking=True) for part in self._parts(images)]
+        sent = torch.cuda.Event() if self.device.type == "cuda" else None
+        if sent:
+            sent.record()
 
-        return read_ahead(embedded, chunks, 1)
+        def wait() -> np.ndarray:
+            if sent:
+                sent.synchronize()
+            return torch.cat(parts).numpy()
+
+        return wait
+
+    def _parts(self, images: np.ndarray) -> Iterator[Tensor]:
+        """Features on the device, of batches of one size each."""
+        with evaluating(self.encoder), exact_products():
+            for start in range(0, len(images), self.at_once):
+                x = to_device(as_tensor(images[start : start + self.at_once]), self.device)
+                count = len(x)
+                if count < self.at_once:
+                    x = x[torch.arange(self.at_once, device=self.device) % count]
+                yield self._pooled(self.standardize(x))[:count]
 
     def _pooled(self, x: Tensor) -> Tensor:
         if self.pooling == "patches":

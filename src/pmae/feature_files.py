@@ -70,9 +70,9 @@ def write_csv(path: Path, rows: Iterable[Rows], names: list[str]) -> None:
         for number, part in enumerate(rows):
             if number == 0:
                 writer.writerow([*part.columns, *names])
-            words = zip(*(values.tolist() for values in part.columns.values()), strict=True)
-            for start, row in zip(words if part.columns else [()] * len(part.features), part.features, strict=True):
-                writer.writerow([*start, *map("{:.9g}".format, row)])
+            columns = [values.tolist() for values in part.columns.values()]
+            digits = ([format(x, ".9g") for x in values] for values in part.features.T.tolist())
+            writer.writerows(zip(*columns, *digits, strict=True))
 
 
 def write_parquet(path: Path, rows: Iterable[Rows], names: list[str]) -> None:

@@ -14,6 +14,8 @@ from torch import nn
 from pmae.config import EncoderConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
+from pmae.data.images import ImageSet
+from pmae.embed import Embedder
 from pmae.evaluate import finetune_step
 from pmae.evaluate.features import Extractor
 from pmae.evaluate.finetune import Finetuned, finetune
@@ -84,6 +86,14 @@ def test_features_are_those_of_float64(name: str, assert_within: Within) -> None
     for pooling, expected in exact.items():
         errors = [float((each[pooling].double() - expected).norm() / expected.norm()) for each in (found, rounded)]
         assert_within(f"features of {name}, against float64", errors[0], 2 * errors[1] + 2**-8)
+
+
+def test_features_that_are_streamed_are_those_in_memory() -> None:
+    images = images_for(32, 300)
+    embedder = Embedder(encoder(), labelled()[2], device=CUDA, batch_size=64)
+    chunks = [("train", ImageSet(images[start : start + 64])) for start in range(0, 300, 64)]
+    streamed = [features for _, features in embedder.ahead(chunks)]
+    np.testing.assert_array_equal(np.concatenate(streamed), embedder(images))
 
 
 def tuned(net: Any, **options: Any) -> Finetuned:

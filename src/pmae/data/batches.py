@@ -61,14 +61,14 @@ class Batches:
         """The images at `index`, on the device, in their own dtype."""
         if self._images is not None:
             return self._images[index]
-        return self._moved(self._read(index))
+        return to_device(self._read(index), self.device)
 
     def each(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
         """What `take` gives for each index in turn; images that are not resident are read ahead, meanwhile."""
         if self.resident:
             yield from map(self.take, indices)
             return
-        yield from map(self._moved, read_ahead(self._read, indices, AHEAD))
+        yield from (to_device(rows, self.device) for rows in read_ahead(self._read, indices, AHEAD))
 
     def order(self, generator: torch.Generator) -> Tensor:
         """All positions in a random order; where the disk gives only whole blocks, a few of them mixed at a time."""
@@ -84,11 +84,6 @@ class Batches:
     def _read(self, index: Tensor) -> Tensor:
         require_uncut(self._array)
         return as_tensor(self._array[index.cpu().numpy()])
-
-    def _moved(self, rows: Tensor) -> Tensor:
-        return (
-            rows.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else rows.to(self.device)
-        )
 
     def passes(self, size: int = 1024, part: Part = (0, 1)) -> Iterator[Tensor]:
         """All images of a part once, in order, at most `size` at a time and fewer where they are large."""
@@ -123,6 +118,11 @@ def read_ahead(read: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterat
         finally:
             for future in coming:
                 future.cancel()
+
+
+def to_device(rows: Tensor, device: torch.device) -> Tensor:
+    """Rows on a device; to a GPU they are sent while the caller goes on."""
+    return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows.to(device)
 
 
 def _whole(images: np.ndarray | OnDemand, device: torch.device) -> Tensor:

@@ -181,6 +181,10 @@ def _place(keeps: bool, expected: int, config: Config, device: torch.device) -> 
     return "device" if cuda and (asked == "device" or (asked == "auto" and fits)) else "memory"
 
 
+Read = tuple[Ragged, np.ndarray, Boxes, torch.cuda.Event | None]
+"""Images, which of them each crop is of, its box, and what tells that images on their way to a GPU are there."""
+
+
 class Crops:
     """Batches of crops on a device, each a function of its images and of the noise drawn for it."""
 
@@ -191,6 +195,7 @@ class Crops:
         self._held, self._short = plan.held(device), plan.short
         on_gpu = self._cuts_on.type == "cuda" and self._held is None
         self._by_nvjpeg = on_gpu and plan.plain and has_nvjpeg(device)
+        self._sending = torch.cuda.Stream(device) if self._cuts_on.type == "cuda" else None
 
     def each(self, draws: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
         """Crops of the images at each index, one for each row of its noise: first views before second ones.
@@ -203,28 +208,43 @@ class Crops:
             cut = read_ahead(lambda draw: self._cut(self._read(draw)), draws, AHEAD)
             yield from (crops.to(self._device) for crops in cut)
 
-    def _read(self, draw: tuple[Tensor, Tensor]) -> tuple[Ragged, np.ndarray, Boxes]:
-        """The images of a batch, which of them each crop is of, and its box."""
+    def _read(self, draw: tuple[Tensor, Tensor]) -> Read:
+        """What a batch of crops is cut from."""
         index, noise = draw[0].numpy(), draw[1]
         if self._held is not None and self._held.mapped is not None:
             require_uncut(self._held.mapped)
         if self._held is not None and self._held.pixels.device.type == self._cuts_on.type:
-            images, places = self._held, index
+            images, places, sent = self._held, index, None
         else:
-            images, places = self._batch(index), np.arange(len(index))
+            (images, sent), places = self._batch(index), np.arange(len(index))
         places = np.tile(places, len(noise) // len(index))
         heights, widths = torch.from_numpy(images.sizes[places]).float().T
-        return images, places, boxes_of(noise, heights, widths, self._augment)
+        return images, places, boxes_of(noise, heights, widths, self._augment), sent
 
-    def _batch(self, index: np.ndarray) -> Ragged:
+    def _batch(self, index: np.ndarray) -> tuple[Ragged, torch.cuda.Event | None]:
         if self._by_nvjpeg:
             # Beyond twice what crops can use, unpacking at a half of the size on the CPU is less work.
-            return decode_on(self._device, self._files, index, 2 * self._short)
-        images = in_memory(self._files, index) if self._held is None else self._held.take(index)
-        pinned = self._cuts_on.type == "cuda"
-        return images._replace(pixels=images.pixels.pin_memory()) if pinned else images
+            return decode_on(self._device, self._files, index, 2 * self._short), None
+        pinned = self._sending is not None
+        if self._held is not None:
+            images = self._held.take(index, self._files.threads, pinned)
+        else:
+            images = in_memory(self._files, index)
+            images = images._replace(pixels=images.pixels.pin_memory()) if pinned else images
+        return self._send(images) if pinned else (images, None)
 
-    def _cut(self, batch: tuple[Ragged, np.ndarray, Boxes]) -> Tensor:
-        images, places, boxes = batch
-        given = (images.to(self._cuts_on), places.tolist(), boxes, self._size)
+    def _send(self, images: Ragged) -> tuple[Ragged, torch.cuda.Event]:
+        """Images on their way to the GPU, beside what it computes, and what tells that they are there."""
+        with torch.cuda.stream(self._sending):
+            coming, sent = images.to(self._cuts_on), torch.cuda.Event()
+            sent.record()
+        return coming, sent
+
+    def _cut(self, batch: Read) -> Tensor:
+        images, places, boxes, sent = batch
+        if sent is not None:
+            cutting = torch.cuda.current_stream(self._cuts_on)
+            cutting.wait_event(sent)
+            images.pixels.record_stream(cutting)  # which uses them after they are let go of here
+        given = (images, places.tolist(), boxes, self._size)
         return crop_ragged(*given, self._augment.interpolation, self._files.threads)

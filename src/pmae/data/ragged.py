@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -46,11 +47,18 @@ class Ragged(NamedTuple):
         """The same images on a device."""
         return self._replace(pixels=self.pixels.to(device, non_blocking=True), mapped=None)
 
-    def take(self, images: np.ndarray) -> "Ragged":
-        """Some of the images, copied into one piece."""
+    def take(self, images: np.ndarray, threads: int = 1, pinned: bool = False) -> "Ragged":
+        """Some of the images, copied into one piece; a GPU is sent it while the caller goes on if it is pinned."""
         sizes = np.column_stack([self.sizes[images], np.full(len(images), self.channels)])
-        spans = zip(self.starts[images].tolist(), sizes.prod(1).tolist(), strict=True)
-        return ragged(torch.cat([self.pixels[start : start + length] for start, length in spans]), sizes)
+        lengths = sizes.prod(1)
+        pixels = torch.empty(int(lengths.sum()), dtype=self.pixels.dtype, pin_memory=pinned)
+        rooms, sources = (
+            pixels.split(lengths.tolist()),
+            zip(self.starts[images].tolist(), lengths.tolist(), strict=True),
+        )
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda room, source: room.copy_(self.pixels[source[0] : sum(source)]), rooms, sources))
+        return ragged(pixels, sizes)
 
 
 def pack(images: RaggedOnDemand, places: np.ndarray, file: BinaryIO) -> tuple[np.ndarray, torch.dtype]:
