@@ -280,7 +280,8 @@ def test_mistakes_are_one_sentence_and_nothing_is_written(
         ([vit, "--out", out], "data must be given for weights"),
         ([vit, "--data", labelled], "out must be a new folder for the scores of weights"),
         ([vit, "--data", labelled, "--out", vit], "out must be a new or an empty folder"),
-        ([vit, *where, "--seeds", "0", "0"], "seeds must be at least one number, no two alike"),
+        ([vit, *where, "--seeds", "0", "0"], "--seeds must be one whole number from 0 on or more, no two alike"),
+        ([vit, *where, "--seeds", "-1"], "--seeds must be one whole number from 0 on or more, no two alike, got (-1,)"),
         ([vit, *where, "--with", "mae"], "with must be left out for weights"),
     ):
         assert main(["evaluate", *map(str, words), "--protocols", "knn", "--device", "cpu"]) == 2

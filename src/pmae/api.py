@@ -19,6 +19,7 @@ from pmae.config_file import describe, to_dict
 from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.images import ImageSet, Splits, require_like
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
+from pmae.data.streamed import untold
 from pmae.derive import resolve
 from pmae.embed import embed
 from pmae.errors import require
@@ -89,7 +90,7 @@ def pretrain(
     require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
     quiet = quiet or not is_main()
     if not quiet:
-        say("\n".join([f"{splits.name}: {_counts(splits)}", *splits.notes, describe(config, reasons, verbose)]))
+        say("\n".join([f"{splits.name}: {_counts(splits)}", *untold(splits.notes), describe(config, reasons, verbose)]))
     with _mirrored(out, resume) as (folder, again, on_checkpoint):
         run = loop.pretrain(config, splits, folder, again, quiet, online_probe(probe), until, on_checkpoint)
         if is_main():

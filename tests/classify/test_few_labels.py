@@ -68,10 +68,10 @@ def test_every_representation_is_scored_by_the_command(
     assert "accuracy %" in said
     assert "logistic regression on frozen features, the mean of 2 draws of the labelled images" in said
     code, said = command("evaluate", run.path, "--data", labelled, "--labels", "folders", "--shots", 0)
-    assert (code, "fewlabels.shots must be numbers of at least 1" in said) == (2, True)
+    assert (code, "--shots must be numbers of at least 1" in said) == (2, True)
     code, said = command("evaluate", run.path, "--data", labelled, "--shots", 5, 500)
     assert code == 2
-    assert re.search(r"fewlabels\.shots must be at most \d+, the training images of the largest class, got 500", said)
+    assert re.search(r"--shots must be at most \d+, the training images of the largest class, got 500", said)
 
 
 def test_what_a_budget_cannot_be_is_said() -> None:

@@ -1,6 +1,7 @@
 """`pmae finetune`: each method, each form of labels, resuming, calibration; and mistakes, told in one sentence."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -27,9 +28,11 @@ from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import calibration_error, fit_reference, fit_temperature, nll, reliability
 from pmae.classify.finetune import finetune
 from pmae.classify.fit import loss_for, regression
+from pmae.cli import main
 from pmae.evaluate import finetune as loop
 from pmae.evaluate.probes import logistic_regression
 from pmae.runs import Run
+from pmae.train import journal
 
 from .conftest import CLASSES, make_run, stripes, write_folder, write_table
 
@@ -225,11 +228,12 @@ def test_a_killed_training_is_resumed_to_the_same_weights(
     method: str, run: Run, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "PAUSE", 0.0)
+    monkeypatch.setattr(journal, "PLAIN_SECONDS", 0.0)
     config = FinetuneConfig(method=method, epochs=4, patience=2)  # type: ignore[arg-type]
     finetune(run, labelled, tmp_path / "whole", config, device="cpu")
 
     def kill(message: str) -> None:
-        if message.startswith("epoch 2 "):
+        if message.startswith("epoch 2/"):
             raise Killed
 
     with pytest.raises(Killed):
@@ -355,7 +359,7 @@ def other_shape(tmp: Path) -> list[object]:
         (lambda tmp: ["--data", tmp, "--labels", "nowhere.csv"], "labels: there is no file 'nowhere.csv'"),
         (no_label, "must be a class, got nothing"),
         (other_shape, "that the run was trained on, 3 channels of 8x8, got 3 channels of 9x9; give arrays of"),
-        (lambda tmp: ["--data", "digits", "--epochs", "0"], "finetune.epochs must be at least 1, got 0"),
+        (lambda tmp: ["--data", "digits", "--epochs", "0"], ": --epochs must be at least 1, got 0"),
         (lambda tmp: ["--data", tmp / "nowhere"], "nowhere"),
     ],
 )
@@ -367,6 +371,18 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     assert message in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "clf").exists()
+
+
+def test_an_unreadable_file_is_told_once_and_the_time_left_at_the_end(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = write_folder(tmp_path / "d", 6), tmp_path / "clf"
+    (folder / "down" / "broken.png").write_bytes(b"no image")
+    assert main(["finetune", str(run.path), "--data", str(folder), "--out", str(out), "--epochs", "2"]) == 0
+    said = capsys.readouterr()
+    assert (said.err.count("broken.png"), said.out.count("broken.png")) == (1, 0)
+    assert any("broken.png" in note for note in results(out)["data"]["notes"])
+    assert re.search(r"^epoch 2/2  loss \d.*  validation loss \d.*  0:00:00 left at most$", said.out, re.MULTILINE)
 
 
 def test_a_finished_or_foreign_folder_is_left_alone(

@@ -89,10 +89,10 @@ def test_parquet_arrays_and_small_batches_say_the_same(linear: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-o", "p.txt"], "out must end in .csv or .parquet, got 'p.txt'"),
-        (["-o", "p.csv", "--top-k", "4"], "top_k must be from 1 to the number of classes (3), got 4"),
+        (["-o", "p.txt"], "-o must end in .csv or .parquet, got 'p.txt'"),
+        (["-o", "p.csv", "--top-k", "4"], "--top-k must be from 1 to the number of classes (3), got 4"),
         (["-o", "p.csv", "--resize", "9"], "data must have images of the shape"),
-        (["-o", "p.csv", "--max-unreadable", "0"], "data.max_unreadable"),
+        (["-o", "p.csv", "--max-unreadable", "0"], "--max-unreadable"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(

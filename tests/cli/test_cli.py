@@ -17,7 +17,7 @@ from PIL import Image
 from tests.commands import forked
 
 from pmae.cli import COMMANDS, main, parsed
-from pmae.cli.pretrain import SHORT
+from pmae.cli.parse import SHORT, as_typed
 from pmae.config import Config
 from pmae.config_file import to_dict
 from pmae.data.images import Splits
@@ -155,10 +155,10 @@ def out_is_a_file(tmp: Path) -> list[object]:
     [
         (missing, "nowhere.npy"),
         (empty, "void"),
-        (too_small, "encoder.patch_size"),
-        (not_divisible, "encoder.patch_size must be a divisor"),
+        (too_small, "--patch-size"),
+        (not_divisible, "--patch-size must be a divisor"),
         (prime_sides, "31x37"),
-        (too_few, "train.batch_size must be at most the number of training images (18), got 64"),
+        (too_few, "--batch-size must be at most the number of training images (18), got 64"),
         (pickled, "p.npz"),
         (truncated, "at least one readable image, got none: '0.png'"),
         (bad_config, "did you mean 'epochs'"),
@@ -167,14 +167,14 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (lambda tmp: ["--data", "digit"], "did you mean 'digits'"),
         (lambda tmp: ["--data", "digits", "--space", "pac"], "did you mean 'pca'"),
         (lambda tmp: ["--data", "digits", "--recipe", "papers"], "did you mean 'paper'"),
-        (lambda tmp: ["--data", "digits", "--masked-variance", "1.5"], "masking.masked_variance must be"),
-        (lambda tmp: ["--data", "digits", "--masked-variance", "nan"], "masking.masked_variance must be"),
+        (lambda tmp: ["--data", "digits", "--masked-variance", "1.5"], "--masked-variance must be"),
+        (lambda tmp: ["--data", "digits", "--masked-variance", "nan"], "--masked-variance must be"),
         (
             lambda tmp: ["--data", "digits", "--space", "pixels", "--masked-variance", "0.2"],
             "must be left unset where",
         ),
         (lambda tmp: ["--data", "digits", "--epochs", "three"], "--epochs must be a whole number, got 'three'"),
-        (lambda tmp: ["--data", "digits", "--epochs", "-3"], "train.epochs must be at least 1, got -3"),
+        (lambda tmp: ["--data", "digits", "--epochs", "-3"], "--epochs must be at least 1, got -3"),
         (lambda tmp: ["--data", "digits", "--batch_size=2.5"], "--batch-size must be a whole number, got '2.5'"),
         (lambda tmp: ["--data", "digits", "--epoch", "3"], "got '--epoch'; did you mean --epochs"),
         (
@@ -195,7 +195,7 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (lambda tmp: ["--data", "cifar10", "--root", str(tmp)], "pmae data cifar10 --root"),
         (lambda tmp: ["--resume"], "run must be a folder that pretraining wrote"),
         (lambda tmp: ["--resume", "--recipe", "paper"], "must not be combined"),
-        (lambda tmp: ["--data", "digits", "--probe-data", "photos"], "probe.data must have images of the shape"),
+        (lambda tmp: ["--data", "digits", "--probe-data", "photos"], "--probe-data must have images of the shape"),
     ],
 )
 def test_a_mistake_is_one_clear_error_and_leaves_nothing(
@@ -218,7 +218,8 @@ def test_an_unreadable_file_is_named_in_one_line_and_skipped(
     folder = folder_of(tmp_path / "images", [(16, 16)] * 20)
     (folder / "broken.png").write_bytes((folder / "0.png").read_bytes()[:40])
     assert pretrain("--data", folder, "--out", tmp_path / "run", "--epochs", 1) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if "broken.png" in line]
+    said = capsys.readouterr()
+    lines = [line for line in (said.err + said.out).splitlines() if "broken.png" in line]
     assert len(lines) == 1
     assert lines[0].startswith("pmae: warning: skipped 1 unreadable")
     assert any("broken.png" in note for note in Run(tmp_path / "run").environment["data"]["notes"])
@@ -272,7 +273,7 @@ def test_a_flag_sets_its_setting(flags: str, expected: tuple[str, str, object]) 
 
 def test_an_unknown_device_names_the_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pretrain", "--data", "digits", "--device", "tpu", "--out", str(tmp_path / "run")]) == 2
-    assert "train.device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'" in capsys.readouterr().err
+    assert "--device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -374,3 +375,22 @@ def test_leaving_at_once_keeps_the_exit_code_what_was_said_and_what_others_do_at
     assert (done.returncode, done.stdout) == (2, "imported\n")
     assert done.stderr.startswith("pmae: error: ")
     assert left.exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "expected"),
+    [
+        ("evaluate a --shots 0", "fewlabels.shots must be 1", "--shots must be 1"),
+        ("evaluate a --label-fraction 2", "fewlabels.fractions must be less", "--label-fraction must be less"),
+        ("pretrain --epochs=0", "train.epochs must be 1", "--epochs must be 1"),
+        ("pretrain --train.epochs 0", "train.epochs must be 1", "--train.epochs must be 1"),
+        ("pretrain --config c.json", "train.epochs must be 1", "train.epochs must be 1"),
+        ("pretrain --data a --probe-data b", "probe.data must be 1", "--probe-data must be 1"),
+        ("pretrain --data a", "data.source: there is no a", "--data: there is no a"),
+        ("predict a --top_k 9", "top_k must be 1", "--top-k must be 1"),
+        ("predict a -o p", "out must end in .csv", "-o must end in .csv"),
+        ("finetune a --labels b", "labels of test must be classes", "labels of test must be classes"),
+    ],
+)
+def test_an_error_names_the_option_that_was_typed(typed: str, said: str, expected: str) -> None:
+    assert as_typed(said, typed.split()) == expected

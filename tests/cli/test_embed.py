@@ -127,13 +127,13 @@ def test_mistakes_get_one_line_and_write_nothing(run: Run, tmp_path: Path, capsy
         ],
         "holds no images": ["--data", tmp_path / "void", "-o", out],
         "there is no file or folder": ["--data", tmp_path / "gone.npy", "-o", out],
-        "data.resize is for folders": [*right, "-o", out, "--resize", 16],
-        "data.resize must be at least 1, got 0": [*right, "-o", out, "--resize", 0],
-        "out must end in .npz, .csv, .parquet": [*right, "-o", tmp_path / "out.txt"],
-        "out must end in .npz to hold several": [*right, "-o", tmp_path / "out.csv", "--pooling", "patches"],
-        "out must be a file, got the folder": [*right, "-o", tmp_path / "folder.csv"],
+        "--resize is for folders": [*right, "-o", out, "--resize", 16],
+        "--resize must be at least 1, got 0": [*right, "-o", out, "--resize", 0],
+        "-o must end in .npz, .csv, .parquet": [*right, "-o", tmp_path / "out.txt"],
+        "-o must end in .npz to hold several": [*right, "-o", tmp_path / "out.csv", "--pooling", "patches"],
+        "-o must be a file, got the folder": [*right, "-o", tmp_path / "folder.csv"],
         "pooling: unknown name 'max'": [*right, "-o", out, "--pooling", "max"],
-        "batch_size must be at least 1": [*right, "-o", out, "--batch-size", 0],
+        "--batch-size must be at least 1": [*right, "-o", out, "--batch-size", 0],
     }
     (tmp_path / "folder.csv").mkdir()
     for message, arguments in cases.items():

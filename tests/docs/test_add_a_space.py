@@ -83,7 +83,7 @@ def test_a_size_that_it_cannot_take_and_a_name_that_nobody_imported_are_refused(
     del SPACES["hadamard"]
     command = ["pretrain", "--data", "digits", "--space", "hadamard", "--out", str(tmp_path / "run")]
     assert main([*command, "--epochs", "1", "--device", "cpu"]) == 2
-    assert "space.name: unknown name 'hadamard'" in capsys.readouterr().err
+    assert "--space: unknown name 'hadamard'" in capsys.readouterr().err
 
 
 def test_the_closed_form_is_that_of_the_walsh_hadamard_transform() -> None:

@@ -37,7 +37,7 @@ def test_seeds_and_epochs_are_checked(root: Path, tmp_path: Path, capsys: pytest
     assert sweep(*command, "--seeds", 1, 1) == 2
     assert "seeds must be at least one number, no two alike" in capsys.readouterr().err
     assert sweep(*command, "--epochs", 0) == 2
-    assert "train.epochs must be at least 1, got 0" in capsys.readouterr().err
+    assert "epochs must be at least 1, got 0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

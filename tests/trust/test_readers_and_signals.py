@@ -190,7 +190,7 @@ def test_paths_and_seeds_that_nothing_can_take_are_one_sentence(
         ("--out", "dangling/run"): "out must be a path whose links lead somewhere, got 'dangling'",
         ("--out", ""): "out must be a path on this machine, got ''",
         ("--config", ""): "config must be a path on this machine, got ''",
-        ("--seed", str(2**64)): "train.seed must be below 2**63, got a number of 65 bits",
+        ("--seed", str(2**64)): "--seed must be below 2**63, got a number of 65 bits",
     }
     for arguments, message in wrong.items():
         assert main(["pretrain", "--data", str(array), *arguments]) == 2

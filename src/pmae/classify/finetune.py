@@ -11,6 +11,7 @@ from pmae.classify.labels import LabelledData, per_class, read_labelled, with_va
 from pmae.classify.model import ImageClassifier
 from pmae.classify.score import score
 from pmae.config import DataConfig
+from pmae.data.streamed import untold
 from pmae.embed import require_pooling
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates, require_apart
@@ -54,7 +55,7 @@ def finetune(
     begin = load_start(start, labelled.train.images, encoder)
     require_pooling(config.pooling, begin.encoder)
     notes = [*labelled.notes, *begin.notes, *shared]
-    for note in (_counts(labelled), *notes):
+    for note in (_counts(labelled), *untold(notes)):
         say(note)
     _begin(path, config, resume)
     fitted = fit(begin, labelled, config, device, path, reading, say)

@@ -28,8 +28,10 @@ from pmae.evaluate.finetune import Classifier, EarlyStopping, finetune
 from pmae.evaluate.probes import statistics
 from pmae.evaluate.protocols import FinetuneProtocol, preset
 from pmae.models import Encoder
+from pmae.train import journal
 from pmae.train.environment import pick_device
 from pmae.train.given import Start
+from pmae.train.journal import ProgressLine
 
 STEPS, EPOCHS = 2000, (20, 200)
 """About how many steps training takes, within so many epochs: a small set needs as many as a large one."""
@@ -167,14 +169,17 @@ def _network(
 
     def tell(epoch: int, value: float) -> None:
         if epoch == 0:
-            say(f"at most {protocol.epochs} epochs; it stops after {patience} without a lower validation loss")
-            say(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
-        say(f"epoch {epoch + 1} of {protocol.epochs}: loss {value:.4f}, validation loss {stopping.losses[-1]:.4f}")
+            line.note(f"at most {protocol.epochs} epochs; it stops after {patience} without a lower validation loss")
+            line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
+        losses = f"loss {value:.4f}  validation loss {stopping.losses[-1]:.4f}"
+        line.show(f"epoch {epoch + 1}/{protocol.epochs}  {losses}", epoch + 1)
 
     settings = (start.standardize, protocol, config.seed, folder, tell)
     temperature = _first_temperature(linear, train, targets, start.standardize, protocol, config)
     head = linear.weight / temperature, linear.bias / temperature
-    made = finetune(encoder, train, targets, classes, *settings, loss=loss, stopping=stopping, head=head)
+    # In Python nothing is shown unless it is asked for.
+    with ProgressLine(protocol.epochs, say=say, live=say is journal.say, left="left at most") as line:
+        made = finetune(encoder, train, targets, classes, *settings, loss=loss, stopping=stopping, head=head)
     kept = made.classifier
     tuned = merged(kept.encoder, start.encoder.is_vit) if lora else kept.encoder
     losses = [value if math.isfinite(value) else None for value in stopping.losses]

@@ -86,7 +86,9 @@ def _run(given: list[str]) -> int:
             warnings.showwarning = _warn  # type: ignore[assignment]
             parsed(given[0], imported(given[1:])).run()
     except UserError as error:
-        print(f"pmae: error: {error}", file=sys.stderr)
+        from pmae.cli.parse import as_typed
+
+        print(f"pmae: error: {as_typed(str(error), given)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("pmae: stopped", file=sys.stderr)

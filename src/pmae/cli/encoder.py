@@ -69,6 +69,7 @@ class Evaluate(OtherData):
 
     def run(self) -> None:
         from pmae import api
+        from pmae.data.streamed import untold
         from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
         from pmae.evaluate.suite import score_table
         from pmae.report.compare import verdict
@@ -101,7 +102,7 @@ class Evaluate(OtherData):
                 told = replace(told, scores=[s for s in told.scores if s.data == run.evaluations[-1].data.name])
                 last, said = run.evaluations[-1], verdict(told)
                 shared = [note for split, found in last.data.duplicates.items() for note in found.in_words(split)]
-                notes = [f"note: {note}" for note in (*told.start, *last.data.notes, *last.notes, *shared)]
+                notes = [f"note: {note}" for note in (*told.start, *untold(last.data.notes), *last.notes, *shared)]
                 print(f"{run.path}\n{score_table(told.scores)}\n\n{said.headline}")
                 print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)))
                 print(f"next: pmae report {run.path}")

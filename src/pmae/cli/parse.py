@@ -70,6 +70,24 @@ class OtherData(Conversion):
         return self.applied(reading, labels=given)
 
 
+SHORT = {
+    "data": "data.source",
+    "root": "data.root",
+    "epochs": "train.epochs",
+    "batch_size": "train.batch_size",
+    "seed": "train.seed",
+    "device": "train.device",
+    "space": "space.name",
+    "masked_variance": "masking.masked_variance",
+    "masked_patches": "masking.masked_patches",
+    "init": "encoder.weights",
+    "encoder": "encoder.name",
+    "patch_size": "encoder.patch_size",
+    "decoder": "decoder.name",
+    "probe_data": "probe.data",
+}
+"""The settings that have a short option."""
+NAMED = {setting: option for option, setting in SHORT.items()} | {"fewlabels.fractions": "label_fraction"}
 WORDS = {
     "{None}|": "",
     "'None', ": "",
@@ -82,7 +100,7 @@ RULES = (
     (r"Error parsing (\S+): no type matching (.+) could be instantiated from \[(.*?)\].*", r"\1 must be \2, got \3"),
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number, got \2"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 must be a number, got \2"),
-    (r"Error parsing (--\S+): Could not find valid parse for arguments: (.*)", r"\1 must be of another kind, got \2"),
+    (r"Error parsing (--\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 must be numbers, got \2"),
     (r"Error parsing (\S+): Could not parse arguments \[(.*)\] into .*", r"\1 must be numbers, got \2"),
     (r"Error parsing \S+: (.*)", r"\1"),
     (r"invalid choice (.*) for argument '(\S+)'. Expected one of \((.*)\).*", r"\2: unknown name \1; choices: \3"),
@@ -106,6 +124,19 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
         if not stop.code:
             raise
         raise UserError(sentence(said.getvalue())) from None
+
+
+def as_typed(message: str, arguments: Sequence[str]) -> str:
+    """An error with the option that was typed in place of the setting or parameter that it begins with."""
+    found = re.match(r"([a-z_]+(?:\.[a-z_]+)?)(?=\[| must| is |: | ')", message)
+    if found is None:
+        return message
+    typed = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    setting = found[1]
+    names = (setting, NAMED.get(setting, setting.rpartition(".")[2]))
+    options = [f"--{name.replace('_', '-')}" for name in names] + ["-o"] * (setting == "out")
+    option = next((option for option in options if option in typed), setting)
+    return option + message[found.end() :]
 
 
 def joined(arguments: Sequence[str], option: str) -> list[str]:

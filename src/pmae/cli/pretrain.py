@@ -12,28 +12,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from pmae.cli.parse import Count, Number, Switch, Text, parse
+from pmae.cli.parse import SHORT, Count, Number, Switch, Text, parse
 from pmae.config import Config, replace
 from pmae.errors import UserError
 from pmae.validation import check_not_renamed
 
-SHORT = {
-    "data": "data.source",
-    "root": "data.root",
-    "epochs": "train.epochs",
-    "batch_size": "train.batch_size",
-    "seed": "train.seed",
-    "device": "train.device",
-    "space": "space.name",
-    "masked_variance": "masking.masked_variance",
-    "masked_patches": "masking.masked_patches",
-    "init": "encoder.weights",
-    "encoder": "encoder.name",
-    "patch_size": "encoder.patch_size",
-    "decoder": "decoder.name",
-    "probe_data": "probe.data",
-}
-"""The settings that have a short option."""
 CALLED = {
     "held_out_r2": "R2 of held-out images",
     "train_r2": "R2 of training images",

@@ -4,7 +4,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,10 @@ class Picture(NamedTuple):
     vector: bool
 
 
+_warned: set[str] = set()
+"""Notes that this process has told as warnings; Python tells no warning twice either."""
+
+
 class Unreadable:
     """The samples of all splits that cannot be read, each counted once; more than `most` are refused."""
 
@@ -73,7 +77,9 @@ class Unreadable:
             return ()
         told = f"skipped {len(found)} unreadable file{'s' * (len(found) > 1)}"
         warnings.warn(f"{told}: {self}", stacklevel=3)
-        return (f"{told}: {', '.join(found)}",)
+        note = f"{told}: {', '.join(found)}"
+        _warned.add(note)
+        return (note,)
 
     @property
     def found(self) -> list[str]:
@@ -86,6 +92,11 @@ class Unreadable:
     def _refuse_too_many(self) -> None:
         if len(self._found) > self._most:
             raise UserError(f"data.max_unreadable is {self._most}, and more files than that cannot be read: {self}")
+
+
+def untold(notes: Iterable[str]) -> list[str]:
+    """The notes on a data set that were no warnings when it was read."""
+    return [note for note in notes if note not in _warned]
 
 
 def shown(words: list[str]) -> str:

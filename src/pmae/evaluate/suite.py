@@ -60,7 +60,8 @@ def evaluate(
     Several processes that call this alike compute features together; heads are trained in each, alike. `shared` are the
     duplicates between the splits, where they were looked for before.
     """
-    require(len(set(seeds)) == len(seeds) > 0, "seeds", "at least one number, no two alike", tuple(seeds))
+    distinct = len(set(seeds)) == len(seeds) > 0 and min(seeds) >= 0
+    require(distinct, "seeds", "one whole number from 0 on or more, no two alike", tuple(seeds))
     alone = world.size == 1 or not protocols.finetune
     require(alone, "protocols", f"linear, mlp or knn in several processes ({world.size})", "finetune")
     splits, label = complete(splits), f"{method} epoch {epoch}" if epoch else method

@@ -23,6 +23,7 @@ from pmae.train.trackers import Tracker
 
 LOG = logging.getLogger("pmae")
 PLAIN_SECONDS = 10.0  # between two plain lines
+Say = Callable[[str], None]
 
 
 class LastingStream:
@@ -84,6 +85,49 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def silent(text: str) -> None:
+    """Say nothing."""
+
+
+class ProgressLine:
+    """How far a number of steps is: a live line on a terminal, or plain ones with the time left, seconds apart."""
+
+    def __init__(self, steps: int, done: int = 0, say: Say = say, live: bool = True, left: str = "left") -> None:
+        self._steps, self._say, self._left = steps, say, left
+        self._shown_at = -PLAIN_SECONDS
+        self._first: tuple[float, int] | None = None
+        stream = LastingStream(sys.stderr)
+        columns = (BarColumn(24), TextColumn("{task.description}"), TimeRemainingColumn(), TextColumn(left))
+        console = Console(file=stream)  # type: ignore[arg-type]
+        self._live = Progress(*columns, console=console, refresh_per_second=4, disable=not (live and stream.isatty()))
+        self._task = self._live.add_task("", total=steps, completed=done)
+
+    def __enter__(self) -> "ProgressLine":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._live.disable:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Say something beside the progress."""
+        self._say(text) if self._live.disable else self._live.console.print(text)
+
+    def show(self, text: str, step: int) -> None:
+        """Move the live line, or print a plain one if the last is a while ago or this step is the last."""
+        self._live.update(self._task, completed=step, description=text)
+        now = time.monotonic()
+        # The steps before the first line compile and warm up: how long the rest takes is told from those after it.
+        since, first = self._first = self._first or (now, step)
+        if not self._live.disable or (step < self._steps and now - self._shown_at < PLAIN_SECONDS):
+            return
+        self._shown_at = now
+        seconds = (now - since) / max(step - first, 1) * (self._steps - step)
+        known = step > first or step == self._steps
+        self._say(f"{text}  {timedelta(seconds=round(seconds))} {self._left}" if known else text)
+
+
 class Journal:
     """Appends whole lines to metrics.jsonl, passes them to a tracker and shows progress; use as a context."""
 
@@ -96,26 +140,18 @@ class Journal:
         quiet: bool = False,
         tracker: Tracker | None = None,
     ) -> None:
-        self._path, self._epochs, self._steps = path, epochs, epochs * steps_an_epoch
-        self._quiet, self._tracker = quiet, tracker
-        self._shown_at = -PLAIN_SECONDS
-        self._first: tuple[float, int] | None = None
-        stream = LastingStream(sys.stderr)
-        columns = (BarColumn(24), TextColumn("{task.description}"), TimeRemainingColumn(), TextColumn("left"))
-        console = Console(file=stream)  # type: ignore[arg-type]
-        self._live = Progress(*columns, console=console, refresh_per_second=4, disable=quiet or not stream.isatty())
-        self._task = self._live.add_task("", total=self._steps, completed=done)
+        self._path, self._epochs, self._tracker = path, epochs, tracker
+        self._line = ProgressLine(epochs * steps_an_epoch, done, silent if quiet else say, live=not quiet)
         if path.exists():
             # Without the lines of steps that a resumed run will take again, and a half-written last line.
             write_text(path, "".join(f"{line}\n" for line, said in whole_lines(path) if said["step"] <= done))
 
     def __enter__(self) -> "Journal":
-        self._live.start()
+        self._line.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._live.disable:
-            self._live.stop()
+        self._line.__exit__()
         self._track(lambda tracker: tracker.close())
 
     def write(self, **values: Any) -> None:
@@ -140,23 +176,10 @@ class Journal:
 
     def note(self, text: str) -> None:
         """Say something beside the progress, unless quiet."""
-        if not self._live.disable:
-            self._live.console.print(text)
-        elif not self._quiet:
-            say(text)
+        self._line.note(text)
 
     def show(self, values: Mapping[str, float | None], step: int) -> None:
-        """Move the live line, or print a plain one if the last is a while ago or the run ends."""
+        """Move the live line, or print a plain one now and then."""
         speed = f"{values['images_per_second']:,.0f} images/s"
         text = f"epoch {values['epoch']:.1f}/{self._epochs}  {speed}  loss {values['loss']:.4f}"
-        text += f"  R2 {values['r2']:+.3f}" if values["r2"] is not None else ""
-        self._live.update(self._task, completed=step, description=text)
-        now = time.monotonic()
-        # The steps before the first line compile and warm up: how long the rest takes is told from those after it.
-        since, first = self._first = self._first or (now, step)
-        if self._quiet or not self._live.disable or (step < self._steps and now - self._shown_at < PLAIN_SECONDS):
-            return
-        self._shown_at = now
-        left = (now - since) / max(step - first, 1) * (self._steps - step)
-        known = step > first or step == self._steps
-        say(f"{text}  {timedelta(seconds=round(left))} left" if known else text)
+        self._line.show(text + (f"  R2 {values['r2']:+.3f}" if values["r2"] is not None else ""), step)
