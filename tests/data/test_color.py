@@ -109,7 +109,7 @@ def test_simclr_trains_from_the_command_line_and_says_so(tmp_path: Path, capsys:
             "blur.sigma must be two increasing numbers above 0, got (2.0, 1.0)",
         ),
         (["--masking.no-enabled"], "masking.enabled must be true unless objective.reconstruction_weight is 0"),
-        (["--objective.reconstruction-weight", "0"], "objective.reconstruction_weight must be above 0 where"),
+        (["--objective.reconstruction-weight", "0"], "--objective.reconstruction-weight must be above 0 where"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(
