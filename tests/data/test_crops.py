@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as F
 
 from pmae import api
 from pmae.config import AugmentConfig, Config, DataConfig, replace
-from pmae.data import crops, jpeg
+from pmae.data import crops, jpeg, resized_crops
 from pmae.data.augment import Boxes, boxes_of, draw_crops
 from pmae.data.ragged import ragged
 from pmae.data.sets import load, load_settled
@@ -74,8 +74,8 @@ def test_matrix_multiplications_cut_the_same_crops(depth: torch.dtype) -> None:
     images = ragged(pixels, np.array([(h, w, 3) for w, h in SIZES]))
     heights, widths = torch.from_numpy(images.sizes).float().T
     boxes = boxes_of(draw_crops(6, torch.Generator().manual_seed(2), CPU), heights, widths, AugmentConfig())
-    plain = crops.crop_ragged(images, range(6), boxes, (24, 20), "bicubic")
-    found = crops.by_gemm(images, np.arange(6), boxes, (24, 20), "bicubic", plain=True)
+    plain = resized_crops.crop_ragged(images, range(6), boxes, (24, 20), "bicubic")
+    found = resized_crops.by_gemm(images, np.arange(6), boxes, (24, 20), "bicubic", plain=True)
     assert found.dtype == plain.dtype
     assert float((found.float() - plain.float()).abs().max()) <= (1 if depth == torch.uint8 else 1e-3)
 
@@ -256,10 +256,10 @@ def test_odd_photographs_train_or_are_named(
     odd_photographs(tmp_path / "odd")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)
     config = replace(tiny, data__source=str(tmp_path / "odd"), data__resize=16, train__batch_size=7, train__epochs=1)
-    run = api.pretrain(config, out=tmp_path / "run")
-    said = capsys.readouterr().out
-    assert "7 train images of 16x16, 3 channels" in said
-    named = next(line for line in said.splitlines() if line.startswith("skipped 3 unreadable files"))
+    with pytest.warns(UserWarning, match="skipped 3 unreadable files") as told:
+        run = api.pretrain(config, out=tmp_path / "run")
+    assert "7 train images of 16x16, 3 channels" in capsys.readouterr().out
+    (named,) = (text for one in told if (text := str(one.message)).startswith("skipped 3 unreadable files"))
     for name, why in (("enormous.png", "decompression bomb"), ("moving.webp", "2 pages"), ("short.jpg", "truncated")):
         assert name in named
         assert why in named
