@@ -20,7 +20,7 @@ from pmae.sweep.find import finished
 
 SHORT = {
     "paper": "paper", "mae": "paper", "kmae": "paper", "released": "released", "mae_released": "released",
-    "ours": "contrast", "mae_ours": "contrast", "simclr": "simclr",
+    "ours": "contrast", "mae_ours": "contrast",
 }  # fmt: skip
 """What a folder's name says of a recipe; nothing of masking alone."""
 LINES = 100
@@ -48,7 +48,7 @@ def publish(run: Run, below: Path = RUNS) -> Path:
 def name_of(run: Run) -> str:
     """`cifar10-pmae-100`, with recipe, ratio, decoder and seed where they are not the usual ones."""
     kind, seed = kind_of(run), run.config.train.seed
-    usual = (kind.method, kind.ratio) in (("mae", 0.75), ("pmae", 0.2))
+    usual = kind.method == "simclr" or (kind.method, kind.ratio) in (("mae", 0.75), ("pmae", 0.2))
     ratio = [] if usual else ["random" if kind.ratio is None else f"{kind.ratio:g}"]
     method = [kind.method, *filter(None, [SHORT.get(kind.recipe)])]
     method = ["contrast"] if method == ["pmae", "contrast"] else method

@@ -36,7 +36,7 @@ class Kind:
 
     data: str
     method: str
-    """mae, pmae, pmae-pixels, or another space with its settings."""
+    """simclr, mae, pmae, pmae-pixels, or another space with its settings."""
     ratio: float | None
     """The hidden share; None if it is random."""
     epochs: int
@@ -47,6 +47,8 @@ class Kind:
     @property
     def title(self) -> str:
         """`MAE 0.75`, `PMAE random`."""
+        if self.method == "simclr":
+            return "SimCLR"
         name = {"mae": "MAE", "pmae": "PMAE", "pmae-pixels": "PMAE (pixel objective)"}.get(self.method, self.method)
         return f"{name} {'random' if self.ratio is None else f'{self.ratio:g}'}"
 
@@ -92,7 +94,9 @@ def kind_of(run: Run) -> Kind:
 
 
 def _method(config: Config, differs: Sequence[str]) -> str:
-    """mae, pmae, pmae-pixels, or a space with its settings: `cosine-grouped=True`."""
+    """simclr, mae, pmae, pmae-pixels, or a space with its settings: `cosine-grouped=True`."""
+    if not config.masking.enabled and not config.objective.reconstruction_weight:
+        return "simclr"
     settings = [text.removeprefix("space.") for text in differs if text.startswith("space.")]
     settings = [text for text in settings if not text.startswith("name=")]
     if config.space.name not in ("pixels", "pca") or settings:

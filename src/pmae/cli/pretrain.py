@@ -150,7 +150,9 @@ class Pretrain(Common):
         run = api.pretrain(config, out=out, resume=self.resume, verbose=self.verbose)
         if not is_main():
             return
+        predicts = run.config.objective.reconstruction_weight > 0
         scores = {name: value for name, value in run.results["pretrain"].items() if isinstance(value, float)}
+        scores = {name: value for name, value in scores.items() if predicts or "r2" not in name}
         print("\n".join(_told(name, value) for name, value in scores.items()))
         print(f"run folder: {run.path}   (config.json, metrics.jsonl, checkpoints/, figures/)")
         print(_judgement(run.path))

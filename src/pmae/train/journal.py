@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -178,8 +178,8 @@ class Journal:
         """Say something beside the progress, unless quiet."""
         self._line.note(text)
 
-    def show(self, values: dict[str, float], step: int) -> None:
+    def show(self, values: Mapping[str, float | None], step: int) -> None:
         """Move the live line, or print a plain one now and then."""
         speed = f"{values['images_per_second']:,.0f} images/s"
-        text = f"epoch {values['epoch']:.1f}/{self._epochs}  {speed}  loss {values['loss']:.4f}  R2 {values['r2']:+.3f}"
-        self._line.show(text, step)
+        text = f"epoch {values['epoch']:.1f}/{self._epochs}  {speed}  loss {values['loss']:.4f}"
+        self._line.show(text + (f"  R2 {values['r2']:+.3f}" if values["r2"] is not None else ""), step)

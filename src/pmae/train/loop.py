@@ -246,7 +246,8 @@ class Pretraining:
         self.metrics |= line
         if self._journal:
             self._journal.write(**line)
-            self._journal.show(line, self.step)
+            predicts = self.config.objective.reconstruction_weight > 0
+            self._journal.show(line if predicts else {**line, "r2": None}, self.step)
         self._unread_from = self.step
         self._start_clock()
         return stopped
