@@ -45,6 +45,7 @@ PHOTOGRAPHS = Study(
         "mae-published": "--recipe mae_masking --decoder small --decoder.width 384 --optim.base-lr 1e-3 "
         "--optim.warmup-epochs 2 --batch-size 128",
         "simclr": "--recipe simclr",
+        "simclr-local-4": "--recipe simclr --objective.local-views 4",
         "ours-local": f"{OURS} --objective.local-views 2",
         "ours-local-4": f"{OURS} --objective.local-views 4 --space cosine",
         "ours-moco": f"{OURS} --objective.contrastive moco",
