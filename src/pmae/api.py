@@ -274,12 +274,14 @@ def _segment(
     if baselines:
         untrained = random_weights(lambda: build_encoder(config.encoder, encoder.shape), config.train.seed)
         tokens |= {"random weights": tokens_of(untrained.to(where).eval()), "raw pixels": pixels_like(encoder)}
+    counts = {"train": len(data.train.images), "test": len(data.test.images)}
+    for note in (f"images with masks: {counts['train']:,} to fit on, {counts['test']:,} to score", *data.notes):
+        say(note)
     scores = {}
     for name, own in tokens.items():
         found = segmentation_probe(own, standardize, data)
         say(f"  {name:<16} mIoU {found.in_words()}")
         scores[name] = found
-    counts = {"train": len(data.train.images), "test": len(data.test.images)}
     told = Segmentation(splits.name, counts, data.values, scores, data.notes)
     run.add_results(segmentation=dataclasses.asdict(told))
     push_back(run.path)

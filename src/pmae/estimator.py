@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -246,6 +247,9 @@ def read_images(estimator: Any, X: Any, fitting: bool, layout: Layout = "auto") 
     """X as images (N, C, H, W), checked as scikit-learn does, and against `image_shape` and `image_shape_`."""
     X, shape = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X, estimator.image_shape
     least = {"ensure_min_samples": 2 if fitting else 1}
+    first = next(iter(X), None) if getattr(X, "ndim", 1) == 1 and hasattr(X, "__iter__") else None
+    if isinstance(first, str | os.PathLike):
+        raise UserError(f"X must be images, got names such as {str(first)!r}; read the files into arrays of one shape")
     if not is_flat(X):
         images = as_images(check_array(X, allow_nd=True, estimator=estimator, **least), shape, layout)
     else:

@@ -1,6 +1,7 @@
 """`PMAEClassifier`: scikit-learn's own checks, and what a user does with a classifier."""
 
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -92,3 +93,15 @@ def test_full_and_multi_label(run: Run) -> None:
     assert (model.predict(images) == several).mean() > 0.8
     with pytest.raises(UserError, match="images of the shape"):
         PMAEClassifier(run.path, device="cpu").fit(images[:, :4], LABELS)
+
+
+def test_names_of_files_are_refused_and_other_units_are_warned_of(run: Run) -> None:
+    X = stripes(LABELS)
+    model = PMAEClassifier(str(run.path), device="cpu")
+    with pytest.raises(UserError, match=r"^X must be images, got names such as 'a.png'"):
+        model.fit(["a.png", "b.png"], ["x", "y"])
+    model.fit(X, LABELS)
+    with pytest.warns(UserWarning, match="the images are float64 of at most 1, .* trained on uint8"):
+        model.predict(X / 255)
+    with warnings.catch_warnings(action="error"):
+        np.testing.assert_array_equal(model.predict(X.astype(float)), model.predict(X))

@@ -59,6 +59,7 @@ def test_the_probe_is_scikit_learns_and_the_score_its_jaccard_index(tmp_path: Pa
     words = ("--data", tmp_path / "images", "--masks", tmp_path / "masks", "--device", "cpu")
     code, said = command("evaluate", run.path, *words)
     assert code == 0, said
+    assert said.startswith("images with masks: 10 to fit on, 2 to score\n")
     told = run.results["segmentation"]
     assert list(told["scores"]) == ["pmae epoch 1", "random weights", "raw pixels"]
     assert (told["classes"], told["counts"]) == ([0, 1, 2], {"train": 10, "test": 2})

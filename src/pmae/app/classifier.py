@@ -98,7 +98,7 @@ def answer(material: Explained, path: str | None) -> str:
     said = words(f"{label}: {found[order[0]]:.1%}", kind="score") + bars(own, found, order) + _drift(own, distance)
     return (
         f'<div class="beside">{pictures(shown.items())}<div>{said}</div></div>'
-        + words(f"On the right, {meaning}.")
+        + words(f"In the second picture, {meaning}.")
         + neighbours(material, image)
     )
 
