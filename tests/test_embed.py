@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torchvision.datasets import ImageFolder
 
 from pmae.api import in_memory
+from pmae.cli import main
 from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig
 from pmae.data.augment import Standardize
 from pmae.derive import resolve
@@ -175,7 +177,9 @@ def test_neighbours_and_batches_change_nothing(run: Run) -> None:
         Embedder(encoder, standardize, batch_size=0)
 
 
-def test_unreadable_files_are_listed_and_skipped_up_to_the_cap(run: Run, tmp_path: Path) -> None:
+def test_unreadable_files_are_listed_and_skipped_up_to_the_cap(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     images = write_images(tmp_path / "in", [f"{i}.png" for i in range(6)])
     for broken in ("0.png", "3.png"):
         (tmp_path / "in" / broken).write_bytes(b"no image")
@@ -186,11 +190,17 @@ def test_unreadable_files_are_listed_and_skipped_up_to_the_cap(run: Run, tmp_pat
     assert found["name"].tolist() == ["1.png", "2.png", "4.png", "5.png"]
     np.testing.assert_allclose(found["features"], by_hand(run, images[[1, 2, 4, 5]])["mean"], atol=1e-6)
     before = (tmp_path / "out.npz").read_bytes()
-    fewer = DataConfig(source=str(tmp_path / "in"), max_unreadable=1)
-    with pytest.raises(UserError, match=r"data.max_unreadable is 1.*3.png"):
-        embed(run, fewer, tmp_path / "out.npz", batch_size=2, device="cpu")
+    fewer = ["embed", str(run.path), "--data", str(tmp_path / "in"), "-o", str(tmp_path / "out.npz"), "--device", "cpu"]
+    assert main([*fewer, "--max-unreadable", "1"]) == 2
+    assert re.match(r"pmae: error: --max-unreadable is 1.*3.png", capsys.readouterr().err)
     assert (tmp_path / "out.npz").read_bytes() == before
     assert left_in(tmp_path) == {"in", "out.npz"}
+
+
+def test_a_run_is_not_told_its_network(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="encoder must be left out for a run, which tells it, got 'resnet18'"):
+        embed(run, "photos", tmp_path / "out.npz", encoder="resnet18")
+    assert not left_in(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])

@@ -76,8 +76,6 @@ class Predict(Conversion):
     """How many of the likeliest labels to write."""
     split: Literal["all", "train", "val", "test"] = "all"
     """Which part of the data."""
-    max_unreadable: Count = None
-    """How many unreadable files may be passed over; any number if not given."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     batch_size: Count = None
@@ -91,7 +89,7 @@ class Predict(Conversion):
         from pmae.train.environment import pick_device
 
         classifier = load_classifier(self.path, str(local_device(pick_device(self.device))), self.batch_size)
-        data = self.applied(reading_for(classifier, self.data), max_unreadable=self.max_unreadable)
+        data = self.applied(reading_for(classifier, self.data))
         found = predict(classifier, data, self.out, self.top_k, self.split, self.device, self.batch_size, say)
         for name in found.unreadable:
             print(f"unreadable: {name}", flush=True)

@@ -113,7 +113,8 @@ class Evaluate(OtherData):
         from pmae.data.sets import load_settled
         from pmae.train.start import reading_for, trained_on
 
-        if not any((self.data, self.labels, self.resize, self.channels, self.root)):
+        given = (self.data, self.labels, self.resize, self.channels, self.root, self.max_unreadable)
+        if all(setting is None for setting in given):
             return None
         own = trained_on(place, self.encoder)
         source = self.data or own.data.source

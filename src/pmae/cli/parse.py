@@ -40,10 +40,13 @@ class Conversion:
     """Convert image files; as those that were trained on if not given."""
     root: Text = None
     """Folder of named sets, if not the run's."""
+    max_unreadable: Count = None
+    """How many unreadable files may be passed over; 10, and any number when labels are predicted, if not given."""
 
     def applied(self, reading: DataConfig, **more: Any) -> DataConfig:
         """The settings with what was given."""
-        given = {"resize": self.resize, "channels": self.channels, "root": self.root, **more}
+        more |= {"resize": self.resize, "channels": self.channels, "root": self.root}
+        given = {**more, "max_unreadable": self.max_unreadable}
         return replace(reading, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -174,5 +174,6 @@ def serve(folder: Path | str, port: int | None, say: Callable[[str], None]) -> T
     except OSError as error:
         raise UserError(f"port must be one that nobody uses, got {port}") from error
     server.daemon_threads = True
-    say(f"watching {folder} at http://{LOOPBACK}:{server.server_address[1]}/ (Ctrl-C ends it)")
+    there = "" if Path(folder).exists() else ", which is not there yet,"
+    say(f"watching {folder}{there} at http://{LOOPBACK}:{server.server_address[1]}/ (Ctrl-C ends it)")
     return server

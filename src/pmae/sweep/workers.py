@@ -54,8 +54,8 @@ def train(path: Path, config: Config, until: int | None = None) -> int | None:
     except Interrupted as stop:
         return stop.code - 128
     # A compiled step refers to itself: its model and graphs wait for the collector, and so does the memory they hold.
+    gc.collect()
     if torch.cuda.is_available():
-        gc.collect()
         torch.cuda.empty_cache()
     return None
 

@@ -30,6 +30,7 @@ def trained_on(source: Run | Path | str, name: str | None = None) -> TrainedOn:
     place = opened(source)
     if not isinstance(place, Run):
         return given_images(place, name)
+    require(name is None, "encoder", "left out for a run, which tells it", name)
     return TrainedOn(place.config.data, place.shape, place.environment["data"].get("dtype", "uint8"))
 
 
