@@ -63,8 +63,8 @@ class Embedder:
 
     def ahead(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, np.ndarray]]:
         """Chunks of images with their features: the next ones are computed while these are written."""
-        for chunk, features in read_ahead(lambda chunk: (chunk, self._begin(np.asarray(chunk[1].images))), chunks, 2):
-            yield chunk, features()
+        begun = read_ahead(lambda chunk: (chunk, self._begin(np.asarray(chunk[1].images))), chunks, 1)
+        return map(lambda one: (one[0], one[1]()), begun)
 
     def _begin(self, images: np.ndarray) -> Callable[[], np.ndarray]:
         """Have a GPU compute features and send them; what is returned waits for them."""
@@ -78,7 +78,7 @@ class Embedder:
         def wait() -> np.ndarray:
             if sent:
                 sent.synchronize()
-            return torch.cat(parts).numpy()
+            return np.concatenate([part.numpy() for part in parts])
 
         return wait
 
