@@ -64,7 +64,7 @@ class Embedder:
     def ahead(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, np.ndarray]]:
         """Chunks of images with their features: the next ones are computed while these are written."""
         begun = read_ahead(lambda chunk: (chunk, self._begin(np.asarray(chunk[1].images))), chunks, 1)
-        return map(lambda one: (one[0], one[1]()), begun)
+        return ((chunk, features()) for chunk, features in begun)
 
     def _begin(self, images: np.ndarray) -> Callable[[], np.ndarray]:
         """Have a GPU compute features and send them; what is returned waits for them."""
