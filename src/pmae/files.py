@@ -242,7 +242,10 @@ def locked_file(path: Path, take: Callable[[int], None]) -> Iterator[int]:
 
 def is_at(handle: int, path: Path) -> bool:
     """Whether an open file is still the one at this path."""
-    return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
