@@ -79,7 +79,7 @@ def test_the_pooling_the_worst_classes_and_the_next_steps(make_run: MakeRun, sui
     run = make_run("it's", pictures=False, evaluation={"pmae epoch 3": scored})
     told = {one.title: one for one in advice(load(run.path))}
     pooling = told["Use CLS features"]
-    assert pooling.words == "k-NN gets 65.0% right with it on validation images, 60.0% with patch mean."
+    assert pooling.words == "k-NN gets 65.0% right with it on held-out training images, 60.0% with patch mean."
     assert "it'\"'\"'s' --data photos --pooling cls" in pooling.command, "a path that a shell takes as it is"
     assert told["Worst classes"].words.startswith(
         "c (40% found, mostly taken for a); a (80% found, mostly taken for b)"

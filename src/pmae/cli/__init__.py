@@ -1,6 +1,7 @@
 """The command line: parse, call, print. A command's module is imported when the command is asked for."""
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -77,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _leave(codes: list[int]) -> None:
     """End the process once all is written: to take the objects of torch apart, one by one, is more than a second."""
     if codes:
+        for stream in (sys.stdout, sys.stderr):  # what others said at the end
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(codes[0])
 
 

@@ -143,7 +143,8 @@ def simclr() -> Config:
     a name leaves the colors as they are, `--objective.reconstruction-weight 1` predicts what is hidden.
     pmae pretrain --recipe simclr --data cifar10 --out runs/simclr
     Cost: 7.5 million images of two views, as `ours` without its decoder (not timed).
-    Expect: not run yet; beside it `ours` has linear 84.7 and k-NN 81.1 after 800 epochs with --patch-size 8.
+    Expect: not run on CIFAR-10 yet, where `ours` has linear 84.7 and k-NN 81.1 after 800 epochs with --patch-size 8; on
+    Imagenette at 224 pixels linear 83.2 and k-NN 80.7 after 200 epochs of a ViT-S/16, `ours` 84.8 and 82.1.
     """
     return replace(
         ours(),

@@ -77,7 +77,8 @@ def _pooling(run: Contents) -> Iterator[Advice]:
         return
     chosen = primary_pooling(run.scores)
     other = next(pooling for pooling in best if pooling != chosen)
-    words = f"k-NN gets {best[chosen]:.1%} right with it on validation images, {best[other]:.1%} with {POOLINGS[other]}"
+    words = f"k-NN gets {best[chosen]:.1%} right with it on held-out training images, "
+    words += f"{best[other]:.1%} with {POOLINGS[other]}"
     words += ": no clear difference." if abs(best[chosen] - best[other]) <= POINT else "."
     command = f"pmae embed {_path(run)} --data {shlex.quote(run.config.data.source)} --pooling {chosen} -o features.npz"
     yield Advice(f"Use {POOLINGS[chosen]} features", words, command if _has_weights(run) else "")
