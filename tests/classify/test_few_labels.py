@@ -69,6 +69,10 @@ def test_every_representation_is_scored_by_the_command(
     assert "logistic regression on frozen features, the mean of 2 draws of the labelled images" in said
     code, said = command("evaluate", run.path, "--data", labelled, "--labels", "folders", "--shots", 0)
     assert (code, "--shots must be numbers of at least 1" in said) == (2, True)
+    code, said = command("evaluate", run.path, "--data", labelled, "--shots", 5, 5)
+    assert (code, "--shots must be numbers of which no two are alike, got (5, 5)" in said) == (2, True)
+    code, said = command("evaluate", run.path, "--protocols")
+    assert (code, "--protocols must be one or more of linear, mlp, knn and finetune, got ()" in said) == (2, True)
     code, said = command("evaluate", run.path, "--data", labelled, "--shots", 5, 500)
     assert code == 2
     assert re.search(r"--shots must be at most \d+, the training images of the largest class, got 500", said)

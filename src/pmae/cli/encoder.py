@@ -82,6 +82,8 @@ class Evaluate(OtherData):
         if self.shots or self.label_fraction:
             few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
             protocols = replace(protocols, few=few)
+        measures = bool(self.protocols or protocols.few or self.masks)
+        require(measures, "protocols", "one or more of linear, mlp, knn and finetune", self.protocols)
         place = opened(self.path)
         given = not isinstance(place, Run) or place.method == "weights"
         require(not (given and self.twin), "with", "left out for weights, which were not pretrained here", self.twin)

@@ -124,6 +124,8 @@ class FewLabelsProtocol(Settings):
 
     def check(self) -> None:
         require(bool(self.shots or self.fractions), "fewlabels.shots", "given where fractions are not", self.shots)
+        for name, given in {"shots": self.shots, "fractions": self.fractions}.items():
+            require(len(set(given)) == len(given), f"fewlabels.{name}", "numbers of which no two are alike", given)
 
 
 @dataclass(frozen=True)
