@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
 
@@ -70,10 +70,11 @@ class Embedder:
         """Have a GPU compute features and send them; what is returned waits for them."""
         if not len(images):  # a chunk of which nothing could be read keeps its turn among those of other processes
             return lambda: np.empty(0)
-        parts = [part.to("cpu", non_blocking=True) for part in self._parts(images)]
-        sent = torch.cuda.Event() if self.device.type == "cuda" else None
-        if sent:
-            sent.record()
+        cuda = self.device.type == "cuda"
+        # A thread begins on the first GPU, whose stream says nothing of another's.
+        with torch.cuda.device(self.device) if cuda else nullcontext():
+            parts = [part.to("cpu", non_blocking=True) for part in self._parts(images)]
+            sent = torch.cuda.current_stream().record_event() if cuda else None
 
         def wait() -> np.ndarray:
             if sent:

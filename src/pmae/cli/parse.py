@@ -45,9 +45,8 @@ class Conversion:
 
     def applied(self, reading: DataConfig, **more: Any) -> DataConfig:
         """The settings with what was given."""
-        more |= {"resize": self.resize, "channels": self.channels, "root": self.root}
-        given = {**more, "max_unreadable": self.max_unreadable}
-        return replace(reading, **{name: value for name, value in given.items() if value is not None})
+        more |= {name: getattr(self, name) for name in ("resize", "channels", "root", "max_unreadable")}
+        return replace(reading, **{name: value for name, value in more.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)

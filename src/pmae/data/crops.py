@@ -159,5 +159,5 @@ class Crops:
             cutting = torch.cuda.current_stream(self._cuts_on)
             cutting.wait_event(sent)
             images.pixels.record_stream(cutting)  # which uses them after they are let go of here
-        given = (images, places.tolist(), boxes, self._size, self._augment.interpolation)
+        given = (images, places, boxes, self._size, self._augment.interpolation)
         return crop_ragged(*given, self._files.threads, plain=self._kernels != "all")

@@ -18,7 +18,7 @@ TOGETHER = 64  # crops that one matrix multiplication resizes: 130 MB of windows
 
 def crop_ragged(
     images: Ragged,
-    places: Sequence[int],
+    places: np.ndarray | Sequence[int],
     boxes: Boxes,
     size: tuple[int, int],
     interpolation: str,
@@ -75,7 +75,7 @@ def _maker(device: torch.device) -> Callable[..., Factors]:
     try:
         _by_kernels(images, first, box, (1, 1), "bicubic", torch.float16)
     except Exception as error:  # no Triton, no compiler, a GPU it does not know: whatever it is, crops can be cut
-        warnings.warn(f"crops are cut without kernels, which takes three times as long: {error}", stacklevel=2)
+        warnings.warn(f"crops are cut without kernels, which takes longer: {error}", stacklevel=2)
         return _by_torch
     return _by_kernels
 
