@@ -17,6 +17,8 @@ from pmae.data.ondemand import RaggedOnDemand
 from pmae.errors import UserError
 from pmae.files import disk_errors, lock, write_whole
 
+COPYING = 8
+"""Threads that copy images, at most: of 256 MB, 4, 8 and 16 of them take 13, 10 and 16 ms on 16 cores."""
 SIZES, PIXELS = "sizes.npy", "pixels"  # the files of an entry; the second one's suffix is its dtype
 
 
@@ -52,12 +54,11 @@ class Ragged(NamedTuple):
         sizes = np.column_stack([self.sizes[images], np.full(len(images), self.channels)])
         lengths = sizes.prod(1)
         pixels = torch.empty(int(lengths.sum()), dtype=self.pixels.dtype, pin_memory=pinned)
-        rooms, sources = (
-            pixels.split(lengths.tolist()),
-            zip(self.starts[images].tolist(), lengths.tolist(), strict=True),
-        )
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda room, source: room.copy_(self.pixels[source[0] : sum(source)]), rooms, sources))
+        # By numpy, one thread an image: torch would divide every copy among threads of its own, at half the speed.
+        room, source, ends = pixels.numpy(), self.pixels.numpy(), np.cumsum(lengths)
+        pairs = zip(self.starts[images], ends - lengths, lengths, strict=True)
+        with ThreadPoolExecutor(min(threads, COPYING)) as pool:
+            list(pool.map(lambda p: np.copyto(room[p[1] : p[1] + p[2]], source[p[0] : p[0] + p[2]]), pairs))
         return ragged(pixels, sizes)
 
 
