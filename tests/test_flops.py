@@ -38,7 +38,7 @@ def counted(step) -> int:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 8, 24)])
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 8, 24), (6, 8, 8)])
 def test_closed_form_is_what_torch_counts(name: str, shape: tuple[int, int, int]) -> None:
     config, _ = resolve(CONFIGS[name], 64, shape)
     model = build_method(config, shape)

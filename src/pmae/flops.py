@@ -15,6 +15,7 @@ from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
 from pmae.models.encoder import VIT_TINY, is_vit_name, patch_sides, timm_recipe
 from pmae.plugins import find
+from pmae.spaces.fixed import FEW_CHANNELS
 from pmae.spaces.pca import patch_side
 
 COUNTED = ("pca", "patch_pca", "cosine", "pixels")  # the spaces that are counted
@@ -34,7 +35,7 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
         predicted in vain  3 x (16 T w^2 + 2(T-1)wP)   (the last MLP and the pixels of [CLS] and the visible patches)
         components         4 x 2D^2                    (project, reconstruct; project the prediction, and its gradient;
                                                         with the components of patches 4 x 2DP, with cosines
-                                                        4 x 2D(channels + rows + columns))
+                                                        4 x 2D(rows + columns))
 
     What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
     blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
@@ -118,7 +119,8 @@ def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
         rows, columns = patch_sides(patch_side(shape[1], shape[2], config.space.patch), shape[1])
         kept = shape[0] * rows * columns
     if config.space.name == "cosine":
-        kept = shape[1] + shape[2] + (shape[0] if shape[0] > 1 else 0)  # down, across, and the channels turned
+        # Down, across, and the channels turned, which takes a GEMM where they are many.
+        kept = shape[1] + shape[2] + (shape[0] if shape[0] > FEW_CHANNELS else 0)
     both = config.objective.target == "components" and config.objective.reconstruction_weight > 0
     gemms = (4 if both else 2) + (config.space.components is not None)
     return gemms * 2 * pixels * (kept or pixels)

@@ -24,7 +24,7 @@ def images(shape: tuple[int, int, int], count: int = 200) -> torch.Tensor:
     return torch.einsum("dc,bchw->bdhw", mix, x) + 2
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 6), (1, 8, 8), (2, 6, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4, 6), (1, 8, 8), (2, 6, 2), (5, 4, 2)], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_map_is_orthonormal(name: str, shape: tuple[int, int, int]) -> None:
     size = int(np.prod(shape))

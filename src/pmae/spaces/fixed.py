@@ -14,7 +14,7 @@ from pmae.spaces.base import Space
 from pmae.spaces.moments import covariance_of, mean_and_variance, principal_axes
 
 RINGS = 24
-FEW = 4  # channels whose mixtures are sums rather than a GEMM
+FEW_CHANNELS = 4  # channels whose mixtures are sums rather than a GEMM
 MOMENTS = {"haar": 1, **{f"db{moments}": moments for moments in range(2, 9)}}
 """Vanishing moments of each wavelet; a filter has twice as many taps."""
 
@@ -132,7 +132,7 @@ class FixedBasis(Orthonormal):
 
 def mix_channels(matrix: Tensor, x: Tensor) -> Tensor:
     """Each output channel a weighted sum of the channels of x (B, C, H, W): one row of the matrix (C, C)."""
-    if len(matrix) > FEW:
+    if len(matrix) > FEW_CHANNELS:
         return torch.einsum("dc,bchw->bdhw", matrix, x)
     # A GEMM of three rows leaves a GPU idle, 5 ms of a step at 224 pixels; sums are fused with what is around them.
     return (matrix[:, :, None, None] * x[:, None]).sum(2)
