@@ -3,6 +3,7 @@
 Settings, environment, results, and one line of metrics an epoch, or every few epochs of long runs; data in `data/`.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pmae.config import replace
 from pmae.config_file import to_dict
 from pmae.errors import UserError
 from pmae.files import write_json, write_text
-from pmae.results import standing
+from pmae.results import Evaluation, standing
 from pmae.runs import Run
 from pmae.sweep.find import finished
 
@@ -25,6 +26,8 @@ SHORT = {
 """What a folder's name says of a recipe; nothing of masking alone."""
 LINES = 100
 """How many epochs of a run keep a line of metrics."""
+CLASSES = 20
+"""Beyond so many, confusion matrices are left out: a hundred classes would have ten thousand numbers a score."""
 
 
 def publish(run: Run, below: Path = RUNS) -> Path:
@@ -70,9 +73,14 @@ def scored_once(run: Run) -> dict[str, object]:
     """results.json without the scores that a later evaluation measured anew."""
     results = run.results
     if "evaluations" in results:
-        results["evaluations"] = [one.to_json() for one in standing(run.evaluations)]
+        results["evaluations"] = [_small(one).to_json() for one in standing(run.evaluations)]
         results.pop("evaluation", None)  # the older format, which is among them now
     return results
+
+
+def _small(one: Evaluation) -> Evaluation:
+    kept = [s if len(s.confusion or ()) <= CLASSES else dataclasses.replace(s, confusion=None) for s in one.scores]
+    return dataclasses.replace(one, scores=tuple(kept))
 
 
 def _compact(value: object) -> str:

@@ -106,9 +106,9 @@ def accuracy_tables(split: str, folder: Path = RUNS) -> str:
     return "\n".join(made)
 
 
-def photograph_table(folder: Path = RUNS) -> str:
+def photograph_table(data: str = "imagenette", folder: Path = RUNS) -> str:
     """The runs at 224 pixels and their baselines, the best linear probe first, with 95% intervals."""
-    kinds = [(kind, run) for kind, runs in published_runs(folder).items() if kind.data == "imagenette" for run in runs]
+    kinds = [(kind, run) for kind, runs in published_runs(folder).items() if kind.data == data for run in runs]
     rows: dict[str, dict[str, Score]] = {}
     spent: dict[str, str] = {}
     for kind, run in kinds:
@@ -189,6 +189,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "val": lambda: accuracy_tables("val"),
     "headline": headline,
     "photographs": photograph_table,
+    "flowers": lambda: photograph_table("flowers"),
     "status": lambda: to_markdown(status(RunChoices(), Scoring(folders=(RUNS,), only_found=True))),
 }
 
