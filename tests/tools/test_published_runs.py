@@ -220,6 +220,16 @@ def test_a_score_that_was_measured_anew_is_published_once(tool: Any, tmp_path: P
     assert Run(tool("publish").publish(run, tmp_path / "runs")).results == Run(source).results
 
 
+def test_confusion_of_many_classes_is_left_out(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(shutil.copytree(RESULTS / "runs" / "imagenette-mae-200", tmp_path / "run"))
+    publish = tool("publish")
+    for most, kept in ((10, True), (9, False)):  # the set has ten classes
+        monkeypatch.setattr(publish, "CLASSES", most)
+        scores = Run(publish.publish(run, tmp_path / str(most))).evaluations[0].scores
+        assert [bool(score.confusion) for score in scores] == [kept] * len(scores)
+        assert [score.accuracy for score in scores] == [score.accuracy for score in run.evaluations[0].scores]
+
+
 def test_the_table_of_photographs_has_every_score_with_its_interval(tool: Any) -> None:
     rows = {row[0]: row[1:] for row in cells(tool("tables").photograph_table(), "")}
     results = json.loads((RESULTS / "runs" / "imagenette-mae-200" / "results.json").read_text())
