@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.errors import UserError
-from pmae.evaluate import suite
+from pmae.evaluate import features, progress, suite
 from pmae.evaluate.baselines import RawPixels, fit_pca
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.evaluate.protocols import FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols, only
@@ -42,6 +43,23 @@ def evaluate(*arguments: Any, **named: Any) -> Evaluation:
 def shuffled(part: ImageSet, seed: int) -> ImageSet:
     assert part.labels is not None
     return dataclasses.replace(part, labels=np.random.default_rng(seed).permutation(part.labels))
+
+
+def test_long_work_says_how_far_it_is(
+    encoder: Encoder, splits: Splits, standardize: Standardize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setitem(features.CHUNK, "cpu", 50)
+    said: list[str] = []
+    evaluate(encoder, splits, standardize, only(SMALL, ["knn", "finetune"]), seeds=(0, 1), say=said.append)
+    total, sizes = sum(map(len, splits.parts.values())), [len(part) for part in splits.parts.values()]
+    done = np.cumsum([min(50, size - start) for size in sizes for start in range(0, size, 50)])
+    told = [re.fullmatch(r"pmae epoch 3: (.*): (\d+) of (\d+), about \d+:\d\d:\d\d left", line) for line in said]
+    found = [(one[1], int(one[2]), int(one[3])) for one in told if one]
+    assert found == [
+        *(("features, images", count, total) for count in done[:-1]),
+        *(("finetune, epochs", count, 4) for count in (1, 2, 3)),
+    ]
 
 
 def test_everything_at_once_is_plain_json(

@@ -1,7 +1,7 @@
 """Features of all images in one pass (no gradient, no masking, bfloat16 on CUDA); which images, in what order."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -66,9 +66,16 @@ class Extractor:
         self.represent, self.standardize, self.device, self.world = represent, standardize, device, world
 
     def __call__(
-        self, batches: Batches, augment: AugmentConfig | None = None, key: tuple[int, ...] = ()
+        self,
+        batches: Batches,
+        augment: AugmentConfig | None = None,
+        key: tuple[int, ...] = (),
+        seen: Callable[[int], None] = lambda count: None,
     ) -> dict[str, Tensor]:
-        """Features (N, width) in float32 for each pooling; crops and flips are a function of `key`."""
+        """Features (N, width) in float32 for each pooling; crops and flips are a function of `key`.
+
+        `seen` is told of every so many images that all processes have done.
+        """
         found: dict[str, Tensor] = {}
         how = augment.interpolation if augment else "bicubic"
         with evaluating(self.represent):
@@ -85,6 +92,7 @@ class Extractor:
                         found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)
                     if mine:
                         found[name][start:stop] = value[: stop - start]
+                seen(self.world.size * (stop - start))
         # A sum with zeros is exact: all processes have the numbers that one would have.
         return {name: self.world.all_reduce(value) for name, value in found.items()}
 

@@ -33,6 +33,7 @@ from pmae.evaluate.probes import (
     train_probes,
     votes,
 )
+from pmae.evaluate.progress import Pace
 from pmae.evaluate.protocols import FewLabelsProtocol, FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
 from pmae.results import Duplicates, EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
 from pmae.train.distributed import ONE_PROCESS, World
@@ -70,15 +71,15 @@ def evaluate(
     seconds: dict[str, float] = {}
 
     @contextmanager
-    def stage(name: str) -> Iterator[None]:
+    def stage(name: str, total: int = 0, unit: str = "") -> Iterator[Pace]:
         if world.main:
             say(f"{label}: {name}")
         start = time.perf_counter()
-        yield
+        yield Pace(f"{label}: {name}, {unit}", total, say if world.main else lambda message: None)
         seconds[name] = round(time.perf_counter() - start, 3)
 
-    with stage("features"):
-        data.features = {name: data.extractor(images) for name, images in data.parts.items()}
+    with stage("features", sum(map(len, data.parts.values())), "images") as pace:
+        data.features = {name: data.extractor(images, seen=pace.add) for name, images in data.parts.items()}
         shapes = {name: shape_of(value) for name, value in data.features["train"].items()}
     if protocols.probe:
         with stage("probes"):
@@ -92,8 +93,8 @@ def evaluate(
     if protocols.finetune:
         # One folder a preset and data set: each is a fine-tuning of its own, to be resumed by itself.
         own = re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")
-        with stage("finetune"):
-            scores += _finetune(data, protocols.finetune, seeds, folder / own if folder else None)
+        with stage("finetune", protocols.finetune.epochs * len(seeds), "epochs") as pace:
+            scores += _finetune(data, protocols.finetune, seeds, folder / own if folder else None, pace)
     return Evaluation(
         method,
         protocols.name,
@@ -257,7 +258,9 @@ def _few_labels(data: EvaluationData, config: FewLabelsProtocol, seed: int) -> l
     return scores
 
 
-def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[int], folder: Path | None) -> list[Score]:
+def _finetune(
+    data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[int], folder: Path | None, pace: Pace
+) -> list[Score]:
     represent = data.represent
     if not isinstance(represent, nn.Module) or not any(p.requires_grad for p in represent.parameters()):
         data.notes.append("fine-tuning is left out: the representation has nothing to train")
@@ -268,7 +271,8 @@ def _finetune(data: EvaluationData, config: FinetuneProtocol, seeds: Sequence[in
     for seed in seeds:
         place = folder / f"seed-{seed}" if folder else None
         images, labels, classes = data.parts["train"], data.target(), len(data.classes)
-        made = finetune(represent, images, labels, classes, data.standardize, config, seed, place)
+        given = (represent, images, labels, classes, data.standardize, config, seed, place)
+        made = finetune(*given, on_epoch=lambda epoch, loss: pace.add())
         # JSON has no number for the loss of training that diverged.
         named["losses"] += (tuple(loss if math.isfinite(loss) else None for loss in made.losses),)
         named["pooling"] = made.classifier.pooling
