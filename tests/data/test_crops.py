@@ -80,6 +80,19 @@ def test_matrix_multiplications_cut_the_same_crops(depth: torch.dtype) -> None:
     assert float((found.float() - plain.float()).abs().max()) <= (1 if depth == torch.uint8 else 1e-3)
 
 
+@pytest.mark.parametrize("threads", [1, 3, 40])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_some_images_are_copied_into_one_piece(threads: int, dtype: torch.dtype) -> None:
+    sizes = np.array([(h, w, 3) for w, h in SIZES])
+    images = ragged(torch.arange(int(sizes.prod(1).sum())).to(dtype), sizes)
+    wanted = np.array([4, 0, 5, 4, 2])
+    found = images.take(wanted, threads)
+    assert found.pixels.dtype == dtype
+    for place, image in enumerate(wanted):
+        whole = (0, 0, *map(int, images.sizes[image]))
+        assert torch.equal(found.window(place, *whole), images.window(int(image), *whole))
+
+
 def test_no_more_pixels_are_kept_than_crops_can_use(tmp_path: Path) -> None:
     photograph(0, 400, 300).save(tmp_path / "a.png")
     photograph(1, 90, 30).save(tmp_path / "b.jpg")

@@ -53,12 +53,18 @@ class Ragged(NamedTuple):
         sizes = np.column_stack([self.sizes[images], np.full(len(images), self.channels)])
         lengths = sizes.prod(1)
         pixels = torch.empty(int(lengths.sum()), dtype=self.pixels.dtype, pin_memory=pinned)
-        sources = [self.pixels[start : start + n] for start, n in zip(self.starts[images], lengths, strict=True)]
-        # A few long copies: were every image one, the threads would take turns at Python with the one that trains.
+        # A few long copies by numpy: of one an image, threads would take turns at Python with the one that trains, and
+        # torch would divide each among threads of its own.
+        source, room, ends = self.pixels.numpy(), pixels.numpy(), np.cumsum(lengths)
+        starts = self.starts[images]
+
+        def gather(part: np.ndarray) -> None:
+            own = [source[starts[i] : starts[i] + lengths[i]] for i in part]
+            np.concatenate(own, out=room[ends[part[0]] - lengths[part[0]] : ends[part[-1]]])
+
         parts = np.array_split(np.arange(len(images)), min(threads, COPYING, len(images)))
-        rooms = pixels.split([int(lengths[part].sum()) for part in parts])
         with ThreadPoolExecutor(len(parts)) as pool:
-            list(pool.map(lambda part, room: torch.cat([sources[i] for i in part], out=room), parts, rooms))
+            list(pool.map(gather, parts))
         return ragged(pixels, sizes)
 
 
