@@ -59,9 +59,10 @@ class Embedder:
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """The features of all images, in order."""
+        if self.device.type != "cuda":
+            return np.concatenate([part.cpu().numpy() for part in self._parts(images)])
         parts = (images[start : start + self.batch_size] for start in range(0, len(images), self.batch_size))
-        begun = read_ahead(self._begin, parts, 1) if self.device.type == "cuda" else map(self._begin, parts)
-        return np.concatenate([features() for features in begun])
+        return np.concatenate([features() for features in read_ahead(self._begin, parts, 1)])
 
     def ahead(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, np.ndarray]]:
         """Chunks of images with their features: the next ones are computed while these are written."""
