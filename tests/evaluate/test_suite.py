@@ -54,11 +54,11 @@ def test_long_work_says_how_far_it_is(
     evaluate(encoder, splits, standardize, only(SMALL, ["knn", "finetune"]), seeds=(0, 1), say=said.append)
     total, sizes = sum(map(len, splits.parts.values())), [len(part) for part in splits.parts.values()]
     done = np.cumsum([min(50, size - start) for size in sizes for start in range(0, size, 50)])
-    told = [re.fullmatch(r"pmae epoch 3: (.*): (\d+) of (\d+), about \d+:\d\d:\d\d left", line) for line in said]
-    found = [(one[1], int(one[2]), int(one[3])) for one in told if one]
+    told = [re.fullmatch(r"pmae epoch 3: (\w+), (\d+) of (\d+) (\w+), about \d+:\d\d:\d\d left", line) for line in said]
+    found = [(one[1], int(one[2]), int(one[3]), one[4]) for one in told if one]
     assert found == [
-        *(("features, images", count, total) for count in done[:-1]),
-        *(("finetune, epochs", count, 4) for count in (1, 2, 3)),
+        *(("features", count, total, "images") for count in done[:-1]),
+        *(("finetune", count, 4, "epochs") for count in (1, 2, 3)),
     ]
 
 

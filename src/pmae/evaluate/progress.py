@@ -10,8 +10,8 @@ SECONDS = 10.0  # between two lines
 class Pace:
     """Says how much of some work is done, and about how long the rest takes, seconds apart; of short work nothing."""
 
-    def __init__(self, what: str, total: int, say: Callable[[str], None]) -> None:
-        self._what, self._total, self._say, self._done = what, total, say, 0
+    def __init__(self, what: str, total: int, unit: str, say: Callable[[str], None]) -> None:
+        self._what, self._total, self._unit, self._say, self._done = what, total, unit, say, 0
         self._began = self._told = time.monotonic()
 
     def add(self, count: int = 1) -> None:
@@ -19,5 +19,5 @@ class Pace:
         self._done, now = self._done + count, time.monotonic()
         if self._done < self._total and now - self._told >= SECONDS:
             left = timedelta(seconds=round((now - self._began) / self._done * (self._total - self._done)))
-            self._say(f"{self._what}: {self._done:,} of {self._total:,}, about {left} left")
+            self._say(f"{self._what}, {self._done:,} of {self._total:,} {self._unit}, about {left} left")
             self._told = now

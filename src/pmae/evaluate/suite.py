@@ -75,7 +75,7 @@ def evaluate(
         if world.main:
             say(f"{label}: {name}")
         start = time.perf_counter()
-        yield Pace(f"{label}: {name}, {unit}", total, say if world.main else lambda message: None)
+        yield Pace(f"{label}: {name}", total, unit, say if world.main else lambda message: None)
         seconds[name] = round(time.perf_counter() - start, 3)
 
     with stage("features", sum(map(len, data.parts.values())), "images") as pace:
