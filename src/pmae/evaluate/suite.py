@@ -120,7 +120,11 @@ class EvaluationData:
         return torch.from_numpy(self.labels[part]).to(self.device)
 
     def validation(self) -> tuple[Tensor, Tensor, str]:
-        """Training positions to fit on, to choose settings on, and what is said of it; for all protocols alike."""
+        """Training positions to fit on, to choose settings on, and what is said of it; for all protocols alike.
+
+        Split off train even where there is a val part: that is scored as test is (the paper tests the medical sets on
+        it), and no image that is scored may choose.
+        """
         share = self.protocols.validation_share
         kept, held = (torch.from_numpy(part).to(self.device) for part in hold_out(self.labels["train"], share))
         part = f"{len(held)} images ({share:.0%}, stratified) split off the training part"
