@@ -29,6 +29,7 @@ from pmae.config import (
     replace,
 )
 from pmae.config_file import FREE, flat, from_dict, to_dict, with_settings
+from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.runs import read_config
 
@@ -184,6 +185,12 @@ def test_a_file_with_an_old_name_is_read(tmp_path: Path, section: str, old: str,
 def test_a_file_older_than_the_contrastive_loss_leaves_it_out(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"objective": {"scale": "sum"}}')
     assert read_config(tmp_path / "config.json").objective.contrastive_weight == 0
+
+
+def test_a_file_older_than_local_views_has_none_at_any_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"objective": {"contrastive_weight": 1.0}, "augment": {"flip": false}}')
+    config, _ = resolve(read_config(tmp_path / "config.json"), 10_000, (3, 224, 224))
+    assert (config.objective.local_views, config.augment.extra) == (0, ())
 
 
 def test_every_published_run_loads() -> None:

@@ -86,7 +86,7 @@ def test_local_views_are_windows_of_every_crop(name: str) -> None:
     torch.manual_seed(0)
     model, x = build_method(config, SHAPE), torch.randn(8, *SHAPE)
     assert model.contrastive is not None
-    seen = model.contrastive._windows(x)
+    seen = model.contrastive.windows(x)
     assert [tuple(each.shape) for each in seen] == [(8, 16)] * 3
     alone = [model.encoder(x, torch.full((8, 1), place))[1].mean(1) for place in range(4)]
     for each in seen:

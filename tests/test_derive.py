@@ -1,16 +1,24 @@
 """What is derived from the data, and what is refused once the data is known."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import timm
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pmae.config import Config, replace
 from pmae.config_file import describe
-from pmae.derive import batch_for, patch_for, resolve
+from pmae.derive import PLAIN_VIT, batch_for, patch_for, resolve
 from pmae.errors import UserError
 from pmae.method import build_method
+from pmae.models import is_vit_name
 from pmae.paper.recipes import recipe
+from pmae.runs import Run
 from pmae.spaces import Pixels
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
@@ -153,12 +161,52 @@ def test_a_cpu_keeps_leading_components_where_the_exact_basis_is_large(
 
 @pytest.mark.parametrize("gpu", [True, False])
 def test_large_images_are_masked_in_components_of_patches(gpu: bool) -> None:
-    config, reasons = resolve(Config(), 10_000, (3, 224, 224), gpu=gpu)
+    config, reasons = resolve(recipe("masking"), 10_000, (3, 224, 224), gpu=gpu)
     assert (config.space.name, config.space.components) == ("patch_pca", None)
     assert "all 150,528 components of whole images would take 725 GB to fit" in reasons["space.name"]
     asked = replace(Config(), space__components=1024)
     assert resolve(asked, 10_000, (3, 224, 224), gpu=gpu)[0].space == asked.space
     assert resolve(Config(), 10_000, (3, 96, 96), gpu=gpu)[0].space.name == "pca"
+
+
+def test_photographs_are_trained_as_they_were_measured() -> None:
+    measured = Run(ROOT / "results/runs/imagenette-cosine-contrast-0.2-local=4-200").config
+    given = replace(Config(data=measured.data), encoder__name="vit_small_patch16_224")
+    given = replace(given, train__epochs=200, probe__every=20, objective__local_views=4)
+    config, reasons = resolve(given, 9_469, (3, 224, 224))
+    assert config == measured
+    assert {"augment.extra", "space.name", "train.batch_size"} <= set(reasons)
+    assert resolve(replace(given, objective__local_views=None), 9_469, (3, 224, 224))[0].objective.local_views == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "shape", "kind"),
+    [
+        ({}, 4_095, (3, 224, 224), {}),  # no contrastive loss
+        ({}, 9_469, (1, 224, 224), {}),  # no colors
+        ({}, 9_469, (3, 224, 224), {"dtype": "float32"}),
+        ({}, 9_469, (3, 128, 128), {}),
+        ({}, 9_469, (3, 224, 224), {"gpu": False}),
+        ({"encoder__name": "resnet50"}, 9_469, (3, 224, 224), {}),  # which drops no tokens
+        ({"encoder__name": "vit_relpos_small_patch16_224"}, 9_469, (3, 224, 224), {}),
+        ({"encoder__weights": "weights/"}, 9_469, (3, 224, 224), {}),
+        ({"objective__contrastive_weight": 0.0}, 9_469, (3, 224, 224), {}),
+        ({"augment__extra": (), "objective__local_views": 0}, 9_469, (3, 224, 224), {}),
+    ],
+)
+def test_what_is_not_like_the_photographs_has_neither_colors_nor_local_views(
+    given: dict[str, object], count: int, shape: tuple[int, int, int], kind: dict[str, Any]
+) -> None:
+    config, reasons = resolve(replace(Config(), **given), count, shape, **kind)
+    assert (config.augment.extra, config.objective.local_views) == ((), 0)
+    assert not {"augment.extra", "objective.local_views"} & set(reasons)
+    assert "local_views" not in describe(config, reasons)
+
+
+def test_every_encoder_that_is_given_local_views_can_drop_tokens() -> None:
+    given = [name for name in ["vit_tiny", *timm.list_models()] if PLAIN_VIT.fullmatch(name)]
+    assert {"vit_tiny", "vit_small_patch16_224", "vit_base_patch16_224"} <= set(given)
+    assert all(is_vit_name(name) for name in given)
 
 
 @pytest.mark.parametrize("name", ["paper", "released"])

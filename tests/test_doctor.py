@@ -14,7 +14,10 @@ from PIL import Image
 
 from pmae import doctor
 from pmae.cli import main
+from pmae.config import Config, replace
+from pmae.derive import resolve
 from pmae.doctor import ask
+from pmae.method import build_method
 
 
 def levels(findings: object) -> dict[str, str]:
@@ -164,3 +167,16 @@ def test_a_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.Monke
     assert f"torch {torch.__version__.split('+')[0]} is not >=99; surely-not-installed is missing" == found.words
     assert (extra.level, extra.words) == ("ok", "not installed: absent-extra is missing")
     assert "pip install 'pmae[export]'" in extra.advice
+
+
+def test_local_views_take_their_share_of_the_memory(tiny: Config) -> None:
+    def needed(views: int) -> int:
+        given = replace(tiny, objective__contrastive_weight=1.0, objective__local_views=views)
+        model = build_method(resolve(given, 64, (3, 16, 16))[0], (3, 16, 16)).train()
+        local, model.contrastive = model.contrastive if views else None, None
+        return doctor.saved_bytes(model, (3, 16, 16), 3, local) - doctor.saved_bytes(model, (3, 16, 16), 2, local)
+
+    none, two, four = map(needed, (0, 2, 4))
+    assert none < two < four
+    # The patches of an image are embedded once for all its windows; each window then has the blocks to itself.
+    assert 0.5 * (two - none) < four - two <= 2 * (two - none)

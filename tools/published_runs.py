@@ -43,6 +43,8 @@ class Kind:
     recipe: str
     differs: tuple[str, ...]
     """`name=value` of the settings that are not the recipe's."""
+    local_views: int
+    """How many each crop has."""
 
     @property
     def title(self) -> str:
@@ -55,15 +57,7 @@ class Kind:
     @property
     def decoder(self) -> str:
         """The decoder, if it is not the recipe's."""
-        return self._differing("decoder.name")
-
-    @property
-    def local_views(self) -> str:
-        """How many local views each crop has, if any."""
-        return self._differing("objective.local_views")
-
-    def _differing(self, setting: str) -> str:
-        return next((text.partition("=")[2] for text in self.differs if text.startswith(f"{setting}=")), "")
+        return next((text.partition("=")[2] for text in self.differs if text.startswith("decoder.name=")), "")
 
     @property
     def settings(self) -> str:
@@ -90,7 +84,8 @@ def kind_of(run: Run) -> Kind:
     method = _method(config, differences[nearest])
     masking = config.masking
     ratio = None if masking.ratio_schedule == "uniform" else masking.masked_patches or masking.masked_variance
-    return Kind(str(data["name"]), method, ratio, config.train.epochs or 0, nearest, tuple(differences[nearest]))
+    length, local = config.train.epochs or 0, config.objective.local_views or 0
+    return Kind(str(data["name"]), method, ratio, length, nearest, tuple(differences[nearest]), local)
 
 
 def _method(config: Config, differs: Sequence[str]) -> str:

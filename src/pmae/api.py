@@ -79,7 +79,8 @@ def pretrain(
     config = dataclasses.replace(config, data=data)
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
-    config, reasons = resolve(config, len(splits.train), splits.train.shape, splits.train.vectors, gpu)
+    seen = (splits.train.shape, splits.train.vectors, gpu, splits.train.images.dtype.name)
+    config, reasons = resolve(config, len(splits.train), *seen)
     if config.data.resize != given.resize:
         reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
     if config.data.channels != given.channels:

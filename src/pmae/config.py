@@ -84,9 +84,9 @@ class AugmentConfig(Settings):
     """How a crop is resized back to the full size."""
     flip: bool = True
     """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
-    extra: tuple[str, ...] = ()
+    extra: tuple[str, ...] | None = None
     """Augmentations that come after, in their order: color_jitter, grayscale, blur, solarize or registered ones, with
-    options as name(option=value)."""
+    options as name(option=value); none if not given, or the first two for photographs."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class SpaceConfig(Settings):
     name: str = "pca"
     """The masking space: pca (PMAE), ica, learned, patch_pca, kernel_pca (KMAE), diffusion, cosine, fourier,
     wavelet, pixels (MAE), or a registered one: name or name(option=value). Images of more than 32,768 numbers take
-    patch_pca instead of pca unless `components` are given."""
+    patch_pca instead of pca unless `components` are given, photographs cosine."""
     grouped: bool = False
     """Hide whole bands as one: rings of frequencies, wavelet subbands, or a component of patch_pca everywhere."""
     components: Count | None = None
@@ -167,9 +167,9 @@ class ObjectiveConfig(Settings):
     for both, moco(tokens=1.0), options momentum, temperature, layers, hidden; or a registered one."""
     temperature: Positive = 0.2
     """For NT-Xent: its softmax temperature."""
-    local_views: WholeNumber = 0
+    local_views: WholeNumber | None = None
     """For nt_xent and moco of a ViT: so many windows of each crop, of half its patches a side, are to find the image's
-    other crop too (multi-crop, Caron et al. 2020)."""
+    other crop too (multi-crop, Caron et al. 2020); none if not given, or 2 for photographs."""
 
 
 @dataclass(frozen=True)

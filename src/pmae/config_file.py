@@ -53,7 +53,9 @@ def of_older_versions(values: Any) -> Any:
             require(after not in part, old, f"left out, for it is called {new} now and that is there too", part[before])
             part[after] = part.pop(before)
     if isinstance(values.get("objective"), dict):
-        values["objective"].setdefault("contrastive_weight", 0.0)
+        values["objective"] = {"contrastive_weight": 0.0, "local_views": 0, **values["objective"]}
+    if isinstance(values.get("augment"), dict):
+        values["augment"].setdefault("extra", ())
     if isinstance(values.get("data"), dict) and values["data"].get("resize"):
         values["data"].setdefault("crop_mode", "squash")
     if isinstance(values.get("optim"), dict) and isinstance(values.get("encoder"), dict):
@@ -102,7 +104,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def describe(config: Config, reasons: dict[str, str], whole: bool = False) -> str:
     """What was given or derived as aligned lines, the derived with their reason; the rest too if `whole`."""
-    lines, usual = [], flat(Config())
+    lines, usual = [], flat(Config()) | {"augment.extra": (), "objective.local_views": 0}  # unless of photographs
     for name, value in flat(config).items():
         shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
         reason = f"   <- {reasons[name]}" if name in reasons else ""

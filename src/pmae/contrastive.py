@@ -213,7 +213,7 @@ class Contrastive:
         self.gathers = bool(getattr(self.module, "gathers", True))
         self.has_teacher = any(isinstance(part, Teacher) for part in self.module.modules())
         self.predicts_tokens = any(isinstance(part, TokenPredictor) for part in self.module.modules())
-        self.encoder, self.local_views = encoder, config.local_views
+        self.encoder, self.local_views = encoder, config.local_views or 0
         takes = encoder.is_vit and getattr(self.module, "takes_local", False)
         if self.local_views and not takes:
             rule = "0 unless encoder.name is a ViT and objective.contrastive nt_xent or moco"
@@ -221,7 +221,7 @@ class Contrastive:
 
     def __call__(self, tokens: Tensor, x: Tensor) -> Tensor:
         """The weighted loss of tokens (2B, N, width), first views before second ones, of the whole images (2B, ...)."""
-        given = ([self.gather(each) for each in self._windows(x)],) if self.local_views else ()
+        given = ([self.gather(each) for each in self.windows(x)],) if self.local_views else ()
         if getattr(self.module, "takes_tokens", False):
             found = self.module(tokens, x, self.gather, *given)
         else:
@@ -229,7 +229,7 @@ class Contrastive:
         require(found.shape == (), f"objective.contrastive {self.name!r}", "one number", tuple(found.shape))
         return self.weight * found
 
-    def _windows(self, x: Tensor) -> Sequence[Tensor]:
+    def windows(self, x: Tensor) -> Sequence[Tensor]:
         """Features (2B, width) of a window of each image, once for each local view; one pass for all."""
         net: Any = self.encoder.net
         keep = draw_windows(self.local_views * len(x), net.patch_embed.grid_size, x.device)

@@ -1,6 +1,7 @@
 """Settings that follow from the data and the machine: a table of rules, each with its reason."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +22,13 @@ images a seventh of the operations and 0.3 instead of 4.8 GB; 4,096 pixels take 
 WHOLE_IMAGES = 2**15
 """Numbers of an image up to which components of whole images are the default: fitting all D takes 32 D^2 bytes, 24 GB
 at 96x96x3 and 725 GB at 224x224x3, while those of patches take megabytes and come out level (`results/spaces.md`)."""
+PHOTOGRAPH, ITS_BATCH, ITS_IMAGES = 160, 256, 2_000_000
+"""Pixels of the shorter side from which images in color are taken for photographs; the batch they were measured with at
+224, and how many were seen when their features had stopped improving (`results/photographs.md`)."""
+PLAIN_VIT = re.compile(r"vit_tiny|vit_(tiny|small|base|large)_patch\d+(_reg\d+)?_\d+(\..*)?")
+"""Names of encoders that can drop tokens, as local views need; of others it would have to be looked up."""
+LOCAL = ("nt_xent", "moco")
+"""Contrastive losses that take local views."""
 SMALL_NETWORKS = {"encoder.width": 96, "encoder.depth": 4, "encoder.heads": 6}
 SMALL_NETWORKS |= {"decoder.width": 96, "decoder.depth": 1, "decoder.heads": 6}
 """For a machine without a GPU, where the paper's networks learn nothing in the time these need to learn something."""
@@ -30,9 +38,12 @@ UNORDERED = "columns of vectors have neither an order nor a unit in common"
 class Case:
     """What rules look at: the data, the machine, the settings as given and as settled so far."""
 
-    def __init__(self, config: Config, count: int, shape: tuple[int, int, int], vectors: bool, gpu: bool) -> None:
+    def __init__(
+        self, config: Config, count: int, shape: tuple[int, int, int], vectors: bool, gpu: bool, dtype: str
+    ) -> None:
         self.given, self.config = config, config
         self.count, self.shape, self.vectors, self.gpu = count, shape, vectors, gpu
+        self.in_color = shape[0] == 3 and dtype in ("uint8", "uint16")
         self.pixels = math.prod(shape)
         self.patches = config.method == "mae"  # they are hidden, not components
         self.fixed = config.masking.ratio_schedule == "fixed"
@@ -41,6 +52,12 @@ class Case:
     def fit_gigabytes(self) -> float:
         """What the exact PCA of whole images takes: four matrices in float64."""
         return 4 * 8 * self.pixels**2 / 1e9
+
+    @property
+    def whole_pca(self) -> bool:
+        """Whether all components of whole images are wanted, by nobody's word and no recipe of the paper's."""
+        space = self.config.space
+        return space.name == "pca" and space.components is None and self.config.objective.scale == "constant"
 
     @property
     def adapts(self) -> bool:
@@ -64,6 +81,12 @@ class Case:
         return bool(self.config.objective.contrastive_weight)
 
     @property
+    def photographs(self) -> bool:
+        """Whether these are images and a training like those of `results/photographs.md`."""
+        large, vit = min(self.shape[1:]) >= PHOTOGRAPH, PLAIN_VIT.fullmatch(self.config.encoder.name)
+        return bool(self.in_color and large and self.gpu and self.two_views and vit and not self.adapts)
+
+    @property
     def batch(self) -> int:
         return self.config.train.batch_size or 1
 
@@ -78,6 +101,8 @@ class Case:
     @property
     def images_seen(self) -> int:
         """In a whole run: longer ones pay with two views, which without a GPU halve it so as to take no longer."""
+        if self.photographs:
+            return ITS_IMAGES
         return 5_000_000 if not self.two_views else 7_500_000 if self.gpu else 2_500_000
 
     @property
@@ -94,14 +119,32 @@ class Rule(NamedTuple):
     value: object
     """Itself, or a function of the case."""
     reason: str
-    """Printed, with the case as `c`."""
+    """Printed, with the case as `c`; nothing, where it is so for most."""
     overrules: bool = False
 
 
 # A rule sees what those above it settled; of several for one setting the first that applies counts.
 RULES = (
-    Rule("space.name", lambda c: c.config.space.name == "pca" and c.config.space.components is None
-         and c.pixels > WHOLE_IMAGES and c.shape[1] > 1 and c.config.objective.scale == "constant", "patch_pca",
+    Rule("augment.flip", lambda c: c.shape[1] == 1, False, "signals are rarely natural backwards", overrules=True),
+    Rule("augment.crop", lambda c: c.vectors, False, UNORDERED, overrules=True),
+    Rule("data.standardize", lambda c: c.vectors, "pixel", UNORDERED, overrules=True),
+    Rule("objective.contrastive_weight", lambda c: c.shape[1] == 1 or not c.config.augment.crop, 0.0,
+         "no crops of images, so no two views of one"),
+    # Whoever names another contrastive loss wants it.
+    Rule("objective.contrastive_weight", lambda c: c.count < MANY_IMAGES
+         and c.config.objective.contrastive == ObjectiveConfig().contrastive, 0.0,
+         f"fewer than {MANY_IMAGES:,} images: two views are not tried there"),
+    Rule("objective.contrastive_weight", None, 1.0,
+         "two views of an image find each other: better or level on every set we tried"),
+    Rule("augment.extra", lambda c: c.photographs, ("color_jitter", "grayscale"),
+         "or colors alone would tell which crops belong together; --augment.extra without a name adds none"),
+    Rule("augment.extra", None, (), ""),
+    Rule("objective.local_views", lambda c: c.photographs and c.config.objective.contrastive in LOCAL, 2,
+         "8 points, linear and by k-NN, on photographs after thirty epochs; 4 are a little better and take longer"),
+    Rule("objective.local_views", None, 0, ""),
+    Rule("space.name", lambda c: c.photographs and c.whole_pca, "cosine",
+         "nothing to fit, and on photographs level with patch_pca or better", overrules=True),
+    Rule("space.name", lambda c: c.whole_pca and c.pixels > WHOLE_IMAGES and c.shape[1] > 1, "patch_pca",
          "all {c.pixels:,} components of whole images would take {c.fit_gigabytes:,.0f} GB to fit, those of patches "
          "megabytes; space.components 1024 keeps pca, with as many leading ones", overrules=True),
     Rule("objective.target", lambda c: c.patches, "patches", "space.name is pixels"),
@@ -119,22 +162,13 @@ RULES = (
          "{c.grid} tokens of {c.shape[1]}x{c.shape[2]}"),
     *(Rule(name, lambda c: not c.gpu and c.networks_open, size, "no GPU: small networks, unless you give a size of one")
       for name, size in SMALL_NETWORKS.items()),
-    Rule("augment.flip", lambda c: c.shape[1] == 1, False, "signals are rarely natural backwards", overrules=True),
-    Rule("augment.crop", lambda c: c.vectors, False, UNORDERED, overrules=True),
-    Rule("data.standardize", lambda c: c.vectors, "pixel", UNORDERED, overrules=True),
     Rule("objective.normalize_patches", lambda c: c.shape[:2] == (1, 1) and c.config.encoder.patch_size == 1, False,
          "a patch of one number has no standard deviation", overrules=True),
-    Rule("objective.contrastive_weight", lambda c: c.shape[1] == 1 or not c.config.augment.crop, 0.0,
-         "no crops of images, so no two views of one"),
-    # Whoever names another contrastive loss wants it.
-    Rule("objective.contrastive_weight", lambda c: c.count < MANY_IMAGES
-         and c.config.objective.contrastive == ObjectiveConfig().contrastive, 0.0,
-         f"fewer than {MANY_IMAGES:,} images: two views are not tried there"),
-    Rule("objective.contrastive_weight", None, 1.0,
-         "two views of an image find each other: better or level on every set we tried"),
     Rule("decoder.name", lambda c: c.two_views, "small", "enough beside a contrastive loss"),
     Rule("decoder.name", lambda c: c.gpu, "released", "as in the authors' code"),
     Rule("decoder.name", None, "small", "no GPU"),
+    Rule("train.batch_size", lambda c: c.photographs and c.count >= ITS_BATCH, ITS_BATCH,
+         "what photographs were measured with"),
     Rule("train.batch_size", lambda c: c.two_views and c.count >= MANY_IMAGES, LARGE_BATCH,
          "many others, among which a view finds its partner"),
     Rule("train.batch_size", None, lambda c: batch_for(c.count),
@@ -160,11 +194,16 @@ RULES = (
 
 
 def resolve(
-    config: Config, count: int, shape: tuple[int, int, int], vectors: bool = False, gpu: bool = True
+    config: Config,
+    count: int,
+    shape: tuple[int, int, int],
+    vectors: bool = False,
+    gpu: bool = True,
+    dtype: str = "uint8",
 ) -> tuple[Config, dict[str, str]]:
     """The configuration with nothing left open for `count` images (C, H, W), and a reason per derived setting."""
     require(count >= 2, "data", "at least 2 images", count)
-    case, reasons = Case(config, count, shape, vectors, gpu), dict[str, str]()
+    case, reasons = Case(config, count, shape, vectors, gpu, dtype), dict[str, str]()
     for rule in RULES:
         section, key = rule.setting.split(".")
         now = getattr(getattr(case.config, section), key)
@@ -172,7 +211,7 @@ def resolve(
             continue
         if (value := rule.value(case) if callable(rule.value) else rule.value) != now:
             case.config = replace(case.config, **{f"{section}__{key}": value})
-            reasons[rule.setting] = rule.reason.format(c=case)
+            reasons |= {rule.setting: rule.reason.format(c=case)} if rule.reason else {}
     warmup, images = case.config.optim.warmup_epochs or 0, f"at most the number of training images ({count})"
     require(case.batch <= count, "train.batch_size", images, case.batch)
     require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)

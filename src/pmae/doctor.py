@@ -25,6 +25,7 @@ from pmae.system import available_bytes, end_family
 
 if TYPE_CHECKING:  # torch is slow to import, and the first lines need none
     from pmae.config import Config
+    from pmae.contrastive import Contrastive
     from pmae.method import MaskedAutoencoder
 
 
@@ -171,7 +172,8 @@ def check_data(source: str, root: str, encoder: str = "vit_tiny", resize: str | 
     if gpu and whole > memory // 2:
         words = "more than half of the GPU, so images wait on the host, which is slower"
         yield Finding("warning", "set", words, "use smaller images (--data.resize)")
-    config, _ = resolve(replace(Config(), encoder__name=encoder), len(train), train.shape, train.vectors, gpu)
+    seen = (train.shape, train.vectors, gpu, train.images.dtype.name)
+    config, _ = resolve(replace(Config(), encoder__name=encoder), len(train), *seen)
     if plan := plan_crops(train, config, torch.device("cuda" if gpu else "cpu")):
         yield Finding("ok", "crops", str(plan))
     with torch.device("meta"):  # no memory is asked for
@@ -195,14 +197,16 @@ def _check_training(
     model = build_method(config, shape, Pixels(shape)).train()
     model.precision = pick_precision(config.train.precision, torch.device("cuda" if gpu else "cpu"))
     views, batch = 2 if model.contrastive else 1, config.train.batch_size or 1
-    if model.contrastive:
-        model.contrastive = None  # it compares images, so a batch of them costs other than its images one by one
-    image = (saved_bytes(model, shape, 3) - saved_bytes(model, shape, 1)) // 2
+    local = model.contrastive if config.objective.local_views else None
+    model.contrastive = None  # it compares images, so a batch of them costs other than its images one by one
+    image = (saved_bytes(model, shape, 3, local) - saved_bytes(model, shape, 1, local)) // 2
     weights, kept = (sum(p.numel() * 4 for p in part.parameters()) for part in (model, model.encoder))
     # Weights, gradients and the two moments of AdamW.
     need = basis + 4 * weights + views * batch * image
-    told = f"{config.encoder.name}, batches of {batch}, {views} view{'s' * (views > 1)} of {decimal(image)} each: "
-    advice = "use a smaller --batch-size, or --train.accumulate, or --train.activation-checkpointing True"
+    each = f"{views} view{'s' * (views > 1)}" + (f" with {config.objective.local_views} local ones" if local else "")
+    told = f"{config.encoder.name}, batches of {batch}, {each} of {decimal(image)} each: "
+    parts = "" if views > 1 else " or --train.accumulate,"  # a contrastive loss needs its batch whole
+    advice = f"use a smaller --batch-size,{parts} or --train.activation-checkpointing True"
     found = _fits("training", need, memory, "memory", advice)
     yield found._replace(words=told + found.words)
     saved = (config.train.epochs or 1) // (config.train.checkpoint_every or 1)
@@ -211,7 +215,9 @@ def _check_training(
     yield _fits("disk", disk, shutil.disk_usage(".").free, "disk", "free some, or write to another --out")
 
 
-def saved_bytes(model: "MaskedAutoencoder", shape: tuple[int, int, int], images: int) -> int:
+def saved_bytes(
+    model: "MaskedAutoencoder", shape: tuple[int, int, int], images: int, local: "Contrastive | None" = None
+) -> int:
     """What a forward pass of so many images keeps for the way back, beside the weights; it is run, on the CPU."""
     import torch
 
@@ -225,7 +231,9 @@ def saved_bytes(model: "MaskedAutoencoder", shape: tuple[int, int, int], images:
 
     draw = model.draw(images, float(model.ratio), torch.Generator().manual_seed(0))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(torch.randn(images, *shape), draw)
+        model(x := torch.randn(images, *shape), draw)
+        if local:
+            local.windows(x)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 

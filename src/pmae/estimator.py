@@ -137,7 +137,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         table = is_flat(X) and self.image_shape is None
         settings = self._settings(table)
         gpu = pick_device(settings.train.device).type == "cuda"
-        config, reasons = resolve(settings, len(images), splits.train.shape, gpu=gpu)
+        config, reasons = resolve(settings, len(images), splits.train.shape, gpu=gpu, dtype=images.dtype.name)
         if self.verbose:
             say(describe(config, reasons))
         with self._folder() as folder:

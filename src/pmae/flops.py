@@ -68,11 +68,12 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     if not config.objective.contrastive_weight:
         return one
     window = max(1, height // rows // 2) * max(1, width // columns // 2)
-    local = config.objective.local_views * 3 * deep * _block(window + 1, wide)
-    local += 2 * 2 * patches * numbers * wide if config.objective.local_views else 0  # patches to tokens, once more
+    views = config.objective.local_views or 0
+    local = views * 3 * deep * _block(window + 1, wide)
+    local += 2 * 2 * patches * numbers * wide if views else 0  # patches to tokens, once more
     if config.objective.contrastive == "nt_xent":
         head = 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
-        return 2 * (one + local + (1 + config.objective.local_views) * head)
+        return 2 * (one + local + (1 + views) * head)
     whole_crop = 2 * patches * numbers * wide + deep * _block(patches + 1, wide)  # the teacher's
     return 2 * (one + local + whole_crop + _teacher_heads(config.objective, wide, patches))
 
@@ -94,7 +95,7 @@ def _encoder_sides(encoder: EncoderConfig, shape: tuple[int, int, int]) -> tuple
 
 def _teacher_heads(config: ObjectiveConfig, width: int, patches: int) -> int:
     """Projectors of student and teacher and the student's predictor (MoCo v3), and the predictor of tokens."""
-    name, views = config.contrastive, 1 + config.local_views
+    name, views = config.contrastive, 1 + (config.local_views or 0)
     loss = find("contrastive", name, "objective.contrastive")
     if loss.func not in (MoCo, Data2Vec):
         raise UserError(f"operations are counted for objective.contrastive nt_xent, moco and data2vec, got {name!r}")

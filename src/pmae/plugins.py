@@ -151,7 +151,7 @@ def used(config: Config) -> list[tuple[Plugin, Path | None]]:
     objective = config.objective
     given = [("space", config.space.name), ("objective", objective.loss), ("encoder", config.encoder.name)]
     given += [("contrastive", objective.contrastive)] if objective.contrastive_weight != 0 else []
-    given += [("augmentation", each) for each in config.augment.extra]
+    given += [("augmentation", each) for each in config.augment.extra or ()]
     given += [("callback", each) for each in config.train.callbacks]
     found = []
     for kind, text in given:

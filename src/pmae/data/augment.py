@@ -116,7 +116,7 @@ def resize_weights(start: Tensor, length: Tensor, pixels: int, size: int, interp
 def build_augmentations(config: AugmentConfig, standardize: "Standardize", dtype: str) -> list[Augmentation]:
     """The augmentations that the settings name; those of pixels get images in [0, 1], not standardized."""
     found = []
-    for name in config.extra:
+    for name in config.extra or ():
         made = build("augmentation", name, "augment.extra")
         if getattr(made, "on_pixels", False):
             channels, in_color = len(standardize.mean), getattr(made, "in_color", False)

@@ -84,23 +84,23 @@ class RunIndex:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _recorded(path: Path, changed: int) -> tuple[dict[str, Any], int, tuple[int, int, int], bool] | None:
-    """Settings, training images, their shape, and whether a GPU made the run; None if its folder cannot be read."""
+def _recorded(path: Path, changed: int) -> tuple[dict[str, Any], int, tuple[int, int, int], bool, str] | None:
+    """Settings, training images, their shape, whether on a GPU, and their type; None if the folder cannot be read."""
     run = Run(path.parent)
     try:
         data, gpu = run.environment["data"], not run.environment["device"].startswith("CPU")
         channels, height, width = data["shape"]
-        return flat(run.config), int(data["counts"]["train"]), (channels, height, width), gpu
+        return flat(run.config), int(data["counts"]["train"]), (channels, height, width), gpu, data["dtype"]
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         warnings.warn(f"{run.path} cannot be read and is passed over: {error}", stacklevel=2)
         return None
 
 
 @functools.lru_cache(maxsize=1000)
-def _resolved(wanted: Config, images: int, shape: tuple[int, int, int], gpu: bool) -> dict[str, Any] | None:
+def _resolved(wanted: Config, images: int, shape: tuple[int, int, int], gpu: bool, dtype: str) -> dict[str, Any] | None:
     """The wanted settings on such data and such a machine; None where they are impossible: no run can have them."""
     try:
-        return flat(resolve(wanted, images, shape, gpu=gpu)[0])
+        return flat(resolve(wanted, images, shape, gpu=gpu, dtype=dtype)[0])
     except UserError:
         return None
 

@@ -117,16 +117,18 @@ def _has_bfloat16() -> bool:
 
 
 @contextlib.contextmanager
-def memory_errors(batch_size: int, device: torch.device) -> Iterator[None]:
+def memory_errors(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Name the batch size that failed and half of it, the next that fits where memory grows with the batch."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        half = batch_size // 2
+        half = (config.batch_size or 1) // 2
         advice = f"{half} would take half of the memory" if half else "make the encoder smaller"
-        said = f"train.batch_size must fit in the memory of {device}, got {batch_size}, which does not"
+        slower = ", and train.activation_checkpointing keeps the batch for a slower step"
+        advice += "" if config.activation_checkpointing else slower
+        said = f"train.batch_size must fit in the memory of {device}, got {config.batch_size}, which does not"
         raise UserError(f"{said}; {advice}{others_on(device)}") from error
 
 

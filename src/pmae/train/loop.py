@@ -67,12 +67,12 @@ def pretrain(
         for note in [] if quiet else notes:
             say(note)
         with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
-            fits = environment.memory_errors(config.train.batch_size or 1, device)
+            fits = environment.memory_errors(config.train, device)
             with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"), fits:
                 training = Pretraining(config, splits, run, device, pretrained, world, require_folder, on_checkpoint)
             blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
             forked = torch.random.fork_rng([device] if device.type == "cuda" else [])  # which every step seeds anew
-            with environment.memory_errors(training.batch_size, device), stop_signals() as stop, blamed, forked:
+            with environment.memory_errors(config.train, device), stop_signals() as stop, blamed, forked:
                 training.fit(stop, quiet, online_probe, until)
     return run
 
