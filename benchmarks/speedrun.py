@@ -93,7 +93,6 @@ class Watch:
     """Epochs between two looks, and of the whole schedule."""
     images: int
     """Images of an epoch."""
-    say: Callable[[str], None]
     looks: list[Look] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -105,20 +104,20 @@ class Watch:
         found = self.probe(encoder, standardize, device)
         scores = {name: found[name] for name in ("linear", "knn", "effective_rank")}
         self.looks.append(Look((now - self.began) / 60, epoch, epoch * self.images, **scores))
-        self.say(str(self.looks[-1]))
+        print(self.looks[-1])
         if found["linear"] >= self.target:
             raise Reached
         self.began += time.monotonic() - now
         return found
 
 
-def speedrun(config: Config, splits: Splits, protocols: Protocols, target: float, out: Path, say: Any = print) -> Path:
+def speedrun(config: Config, splits: Splits, protocols: Protocols, target: float, out: Path) -> Path:
     """Pretrain to the target or the end, score the test images once, and write speedrun.json and speedrun.md."""
     began, gpu = time.monotonic(), pick_device(config.train.device).type == "cuda"
     config, reasons = resolve(config, len(splits.train), splits.train.shape, gpu=gpu)
-    say(describe(config, reasons))
+    print(describe(config, reasons))
     epochs, batch = (config.probe.every or 1, config.train.epochs or 1), config.train.batch_size or 1
-    watch = Watch(online_probe(splits), target, *epochs, len(splits.train) // batch * batch, say, began=began)
+    watch = Watch(online_probe(splits), target, *epochs, len(splits.train) // batch * batch, began=began)
     with suppress(Reached):
         pretrain(config, splits, out, quiet=True, online_probe=watch)
     run = api.evaluate(out, protocols, splits, baselines=False, figures=False)
@@ -128,7 +127,7 @@ def speedrun(config: Config, splits: Splits, protocols: Protocols, target: float
         for score in scores
         if score.split == "test" and score.pooling == primary_pooling(scores)
     }
-    say("test images, once: " + ", ".join(f"{name} {value:.1%}" for name, value in test.items()))
+    print("test images, once: " + ", ".join(f"{name} {value:.1%}" for name, value in test.items()))
     return write(run, config, reasons, target, watch.looks, test)
 
 

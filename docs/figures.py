@@ -13,9 +13,9 @@ from PIL import Image
 
 from pmae import ComponentMask, masking
 from pmae.config import DataConfig
-from pmae.data.decode import as_square
 from pmae.data.images import as_tensor
 from pmae.data.named import load_photos, photo_paths
+from pmae.data.resize import as_square
 from pmae.report.style import NEUTRAL, PALETTE
 from pmae.spaces import Space
 

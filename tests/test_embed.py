@@ -11,7 +11,9 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
+from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torchvision.datasets import ImageFolder
 
 from pmae.api import in_memory
@@ -175,6 +177,24 @@ def test_neighbours_and_batches_change_nothing(run: Run) -> None:
     np.testing.assert_array_equal(Embedder(encoder, standardize, batch_size=20)(images), whole)
     with pytest.raises(UserError, match="batch_size must be at least 1, got 0"):
         Embedder(encoder, standardize, batch_size=0)
+
+
+def test_nothing_is_padded_where_chunks_meet(run: Run, tmp_path: Path) -> None:
+    images = pixels(80, *SHAPE, seed=7)
+    np.save(tmp_path / "in.npy", images)
+    given: list[int] = []
+
+    def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, PatchEmbed):
+            given.append(len(inputs[0]))
+
+    # A chunk of 37 images is what 384 pixels and three channels get.
+    with register_module_forward_pre_hook(count):
+        embed(run, DataConfig(source=str(tmp_path / "in.npy")), tmp_path / "out.npz", batch_size=37, device="cpu")
+    assert sum(given) == len(images)
+    assert len(set(given)) == 1
+    found = np.load(tmp_path / "out.npz")["features"]
+    np.testing.assert_allclose(found, by_hand(run, images)["mean"], atol=1e-6)
 
 
 def test_unreadable_files_are_listed_and_skipped_up_to_the_cap(

@@ -82,6 +82,15 @@ def test_features_of_files_are_those_of_timms_own_transform_and_network(
     np.testing.assert_allclose(found["features"], theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_another_way_of_timm_to_read_files_is_named_with_what_is_done_instead(labelled: Path, tmp_path: Path) -> None:
+    bordered = timm_weights(tmp_path / "weights", crop_mode="border", crop_pct=0.9)
+    with pytest.warns(UserWarning, match="crop_mode 'border' of the weights is not known here: .* with 'center'"):
+        pmae.embed(bordered, labelled, tmp_path / "x.npz", device="cpu")
+    found = np.load(tmp_path / "x.npz")
+    centred = by_timm(timm_weights(tmp_path / "centred", crop_pct=0.9), [labelled / name for name in found["name"]])
+    np.testing.assert_allclose(found["features"], centred, rtol=1e-3, atol=1e-4)
+
+
 def test_timms_crop_is_that_of_the_pixels(tmp_path: Path) -> None:
     for number, size in enumerate(SIZES):
         picture(size, number).save(tmp_path / "x.png")

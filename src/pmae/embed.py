@@ -55,6 +55,7 @@ class Embedder:
         self.encoder, self.standardize = encoder.to(self.device), standardize.to(self.device)
         self.batch_size = batch_size or max(1, min(BATCH, NUMBERS // math.prod(encoder.shape)))
         self.at_once = min(CPU_BATCH, self.batch_size) if self.device.type == "cpu" else self.batch_size
+        self.batch_size -= self.batch_size % self.at_once  # nothing is left over to be padded where chunks meet
         self.names = feature_names(encoder, pooling)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:

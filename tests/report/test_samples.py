@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA
 
 from pmae.report import samples
 from pmae.report.contents import load
-from pmae.report.samples import view_of
+from pmae.report.pictures import hidden_pixels, view_of
 from pmae.report.style import sheet
 from pmae.runs import Run
 
@@ -20,7 +20,7 @@ MakeRun = Callable[..., Run]
 def test_hidden_patches_are_found_again_from_the_target(make_run: MakeRun) -> None:
     run = load(make_run(space="pixels").path)
     changed = np.abs(run.samples["original"] - run.samples["visible"]).max(1) > 1e-3
-    np.testing.assert_array_equal(samples.hidden_pixels(run.samples["target"])[..., 0], changed)
+    np.testing.assert_array_equal(hidden_pixels(run.samples["target"])[..., 0], changed)
 
 
 def test_spectrum_counts_components(make_run: MakeRun) -> None:

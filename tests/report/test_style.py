@@ -21,7 +21,7 @@ MakeRun = Callable[..., Run]
 
 def test_settings_of_matplotlib_are_left_as_they_were(make_run: MakeRun) -> None:
     before = dict(matplotlib.rcParams)
-    save_figures(make_run(), ("svg",))
+    save_figures(make_run())
     assert dict(matplotlib.rcParams) == before
 
 

@@ -19,7 +19,7 @@ from pmae.derive import patch_for
 from pmae.errors import UserError, require
 from pmae.evaluate.features import extract
 from pmae.evaluate.probes import nearest
-from pmae.report.samples import view_of
+from pmae.report.pictures import view_of
 from pmae.runs import Run
 from pmae.spaces import Pixels, Space, build_space
 from pmae.train.checkpoint import load_trained

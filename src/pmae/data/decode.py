@@ -1,6 +1,5 @@
 """One image file as an array in its own depth: by Pillow, or by pydicom and tifffile (extra `data`)."""
 
-import math
 import threading
 import zlib
 from collections.abc import Iterator
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch.nn import functional
 
 from pmae.config import DataConfig
+from pmae.data.resize import as_square, capped, convert, resized_to
 from pmae.errors import UserError, failing_as, optional
 from pmae.system import available_bytes
 
@@ -29,13 +27,10 @@ DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
 # Where the channels lie among the axes that tifffile names: C and S (samples) are channels, Y and X the plane.
 CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
-LUMA = (0.299, 0.587, 0.114)  # what red, green and blue add to grey: ITU-R 601-2, as in Pillow
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
 DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
 ORIENTATION = 0x0112  # EXIF's tag; from 5 on, width and height change places
 BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
-RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-LONGEST = 16  # times its short side: what lies beyond in a thread of pixels is left out before it is resized
 SPARE = 2  # how many times as large as asked a JPEG is unpacked at least, so that resizing has enough to average
 SMALL_BYTES = 2**20  # what is not counted: as many of these as there are threads are nothing
 
@@ -123,75 +118,6 @@ def decode(path: Path, config: DataConfig, content: bytes | None = None, short: 
         if suffix not in TIFF_SUFFIXES:
             raise
     return convert(_read_tiff(opened()), config, short)
-
-
-def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) -> np.ndarray:
-    """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for."""
-    if config.channels not in (None, len(pixels)):
-        pixels = _with_channels(pixels, config.channels)
-    if short is not None:
-        return capped(pixels, short)
-    if config.resize is not None and pixels.shape[1:] != (config.resize, config.resize):
-        pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
-    return pixels
-
-
-def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """Grey as three channels, or colour as grey, weighted as Pillow weights 8 bits; nothing else is one of the two."""
-    if len(pixels) == 1:
-        return np.repeat(pixels, channels, axis=0)
-    if (len(pixels), channels) != (3, 1):
-        raise ValueError(f"{len(pixels)} channels, which data.channels {channels} cannot make of them")
-    grey = np.tensordot(np.array(LUMA, np.float32), pixels.astype(np.float32), 1)
-    return _rounded(grey, pixels.dtype)[None]
-
-
-def capped(pixels: np.ndarray, short: int) -> np.ndarray:
-    """Whole (C, H, W) pixels, their short side no longer than this; by torch, in 8 bits thrice as fast as Pillow."""
-    height, width = pixels.shape[1:]
-    scale = short / min(height, width)
-    if scale >= 1:
-        return pixels
-    size = [max(1, round(scale * n)) for n in (height, width)]
-    given = torch.from_numpy(np.array(pixels, np.uint8 if pixels.dtype == np.uint8 else np.float32))[None]
-    made = functional.interpolate(given, size, mode="bicubic", antialias=True)[0].numpy()
-    return made if made.dtype == pixels.dtype else _rounded(made, pixels.dtype)
-
-
-def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling | None = None) -> Image.Image:
-    """Of the side that the settings ask for, from the centre or from all of it: pixels as of timm and torchvision."""
-    side, whole = config.resize, resized_to(config)
-    if side is None:
-        return image
-    size, how = (whole, whole), how or RESAMPLING[config.interpolation]
-    if config.crop_mode == "center":
-        short = min(image.size)
-        image = _centre(image, (min(image.width, LONGEST * short), min(image.height, LONGEST * short)))
-        size = int(whole * image.width / short), int(whole * image.height / short)
-    return _centre(image.resize(size, how), (side, side))
-
-
-def _centre(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    left, top = (round((n - kept) / 2) for n, kept in zip(image.size, size, strict=True))
-    return image if image.size == size else image.crop((left, top, left + size[0], top + size[1]))
-
-
-def resized_to(config: DataConfig) -> int:
-    """What the short side of files, or both, is resized to before the centre is kept; 0 where they stay as they are."""
-    return math.floor((config.resize or 0) / config.crop_pct)
-
-
-def _resize_deep(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
-    """In floats and back."""
-    return _rounded(np.asarray(as_square(Image.fromarray(pixels.astype(np.float32)), config)), pixels.dtype)
-
-
-def _rounded(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Floats in a depth of files; the cubic kernel overshoots, so whole numbers are clipped to their range."""
-    if dtype.kind == "f":
-        return pixels.astype(dtype, copy=False)
-    limits = np.iinfo(dtype)
-    return np.clip(np.rint(pixels), limits.min, limits.max).astype(dtype)
 
 
 def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | None) -> np.ndarray:

@@ -14,10 +14,11 @@ import numpy as np
 
 from pmae.config import DataConfig
 from pmae.data.arrays import array_of_npy, channels_first, number_classes
-from pmae.data.decode import convert, decode, require_room
+from pmae.data.decode import decode, require_room
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.data.jpeg import decode_plain
 from pmae.data.ondemand import OnDemand, RaggedOnDemand, Samples, headers_of, some_of
+from pmae.data.resize import convert
 from pmae.errors import UserError
 from pmae.system import cores
 

@@ -5,10 +5,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,49 +89,67 @@ class EarlyStopping:
         return bool(trained) and len(trained) - 1 - trained.index(min(trained)) >= self.patience
 
 
-class Progress(NamedTuple):
+@dataclass(eq=False)
+class Progress:
     """All that changes while a classifier is trained, saved in one file to be gone on from."""
 
-    model: nn.Module
+    classifier: Classifier
     optimizer: torch.optim.Optimizer
     ema: EMA | None
     stopping: EarlyStopping | None
+    losses: list[float] = field(default_factory=list)
 
-    def save(self, path: Path, **more: Tensor) -> None:
-        """Write weights, their average, the best ones and moments, with what else there is."""
+    @property
+    def kept(self) -> Classifier:
+        """What is validated and returned: the average of the weights where there is one."""
+        return self.ema.model if self.ema else self.classifier
+
+    def done(self, epochs: int) -> bool:
+        """Whether so many epochs are trained, or more no longer help."""
+        return len(self.losses) >= epochs or (self.stopping is not None and self.stopping.due)
+
+    def save(self, path: Path, identity: Tensor) -> None:
+        """Write weights, their average, the best ones, moments and losses."""
+        tensors = {"identity": identity, "losses": torch.tensor(self.losses, dtype=torch.float64)}
         if self.stopping:
-            more["validation"] = torch.tensor(self.stopping.losses, dtype=torch.float64)
-            more |= {f"best.{name}": value for name, value in self.stopping.best.items()}
-        tensors = more | {f"model.{name}": value for name, value in self.model.state_dict().items()}
+            tensors["validation"] = torch.tensor(self.stopping.losses, dtype=torch.float64)
+            tensors |= {f"best.{name}": value for name, value in self.stopping.best.items()}
+        tensors |= {f"model.{name}": value for name, value in self.classifier.state_dict().items()}
         tensors |= {f"average.{name}": value for name, value in self.ema.model.state_dict().items()} if self.ema else {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.classifier.named_parameters():
             tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state.get(parameter, {}).items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, tensors)
 
-    def restore(self, path: Path, identity: Tensor) -> list[float]:
-        """Load what the file holds into all of them and return the losses so far."""
+    def restore(self, path: Path, identity: Tensor) -> None:
+        """Load what the file holds into all of them."""
         tensors = read_tensors(path)
         if "identity" not in tensors or not torch.equal(tensors["identity"], identity):
             rule = "fine-tuning with the same settings, data and seed"
             raise UserError(f"folder must hold {rule}, got another in {path.parent}")
         with failing_as(f"folder must hold the tensors of this fine-tuning, got others in {path.parent}"):
-            for prefix, module in (("model.", self.model), ("average.", self.ema.model if self.ema else nn.Module())):
-                module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-            fused = bool(self.optimizer.defaults.get("fused"))
-            for name, parameter in self.model.named_parameters():
-                for key in ("step", "exp_avg", "exp_avg_sq"):
-                    if (value := tensors.get(f"{key}.{name}")) is not None:
-                        # Step counters stay where AdamW put them; moments live beside their parameter.
-                        beside = value.ndim or fused
-                        self.optimizer.state[parameter][key] = value.to(parameter.device) if beside else value
+            self.classifier.load_state_dict(_below("model.", tensors))
+            if self.ema:
+                self.ema.model.load_state_dict(_below("average.", tensors))
+            self._restore_moments(tensors)
             if self.stopping:
                 self.stopping.losses = tensors["validation"].tolist()
-                device = next(self.model.parameters()).device
-                best = {name: value.to(device) for name, value in tensors.items() if name.startswith("best.")}
-                self.stopping.best = {name.removeprefix("best."): value for name, value in best.items()}
-            losses: list[float] = tensors["losses"].tolist()
-        return losses
+                device = next(self.classifier.parameters()).device
+                self.stopping.best = {name: value.to(device) for name, value in _below("best.", tensors).items()}
+            self.losses = tensors["losses"].tolist()
+
+    def _restore_moments(self, tensors: dict[str, Tensor]) -> None:
+        fused = bool(self.optimizer.defaults.get("fused"))
+        for name, parameter in self.classifier.named_parameters():
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if (value := tensors.get(f"{key}.{name}")) is not None:
+                    # Step counters stay where AdamW put them; moments live beside their parameter.
+                    beside = value.ndim or fused
+                    self.optimizer.state[parameter][key] = value.to(parameter.device) if beside else value
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 @falls_back
@@ -157,45 +175,68 @@ def finetune(
     the new one starts from, weights and biases.
     """
     device = batches.device
-    own = copy.deepcopy(encoder).to(device)
-    set_drop_path(own, config.drop_path)
-    classifier = Classifier(own, _pooling(own, config.pooling, batches, standardize), classes, seed).to(device)
-    if head is not None:
-        classifier.head.load_state_dict({"weight": head[0], "bias": head[1]})
+    classifier = _new_classifier(encoder, batches, classes, standardize, config, seed, head)
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
-    ema = EMA(classifier, config.average) if config.average else None
-    progress = Progress(classifier, optimizer, ema, stopping)
-    # What training starts from, and how: going on from anything else would be silently wrong.
-    start = tensors_digest({**encoder.state_dict(), "labels": labels})
-    said = json.dumps([to_dict(config), seed, classes, start]).encode()
-    identity = torch.frombuffer(bytearray(hashlib.blake2b(said, digest_size=16).digest()), dtype=torch.uint8)
-    path, saved, losses = folder / "finetune.safetensors" if folder else None, time.monotonic(), list[float]()
+    progress = Progress(classifier, optimizer, EMA(classifier, config.average) if config.average else None, stopping)
     if stopping:  # of a call that failed and is repeated
         stopping.losses, stopping.best = [], {}
+    path, saved = folder / "finetune.safetensors" if folder else None, time.monotonic()
+    identity = _identity(encoder, labels, classes, config, seed)
     if path and path.exists():
-        losses = progress.restore(path, identity)
-    model = ema.model if ema else classifier
+        progress.restore(path, identity)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         pixels = config.epochs * len(batches) * math.prod(batches.shape[1:])
         take_step = build_step(classifier, optimizer, standardize, config, loss, pixels, plain)
-        if stopping and not losses:
-            stopping.look(model)
-        for epoch in range(len(losses), config.epochs):
-            if stopping and stopping.due:
-                break
-            _training_mode(classifier, keep_statistics=head is not None)
-            losses.append(_epoch(take_step, batches, labels, ema, seed, epoch))
-            if stopping:
-                stopping.look(model)
-            last = epoch + 1 == config.epochs or (stopping is not None and stopping.due)
-            if path and (last or time.monotonic() - saved >= PAUSE):
-                so_far = torch.tensor(losses, dtype=torch.float64)
-                progress.save(path, identity=identity, losses=so_far)
+        for epoch in _epochs(progress, take_step, batches, labels, seed, keep_statistics=head is not None):
+            if path and (progress.done(config.epochs) or time.monotonic() - saved >= PAUSE):
+                progress.save(path, identity)
                 saved = time.monotonic()
-            on_epoch(epoch, losses[-1])
+            on_epoch(epoch, progress.losses[-1])
     if stopping and stopping.best:
-        model.load_state_dict(stopping.best)
-    return Finetuned(model, tuple(losses))
+        progress.kept.load_state_dict(stopping.best)
+    return Finetuned(progress.kept, tuple(progress.losses))
+
+
+def _new_classifier(
+    encoder: nn.Module,
+    batches: Batches,
+    classes: int,
+    standardize: Standardize,
+    config: FinetuneProtocol,
+    seed: int,
+    head: tuple[Tensor, Tensor] | None,
+) -> Classifier:
+    """A copy of the encoder with a head that starts from this one, or at random."""
+    own = copy.deepcopy(encoder).to(batches.device)
+    set_drop_path(own, config.drop_path)
+    pooling = _pooling(own, config.pooling, batches, standardize)
+    classifier = Classifier(own, pooling, classes, seed).to(batches.device)
+    if head is not None:
+        classifier.head.load_state_dict({"weight": head[0], "bias": head[1]})
+    return classifier
+
+
+def _identity(encoder: nn.Module, labels: Tensor, classes: int, config: FinetuneProtocol, seed: int) -> Tensor:
+    """What training starts from, and how: going on from anything else would be silently wrong."""
+    start = tensors_digest({**encoder.state_dict(), "labels": labels})
+    said = json.dumps([to_dict(config), seed, classes, start]).encode()
+    return torch.frombuffer(bytearray(hashlib.blake2b(said, digest_size=16).digest()), dtype=torch.uint8)
+
+
+def _epochs(
+    progress: Progress, take_step: FinetuneStep, batches: Batches, labels: Tensor, seed: int, keep_statistics: bool
+) -> Iterator[int]:
+    """Train and validate one epoch after another until all is done; yields the number of each."""
+    stopping = progress.stopping
+    if stopping and not progress.losses:
+        stopping.look(progress.kept)
+    while not progress.done(take_step.config.epochs):
+        epoch = len(progress.losses)
+        _training_mode(progress.classifier, keep_statistics)
+        progress.losses.append(_epoch(take_step, batches, labels, progress.ema, seed, epoch))
+        if stopping:
+            stopping.look(progress.kept)
+        yield epoch
 
 
 def _epoch(take_step: FinetuneStep, batches: Batches, labels: Tensor, ema: EMA | None, seed: int, epoch: int) -> float:

@@ -1,7 +1,8 @@
 """How far a long evaluation is, in plain lines."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 SECONDS = 10.0  # between two lines
@@ -21,3 +22,20 @@ class Pace:
             left = timedelta(seconds=round((now - self._began) / self._done * (self._total - self._done)))
             self._say(f"{self._what}, {self._done:,} of {self._total:,} {self._unit}, about {left} left")
             self._told = now
+
+
+class Stages:
+    """The parts of an evaluation: each is said when it begins, and `seconds` keeps how long it took."""
+
+    def __init__(self, label: str, say: Callable[[str], None]) -> None:
+        self._label, self._say = label, say
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def next(self, name: str, total: int = 0, unit: str = "") -> Iterator[Pace]:
+        """Begin a part; of one that is made of so many units, how far it is can be added to what this gives."""
+        what = f"{self._label}: {name}"
+        self._say(what)
+        start = time.perf_counter()
+        yield Pace(what, total, unit, self._say)
+        self.seconds[name] = round(time.perf_counter() - start, 3)

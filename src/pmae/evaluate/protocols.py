@@ -139,7 +139,7 @@ class Protocols(Settings):
     finetune: FinetuneProtocol | None = field(default_factory=FinetuneProtocol)
     few: FewLabelsProtocol | None = None
     validation_share: Share = 0.1
-    """Share of the training set on which k, rate and decay are chosen."""
+    """Share of the training set on which k, rate and decay are chosen; a val part is scored, and so chooses nothing."""
     resamples: Count = 1000
     """Bootstrap resamples of the held-out images behind each interval."""
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
-from pmae.data.decode import as_square
 from pmae.data.images import ImageSet, Splits, as_tensor
+from pmae.data.resize import as_square
 from pmae.errors import UserError, require
 from pmae.evaluate.features import ORDER, mixed
 from pmae.evaluate.metrics import confusion

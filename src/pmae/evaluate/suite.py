@@ -2,9 +2,7 @@
 
 import math
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -33,7 +31,7 @@ from pmae.evaluate.probes import (
     train_probes,
     votes,
 )
-from pmae.evaluate.progress import Pace
+from pmae.evaluate.progress import Pace, Stages
 from pmae.evaluate.protocols import FewLabelsProtocol, FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
 from pmae.results import Duplicates, EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
 from pmae.train.distributed import ONE_PROCESS, World
@@ -61,40 +59,16 @@ def evaluate(
     Several processes that call this alike compute features together; heads are trained in each, alike. `shared` are the
     duplicates between the splits, where they were looked for before.
     """
-    distinct = len(set(seeds)) == len(seeds) > 0 and min(seeds) >= 0
-    require(distinct, "seeds", "one whole number from 0 on or more, no two alike", tuple(seeds))
-    alone = world.size == 1 or not protocols.finetune
-    require(alone, "protocols", f"linear, mlp or knn in several processes ({world.size})", "finetune")
+    _require_sensible(seeds, protocols, world)
     splits, label = complete(splits), f"{method} epoch {epoch}" if epoch else method
     data = EvaluationData(represent, splits, standardize, protocols, world)
-    scores: list[Score] = []
-    seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(name: str, total: int = 0, unit: str = "") -> Iterator[Pace]:
-        if world.main:
-            say(f"{label}: {name}")
-        start = time.perf_counter()
-        yield Pace(f"{label}: {name}", total, unit, say if world.main else lambda message: None)
-        seconds[name] = round(time.perf_counter() - start, 3)
-
-    with stage("features", sum(map(len, data.parts.values())), "images") as pace:
+    stages = Stages(label, say if world.main else lambda message: None)
+    with stages.next("features", sum(map(len, data.parts.values())), "images") as pace:
         data.features = {name: data.extractor(images, seen=pace.add) for name, images in data.parts.items()}
         shapes = {name: shape_of(value) for name, value in data.features["train"].items()}
-    if protocols.probe:
-        with stage("probes"):
-            scores += _probes(data, protocols.probe, tuple(seeds))
-    if protocols.knn:
-        with stage("knn"):
-            scores += _knn(data, protocols.knn)
-    if protocols.few:
-        with stage("few labels"):
-            scores += _few_labels(data, protocols.few, seeds[0])
-    if protocols.finetune:
-        # One folder a preset and data set: each is a fine-tuning of its own, to be resumed by itself.
-        own = re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")
-        with stage("finetune", protocols.finetune.epochs * len(seeds), "epochs") as pace:
-            scores += _finetune(data, protocols.finetune, seeds, folder / own if folder else None, pace)
+    # One folder a preset and data set: each is a fine-tuning of its own, to be resumed by itself.
+    own = re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")
+    scores = _scores(data, protocols, tuple(seeds), folder / own if folder else None, stages)
     return Evaluation(
         method,
         protocols.name,
@@ -104,9 +78,16 @@ def evaluate(
         settings=to_dict(protocols),
         seeds=tuple(seeds),
         features=shapes,
-        seconds=seconds,
+        seconds=stages.seconds,
         notes=(*getattr(represent, "notes", ()), *data.notes),
     )
+
+
+def _require_sensible(seeds: Sequence[int], protocols: Protocols, world: World) -> None:
+    distinct = len(set(seeds)) == len(seeds) > 0 and min(seeds) >= 0
+    require(distinct, "seeds", "one whole number from 0 on or more, no two alike", tuple(seeds))
+    alone = world.size == 1 or not protocols.finetune
+    require(alone, "protocols", f"linear, mlp or knn in several processes ({world.size})", "finetune")
 
 
 class EvaluationData:
@@ -139,7 +120,11 @@ class EvaluationData:
         return torch.from_numpy(self.labels[part]).to(self.device)
 
     def validation(self) -> tuple[Tensor, Tensor, str]:
-        """Training positions to fit on, to choose settings on, and what is said of it; for all protocols alike."""
+        """Training positions to fit on, to choose settings on, and what is said of it; for all protocols alike.
+
+        Split off train even where there is a val part: that is scored as test is (the paper tests the medical sets on
+        it), and no image that is scored may choose.
+        """
         share = self.protocols.validation_share
         kept, held = (torch.from_numpy(part).to(self.device) for part in hold_out(self.labels["train"], share))
         part = f"{len(held)} images ({share:.0%}, stratified) split off the training part"
@@ -185,6 +170,26 @@ def shape_of(features: Tensor) -> FeatureShape:
     bad = int((~features.isfinite()).any(1).sum())
     require(bad == 0, "features", f"finite for each of {count:,} training images", f"NaN or infinity for {bad:,}")
     return FeatureShape(width, effective_rank(features) if width <= WIDEST else None)
+
+
+def _scores(
+    data: EvaluationData, protocols: Protocols, seeds: tuple[int, ...], folder: Path | None, stages: Stages
+) -> list[Score]:
+    """Those of every protocol that is asked for, one after another."""
+    scores: list[Score] = []
+    if protocols.probe:
+        with stages.next("probes"):
+            scores += _probes(data, protocols.probe, seeds)
+    if protocols.knn:
+        with stages.next("knn"):
+            scores += _knn(data, protocols.knn)
+    if protocols.few:
+        with stages.next("few labels"):
+            scores += _few_labels(data, protocols.few, seeds[0])
+    if protocols.finetune:
+        with stages.next("finetune", protocols.finetune.epochs * len(seeds), "epochs") as pace:
+            scores += _finetune(data, protocols.finetune, seeds, folder, pace)
+    return scores
 
 
 def _probes(data: EvaluationData, config: ProbeProtocol, seeds: tuple[int, ...]) -> list[Score]:

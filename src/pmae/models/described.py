@@ -1,9 +1,10 @@
 """What the files beside weights say of their network and of the pixels it saw, in timm's or Hugging Face's words."""
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict, get_args
 
 import timm
 from timm.data.constants import DEFAULT_CROP_PCT
@@ -133,7 +134,13 @@ def _timm_reading(known: dict[str, Any]) -> Reading:
     """How timm's own transform reads files; what neither file nor name tells is timm's default."""
     mode: CropMode = "squash" if known.get("crop_mode") == "squash" else "center"
     share = coerced(known.get("crop_pct") or DEFAULT_CROP_PCT, Proportion, "crop_pct in config.json")
-    return Reading(mode, share, "bilinear" if known.get("interpolation") == "bilinear" else "bicubic")
+    reading = Reading(mode, share, "bilinear" if known.get("interpolation") == "bilinear" else "bicubic")
+    for name, choices in (("crop_mode", CropMode), ("interpolation", Interpolation)):
+        # "border" pads files to squares with the mean colour; of timm's networks those of one name were trained so.
+        if (theirs := known.get(name)) and theirs not in get_args(choices):
+            instead = f"files read as for these weights are read with {getattr(reading, name)!r}"
+            warnings.warn(f"{name} {theirs!r} of the weights is not known here: {instead}", stacklevel=2)
+    return reading
 
 
 def _input_size(given: dict[str, Any]) -> dict[str, Any]:

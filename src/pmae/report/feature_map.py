@@ -13,7 +13,7 @@ from pmae.report import style
 from pmae.report.charts import MOST_NAMED
 from pmae.report.compare import main_score
 from pmae.report.contents import Contents
-from pmae.report.samples import view_of
+from pmae.report.pictures import view_of
 from pmae.report.style import Drawing, color, marker, panels, short, styled
 
 MOST_POINTS, NEAREST = 1000, 5

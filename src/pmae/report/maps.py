@@ -3,7 +3,8 @@
 import numpy as np
 
 from pmae.report.contents import Contents
-from pmae.report.samples import ROWS, view_for
+from pmae.report.pictures import view_for
+from pmae.report.samples import ROWS
 from pmae.report.style import Array, Drawing, gallery, styled
 
 SHADE = 0.15

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from pmae.errors import UserError, require, unknown_name
+from pmae.errors import UserError, require
 from pmae.files import disk_errors, write_text
 from pmae.report import charts, maps, samples, tables
 from pmae.report.advice import Advice, advice
@@ -22,7 +22,6 @@ from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
 from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run
 
-FORMATS = ("png", "svg", "pdf")
 NOTHING: dict[str, Any] = {"curves": {"runs": [], "panels": []}, "maps": {}, "sprites": {}}
 """What a page without curves and maps gives its script."""
 
@@ -40,7 +39,7 @@ def write_page(name: str, heading: str, page: Page, folder: Path) -> list[Path]:
     """One Markdown file with everything, a CSV file a table, and PNG and SVG of the figures; returns their paths."""
     make_folder(folder)
     paths = [write_text(folder / f"{table.name}.csv", to_csv(table)) for table in page.tables]
-    paths += [path for drawing in page.drawings for path in _save(drawing, folder, drawing.name, ("png", "svg"))]
+    paths += [path for drawing in page.drawings for path in _save(drawing, folder, drawing.name)]
     parts = [f"## {heading}\n", *map(to_markdown, page.tables)]
     parts += [f"![{drawing.title}]({drawing.name}.png)\n\n{drawing.caption}\n" for drawing in page.drawings]
     parts += ["\n".join(f"- {note}" for note in page.notes) + "\n"] if page.notes else []
@@ -136,15 +135,12 @@ def _chapter(run: Contents, anchor: str, runs: int) -> Chapter:
     )
 
 
-def save_figures(run: Run, formats: Sequence[str] = ("png",)) -> list[Path]:
+def save_figures(run: Run) -> list[Path]:
     """Draw all figures of a run into its `figures` folder, each file whole or not at all."""
-    for kind in formats:
-        if kind not in FORMATS:
-            raise unknown_name("formats", kind, FORMATS)
     contents, folder = load(run.path), run.path / "figures"
     make_folder(folder)
     drawings = [*_figures_across([contents]), *_figures_of(contents)]
-    return [path for drawing in drawings for path in _save(drawing, folder, drawing.name, formats)]
+    return [save_drawing(drawing, folder / f"{drawing.name}.png") for drawing in drawings]
 
 
 def _figures_across(runs: Sequence[Contents]) -> list[Drawing]:
@@ -240,15 +236,15 @@ def write_beside(
         write_text(folder / f"{name}.csv", to_csv(table))
         write_text(folder / f"{name}.md", to_markdown(table))
     for name, drawing in drawings.items():
-        _save(drawing, folder, name, ("png", "svg"))
+        _save(drawing, folder, name)
 
 
 def _beside(out: Path) -> Path:
     return out.with_name(f"{out.stem}_files")
 
 
-def _save(drawing: Drawing, folder: Path, name: str, formats: Sequence[str]) -> list[Path]:
-    return [save_drawing(drawing, folder / f"{name}.{kind}") for kind in formats]
+def _save(drawing: Drawing, folder: Path, name: str) -> list[Path]:
+    return [save_drawing(drawing, folder / f"{name}.{kind}") for kind in ("png", "svg")]
 
 
 def make_folder(path: Path) -> None:

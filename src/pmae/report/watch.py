@@ -18,6 +18,7 @@ from pmae.report import samples
 from pmae.report.charts import curve_data
 from pmae.report.contents import BROKEN, Contents, distinct_names, load
 from pmae.report.page import render
+from pmae.report.pictures import reconstructed_pictures
 from pmae.report.style import sheet
 from pmae.system import lives
 
@@ -128,7 +129,7 @@ def _held(path: Path) -> bool:
 def _png(run: Contents) -> bytes:
     from PIL import Image
 
-    columns = samples.reconstructed_pictures(run, samples.MASKS)
+    columns = reconstructed_pictures(run, samples.MASKS)
     pixels, _, _ = sheet(list(columns.values()))
     buffer = io.BytesIO()
     Image.fromarray((255 * pixels).round().astype(np.uint8)).save(buffer, "PNG")

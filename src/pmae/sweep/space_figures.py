@@ -15,7 +15,8 @@ from pmae.data.images import as_tensor
 from pmae.data.sets import with_held_out
 from pmae.errors import require
 from pmae.report.page import Page
-from pmae.report.samples import MARKS, PARTS, View, hidden_pixels, view_of
+from pmae.report.pictures import View, hidden_pixels, view_of
+from pmae.report.samples import MARKS, PARTS
 from pmae.report.style import WHOLE, Array, Drawing, color, dash, gallery, legend, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.spaces import Space, build_space

@@ -153,13 +153,13 @@ def save_fitted(run: Run, standardize: Standardize, space: Space) -> None:
     write_tensors(run.path / "fitted.safetensors", tensors)
 
 
-def load_space(run: Run, epoch: int | None = None) -> Space:
-    """The fitted space of a run; one that learns as it was at the last checkpoint or a given epoch."""
+def load_space(run: Run) -> Space:
+    """The fitted space of a run; one that learns as it was at the last checkpoint."""
     require_plugins(run.config)
     space = build_space(run.config.space, run.shape)
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
     if space_state(space):
-        path = run.checkpoint(epoch)
+        path = run.checkpoint()
         _require_whole(path, "space.safetensors")
         load_trained_space(space, path)
     return space

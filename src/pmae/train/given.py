@@ -64,7 +64,7 @@ def _files_note(known: Described, images: ImageSet | None) -> list[str]:
     if images is None or not images.names:
         return []
     mode, share, how = known.reading
-    return [f"files were resized as for the weights: crop_mode {mode}, crop_pct {share:.4g}, {how}"]
+    return [f"files were resized by crop_mode {mode}, crop_pct {share:.4g}, {how}"]
 
 
 def _require_patches(patch: int | None, shape: tuple[int, int, int]) -> None:
