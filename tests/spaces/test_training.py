@@ -35,7 +35,7 @@ def test_a_run_makes_signals_samples_and_figures(name: str, tiny: Config, toy: S
 def test_r2_is_a_mean_of_its_bands_also_where_images_are_fewer_than_components(
     tiny: Config, toy: Splits, tmp_path: Path
 ) -> None:
-    """Held-out noise lies in directions that 40 smooth images do not have; they are hidden too, so some band has them."""
+    """Held-out noise lies in directions that 40 smooth images do not have: hidden too, so some band has them."""
     noise = np.random.default_rng(0).integers(0, 255, (32, *toy.train.shape), dtype=np.uint8)
     few = Splits("few", toy.train.take(np.arange(40)), None, ImageSet(noise))
     found = api.pretrain(with_space(tiny, SpaceConfig("pca")), few, tmp_path / "run", quiet=True).results["pretrain"]
