@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pmae.files import read_tensors
 from pmae.method import build_method
 from pmae.plugins import load
 from pmae.spaces import build_space
+from pmae.sweep.grid import grid_specs
 from pmae.train.checkpoint import load_encoder, load_space
 from pmae.train.loop import pretrain
 
@@ -142,6 +144,22 @@ def test_a_callback_ends_a_run_which_can_be_resumed(files: Path, tiny: Config, t
     assert "held_out_r2" in run.results["pretrain"]
     assert (run.path / "samples.safetensors").exists()
     assert pretrain(config, toy, run.path, resume=True, quiet=True).metrics()[-1]["step"] == 12
+
+
+def test_a_command_to_copy_is_quoted_and_imports_what_this_one_did(files: Path) -> None:
+    load("my_space.py")
+    words = shlex.split(plugins.command_line("report", "runs/name=random_basis(seed=3)", "-o", "a page.html"))
+    assert words == ["pmae", "report", "runs/name=random_basis(seed=3)", "-o", "a page.html", "--import", "my_space.py"]
+
+
+def test_a_name_that_nobody_registered_is_refused_before_any_image_is_read(tiny: Config, tmp_path: Path) -> None:
+    for setting in ("space__name", "objective__loss"):
+        config = replace(tiny, **{setting: "nobody"}, data__source=str(tmp_path / "none"))
+        with pytest.raises(UserError, match="unknown name 'nobody'"):
+            pmae.pretrain(config, out=tmp_path / "run")
+        with pytest.raises(UserError, match="unknown name 'nobody'"):
+            grid_specs(tiny, {setting.replace("__", "."): ["pca" if "space" in setting else "squared", "nobody"]}, [0])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_needs_its_plug_ins_as_they_were(files: Path, tiny: Config, toy: Splits) -> None:

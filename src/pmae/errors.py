@@ -65,6 +65,6 @@ def optional(what: str, extra: str, *names: str) -> Any:
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM: everything is saved; `code` is the exit code that the signal calls for."""
 
-    def __init__(self, run: object, signal_number: int) -> None:
-        super().__init__(f"stopped and saved; continue with: pmae pretrain --out {run} --resume")
+    def __init__(self, how_to_go_on: str, signal_number: int) -> None:
+        super().__init__(f"stopped and saved; {how_to_go_on}")
         self.code = 128 + signal_number

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -77,8 +78,17 @@ def load(module: str) -> None:
         raise
     except Exception as error:  # it is somebody's program
         raise UserError(f"import of {module!r} failed: {type(error).__name__}: {error}") from error
-    known = [each for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, str(path.resolve()) if path.suffix else module]))
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_given(), str(path.resolve()) if path.suffix else module]))
+
+
+def _given() -> list[str]:
+    return [each for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
+
+
+def command_line(*words: Path | str | int) -> str:
+    """A command to copy, quoted for a shell, with the `--import` that this process was given: it needs them too."""
+    here = [os.path.relpath(each) if Path(each).is_relative_to(Path.cwd()) else each for each in _given()]
+    return shlex.join(["pmae", *map(str, words), *(word for each in here for word in ("--import", each))])
 
 
 def parse(given: str, parameter: str) -> tuple[str, dict[str, Any]]:
@@ -146,15 +156,20 @@ class Plugin(NamedTuple):
         return f"{self.kind} {self.name} {self.file} sha256:{self.sha256}"
 
 
+def _names(config: Config) -> list[tuple[str, str, str]]:
+    """Kind, name and setting of everything in a configuration that can be registered."""
+    objective = config.objective
+    given = [("space", config.space.name, "space.name"), ("objective", objective.loss, "objective.loss")]
+    given += [("encoder", config.encoder.name, "encoder.name")]
+    given += [("contrastive", objective.contrastive, "objective.contrastive")] * (objective.contrastive_weight != 0)
+    given += [("augmentation", each, "augment.extra") for each in config.augment.extra or ()]
+    return given + [("callback", each, "train.callbacks") for each in config.train.callbacks]
+
+
 def used(config: Config) -> list[tuple[Plugin, Path | None]]:
     """What a configuration uses that is not ours, and the file that it comes from, where there is one."""
-    objective = config.objective
-    given = [("space", config.space.name), ("objective", objective.loss), ("encoder", config.encoder.name)]
-    given += [("contrastive", objective.contrastive)] if objective.contrastive_weight != 0 else []
-    given += [("augmentation", each) for each in config.augment.extra or ()]
-    given += [("callback", each) for each in config.train.callbacks]
     found = []
-    for kind, text in given:
+    for kind, text, _ in _names(config):
         name, _ = parse(text, kind)
         if name != RESERVED.get(kind) and is_registered(kind, name):
             made = TABLES[kind][name]
@@ -187,7 +202,7 @@ def _digest(made: Any, path: Path | None) -> str:
 
 
 def require_plugins(config: Config, unchanged: bool = False) -> None:
-    """Refuse a run whose registered names nobody has registered here or, to go on with it, whose files changed."""
+    """Refuse names that nobody has registered here and, to go on with a run, files that have changed."""
     now = {(plugin.kind, plugin.name): plugin for plugin, _ in used(config)}
     for line in config.train.plugins:
         written = LINE.fullmatch(line)
@@ -195,10 +210,15 @@ def require_plugins(config: Config, unchanged: bool = False) -> None:
             raise UserError(f"train.plugins must be as a run writes it, got {line!r}")
         kind, name, file, digest = written.groups()
         if (kind, name) not in now:
-            raise UserError(f"{kind} {name!r} must be registered before this run is used: import {file!r}, as it did")
+            rule = f"must be registered before this run is used: import {file!r}, as it did"
+            raise UserError(f"{kind} {name!r} {rule} (pmae COMMAND --import {file})")
         if unchanged and str(now[kind, name]) != line:
             changed = f"{file!r} has the SHA-256 {now[kind, name].sha256} and had {digest}"
             raise UserError(f"{kind} {name!r} must be what the run began with: {changed}; take it back or begin anew")
+    for kind, text, parameter in _names(config):
+        # Any model of timm is an encoder, which timm itself has to know.
+        if kind != "encoder" and parse(text, parameter)[0] != RESERVED.get(kind):
+            find(kind, text, parameter)
 
 
 @contextlib.contextmanager

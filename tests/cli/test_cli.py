@@ -84,7 +84,7 @@ def test_resume_after_a_real_interrupt_ends_where_an_uninterrupted_run_does(arra
     process.join(60)
     message = (tmp_path / "said").read_text()
     assert process.exitcode == 130, message
-    assert "continue with: pmae pretrain --out" in message
+    assert f"continue with: pmae pretrain --out {tmp_path}/a --resume\n" in message
     assert main(["pretrain", "--out", str(tmp_path / "a"), "--resume"]) == 0
     assert main(["pretrain", *common, "--out", str(tmp_path / "b")]) == 0
     ends = [(Run(tmp_path / name).checkpoint() / "encoder.safetensors").read_bytes() for name in ("a", "b")]

@@ -116,6 +116,21 @@ def test_names_of_runs_classes_and_notes_are_harmless(make_run: MakeRun, suite: 
 
 
 @pytest.mark.usefixtures("words_alone")
+def test_the_command_prints_how_the_first_run_differs_from_the_others(
+    make_run: MakeRun, suite: Suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = {"a": 0.7, "b": 0.65, "c": 0.7}
+    runs = [make_run(n, evaluation={"pmae epoch 3": suite({"linear/cls/test": s})}).path for n, s in scores.items()]
+    out = tmp_path / "r.html"
+    assert main(["report", *map(str, runs), "-o", str(out)]) == 0
+    second, third, told = capsys.readouterr().out.splitlines()
+    assert second.startswith("a (pmae epoch 3) gets 5.0 points more than b (pmae epoch 3) (65.0%); 95% interval")
+    assert third.startswith("a (pmae epoch 3) gets as much as c (pmae epoch 3) (70.0%)")
+    assert told == f"report: {out}"
+    assert second in Page(out).text
+
+
+@pytest.mark.usefixtures("words_alone")
 def test_folders_that_are_no_run_are_refused_or_left_out(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from pmae import api
 from pmae.config import Config, SpaceConfig, replace
-from pmae.data.images import Splits
+from pmae.data.images import ImageSet, Splits
 from pmae.report import contents, samples
 from pmae.runs import Run
 from pmae.train.loop import Pretraining
@@ -30,6 +30,17 @@ def test_a_run_makes_signals_samples_and_figures(name: str, tiny: Config, toy: S
     run = api.pretrain(with_space(tiny, SPACES[name]), toy, tmp_path / "run", quiet=True)
     assert run.results["pretrain"]["epoch"] == 2
     _check(run)
+
+
+def test_r2_is_a_mean_of_its_bands_also_where_images_are_fewer_than_components(
+    tiny: Config, toy: Splits, tmp_path: Path
+) -> None:
+    """Held-out noise lies in directions that 40 smooth images do not have: hidden too, so some band has them."""
+    noise = np.random.default_rng(0).integers(0, 255, (32, *toy.train.shape), dtype=np.uint8)
+    few = Splits("few", toy.train.take(np.arange(40)), None, ImageSet(noise))
+    found = api.pretrain(with_space(tiny, SpaceConfig("pca")), few, tmp_path / "run", quiet=True).results["pretrain"]
+    bands = [value for key, value in found.items() if key.startswith("r2_band_")]
+    assert min(bands) <= found["held_out_r2"] <= max(bands)
 
 
 def _check(run: Run) -> None:

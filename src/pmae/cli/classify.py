@@ -45,14 +45,15 @@ class Finetune(Conversion):
         """Train, and print how good it is."""
         from pmae.classify.finetune import finetune
         from pmae.classify.score import in_words
+        from pmae.plugins import command_line
         from pmae.train.start import reading_for
 
         reading = self.applied(reading_for(self.start, self.data, self.encoder))
         finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)
         print(in_words(self.out))
         print(f"classifier: {self.out}   (classifier.json, classifier.safetensors, results.json)")
-        print(f"how sure to be: pmae report {self.out} -o {Path(self.out).name}.html")
-        print(f"next: pmae predict {self.out} --data new/ -o predictions.csv")
+        print(f"how sure to be: {command_line('report', self.out, '-o', f'{Path(self.out).name}.html')}")
+        print(f"next: {command_line('predict', self.out, '--data', 'new/', '-o', 'predictions.csv')}")
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class Evaluate(OtherData):
         from pmae.data.streamed import untold
         from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
         from pmae.evaluate.suite import score_table
+        from pmae.plugins import command_line
         from pmae.report.compare import verdict
         from pmae.report.contents import load as load_contents
         from pmae.runs import Run
@@ -95,7 +96,7 @@ class Evaluate(OtherData):
         for path in runs:
             if self.masks:
                 run = api.segment(path, self.masks, splits, whole, self.device, print, **new)
-                print(f"next: pmae report {run.path}")
+                print(f"next: {command_line('report', run.path)}")
                 continue
             run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print, **new)
             if is_main():
@@ -107,7 +108,7 @@ class Evaluate(OtherData):
                 notes = [f"note: {note}" for note in (*told.start, *untold(last.data.notes), *last.notes, *shared)]
                 print(f"{run.path}\n{score_table(told.scores)}\n\n{said.headline}")
                 print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)))
-                print(f"next: pmae report {run.path}")
+                print(f"next: {command_line('report', run.path)}")
 
     def labelled(self, place: "Run | Path") -> "tuple[DataConfig, Splits] | None":
         """The images to score on, where they are not the run's own as it read them, and how they are read."""

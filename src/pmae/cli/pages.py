@@ -19,7 +19,7 @@ class Report:
 
     examples:
       pmae report runs/a
-      pmae report runs/a runs/b -o both.html
+      pmae report runs/a runs/b -o both.html    the first against each other, paired on the same test images
       pmae report clf -o clf.html               how sure to be: accuracy, calibration, classes, what to do next
     """
 
@@ -38,9 +38,10 @@ class Report:
             write_classifier_report(self.runs, self.out)
             print(f"report: {self.out}")
             return
-        for sentence in write_report(self.runs, self.out):
+        written = write_report(self.runs, self.out)
+        for sentence in written.refused:
             print(f"left out: {sentence}", file=sys.stderr)
-        print(f"report: {self.out}")
+        print("\n".join([*written.between, f"report: {self.out}"]))
 
 
 @dataclass(frozen=True)

@@ -175,13 +175,14 @@ def _default_folder(config: Config) -> str:
 
 def _judgement(path: Path) -> str:
     """What the report says of the training, and the commands that come next."""
+    from pmae.plugins import command_line
     from pmae.report.advice import HARDLY, training_advice
     from pmae.report.contents import load
 
     told = load(path, whole=False)
     said = next(training_advice(told), None)
     labelled = any("linear" in line for line in told.signals)
-    commands = [f"pmae {'evaluate' if labelled else 'report'} {path}"]
+    commands = [command_line("evaluate" if labelled else "report", path)]
     if said is None:
         return f"nothing was to be predicted, so there is no R2\nnext: {commands[0]}"
     if said.command:

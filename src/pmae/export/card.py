@@ -86,6 +86,8 @@ def write_card(
     """Write README.md; `name` is the folder's, or that of its repository on the hub."""
     library, usage = FORMATS[kind].library, (CLASSIFIER_USAGE if source.head else USAGE)[kind].replace("FOLDER", name)
     usage = usage.replace("local-dir:", "hf-hub:") if on_hub else usage
+    if mode := _pil_mode(source):
+        usage = usage.replace("(image", f'(image.convert("{mode}")')
     checked = (
         f"Re-loaded with {library} {version(library)} and compared with the original on images of noise: "
         f"the largest difference of a feature is {difference:.1e}."
@@ -138,14 +140,26 @@ def _input(source: Source) -> str:
     values = f"{np.iinfo(kind).min} to {np.iinfo(kind).max}" if kind.kind in "iu" else "as in the data"
     scaled = ", after division by 255" if source.scale != 1 else ""
     lines = [f"{channels} x {height} x {width} (channels, height, width), trained on {kind.name}, values {values}."]
-    lines += ['A grey picture is given as color: `image.convert("RGB")`.'] if channels == 3 else []
-    lines += [_picture(source)]
+    if mode := _pil_mode(source):
+        lines += [f'A PIL image of another kind becomes such a one by `image.convert("{mode}")`.', _picture(source)]
+    else:
+        lines += [
+            "No PIL image holds it: a model of timm or Hugging Face takes a float tensor, standardized as follows."
+        ]
     if source.per_channel:
         mean_text, std_text = (", ".join(f"{value:.6g}" for value in values) for values in source.statistics("card"))
         lines.append(f"Mean {mean_text} and standard deviation {std_text} per channel{scaled}.")
     else:
         lines.append("Mean and standard deviation of every pixel are inside the graph.")
     return "\n".join([*lines, "`preprocessing.json` holds the same in full."])
+
+
+def _pil_mode(source: Source) -> str | None:
+    """The mode in which PIL, and so the transforms of timm and Hugging Face, keep the values of such an image."""
+    channels = source.shape[0]
+    if source.dtype == np.uint8:
+        return {1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
+    return "F" if channels == 1 else None
 
 
 def _picture(source: Source) -> str:

@@ -1,9 +1,9 @@
 """What to do next with a run: sentences that follow from what was measured, each with the command to copy."""
 
-import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pmae.plugins import command_line
 from pmae.report.compare import main_score
 from pmae.report.contents import Contents
 from pmae.report.style import minus
@@ -38,8 +38,10 @@ def training_advice(run: Contents) -> Iterator[Advice]:
         return
     now, last = points[-1]
     since, before = next((point for point in reversed(points) if point[0] <= now * 2 / 3), points[0])
-    longer = f"pmae pretrain --config {_path(run)}/config.json --epochs {2 * (run.config.train.epochs or 1)}"
-    longer += f" --out {shlex.quote(str(run.path))}-longer"
+    twice = 2 * (run.config.train.epochs or 1)
+    longer = command_line(
+        "pretrain", "--config", run.path / "config.json", "--epochs", twice, "--out", f"{run.path}-longer"
+    )
     gain, where = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}"
     seen = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
     if last < LEARNED:
@@ -80,7 +82,8 @@ def _pooling(run: Contents) -> Iterator[Advice]:
     words = f"k-NN gets {best[chosen]:.1%} right with it on held-out training images, "
     words += f"{best[other]:.1%} with {POOLINGS[other]}"
     words += ": no clear difference." if abs(best[chosen] - best[other]) <= POINT else "."
-    command = f"pmae embed {_path(run)} --data {shlex.quote(run.config.data.source)} --pooling {chosen} -o features.npz"
+    source = run.config.data.source
+    command = command_line("embed", run.path, "--data", source, "--pooling", chosen, "-o", "features.npz")
     yield Advice(f"Use {POOLINGS[chosen]} features", words, command if _has_weights(run) else "")
 
 
@@ -104,27 +107,25 @@ def _mostly(score: Score, name: str) -> str:
 
 def _steps(run: Contents) -> Iterator[Advice]:
     if not run.finished and run.training:
-        yield Advice("Not finished", "It can go on where it stopped.", f"pmae pretrain --out {_path(run)} --resume")
+        yield Advice(
+            "Not finished", "It can go on where it stopped.", command_line("pretrain", "--out", run.path, "--resume")
+        )
     elif not run.scores:
         words = "With labels for some of the images, this says whether pretraining helped."
-        labels = "" if run.data.get("classes") else " --data labelled/"
-        yield Advice("Not evaluated yet", words, f"pmae evaluate {_path(run)}{labels}")
+        labels = () if run.data.get("classes") else ("--data", "labelled/")
+        yield Advice("Not evaluated yet", words, command_line("evaluate", run.path, *labels))
     elif _has_weights(run):
         words = "A classifier that is kept, or the encoder for another library."
-        data = shlex.quote(run.config.data.source)
-        commands = f"pmae finetune {_path(run)} --data {data} --out classifiers/{shlex.quote(run.path.name)}"
+        data, name = run.config.data.source, run.path.name
+        commands = [command_line("finetune", run.path, "--data", data, "--out", f"classifiers/{name}")]
         if run.given:
             words = "A classifier that is kept, or training without labels that starts from these weights."
-            commands += f"\npmae pretrain --init {_path(run)} --data {data} --out {shlex.quote(f'{run.path}-adapted')}"
+            commands += [command_line("pretrain", "--init", run.path, "--data", data, "--out", f"{run.path}-adapted")]
         else:
-            commands += f"\npmae export {_path(run)} --format timm -o exported/{run.path.name}"
-        yield Advice("Use it", words, commands)
+            commands += [command_line("export", run.path, "--format", "timm", "-o", f"exported/{name}")]
+        yield Advice("Use it", words, "\n".join(commands))
 
 
 def _has_weights(run: Contents) -> bool:
     """Whether commands that need a checkpoint would find one: published runs are without."""
     return any(run.path.glob("checkpoints/epoch_*"))
-
-
-def _path(run: Contents) -> str:
-    return shlex.quote(str(run.path))

@@ -1,6 +1,5 @@
 """The page of classifiers: how good each is, how far its probabilities can be trusted, and what to do next."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from pmae.errors import UserError
 from pmae.files import write_text
+from pmae.plugins import command_line
 from pmae.report import style
 from pmae.report.advice import Advice
 from pmae.report.charts import confusion
@@ -136,9 +136,9 @@ def advice(one: ClassifierContents) -> Iterator[Advice]:
     if part.calibration.calibration_error > TRUSTED:
         words = "Use the table of least probabilities below, not the probabilities themselves, to decide what to check."
         yield Advice("Rough probabilities", words)
-    where = shlex.quote(str(one.path))
-    commands = f"pmae predict {where} --data new/ -o predictions.csv\npmae explore {where}"
-    yield Advice("Use it", "Label a folder of images, or drop single ones on a page.", commands)
+    commands = [command_line("predict", one.path, "--data", "new/", "-o", "predictions.csv")]
+    commands += [command_line("explore", one.path)]
+    yield Advice("Use it", "Label a folder of images, or drop single ones on a page.", "\n".join(commands))
 
 
 def _weak_classes(one: ClassifierContents) -> Iterator[Advice]:

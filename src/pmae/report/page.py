@@ -60,10 +60,17 @@ class Chapter(NamedTuple):
     settings: dict[str, str]
 
 
-def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
+class Written(NamedTuple):
+    """What a page says that a terminal should too: folders left out, and the first run against each of the others."""
+
+    refused: list[str]
+    between: list[str]
+
+
+def write_report(runs: Sequence[Path | str], out: Path | str) -> Written:
     """Write the page for these run folders to `out`, and its tables and figures to the folder `<stem>_files`.
 
-    Returns a sentence for each folder that could not be read and is left out; if none could, nothing is written.
+    A folder that could not be read is left out; if none could, nothing is written.
     """
     out = Path(out)
     require(not out.is_dir(), "out", "a file such as report.html, not a folder", str(out))
@@ -93,7 +100,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
         runs=read,
         refused=refused,
         verdicts=[verdict(run, read) for run in read],
-        between=between(read),
+        between=(compared := between(read)),
         standings=standings,
         by_epoch=[drawing for drawing in across if drawing.name.startswith("accuracy-by-epoch")],
         curves=bars.get("learning-curves"),
@@ -105,7 +112,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> list[str]:
     )
     write_beside(out, across, made, [(one.anchor, one.drawings, filter(None, [one.classes])) for one in chapters])
     write_text(out, page)
-    return refused
+    return Written(refused, compared)
 
 
 def _remarks(chapters: Sequence[Chapter]) -> list[str]:

@@ -198,6 +198,4 @@ def _raise_what_failed(future: "Future[int | None]", path: Path, workers: Worker
             "checkpoint: with fewer runs at a time, if memory was short"
         ) from error
     if stopped:
-        stop = Interrupted(path, stopped)
-        stop.args = ("stopped and saved; the same command again goes on from there",)
-        raise stop
+        raise Interrupted("the same command again goes on from there", stopped)

@@ -13,6 +13,7 @@ import numpy as np
 from pmae.config import Config, replace
 from pmae.config_file import to_dict, with_settings
 from pmae.errors import UserError, require, require_known
+from pmae.plugins import require_plugins
 from pmae.report.page import Page
 from pmae.report.style import PALETTE, Drawing, color, marker, panels, short, styled
 from pmae.report.tables import Cell, Table
@@ -58,6 +59,8 @@ def grid_specs(base: Config, grid: Grid, seeds: Sequence[int]) -> list[tuple[dic
         chosen = dict(zip(grid, values, strict=True))
         named = "-".join(f"{name.partition('.')[2]}={value.replace('/', '_')}" for name, value in chosen.items())
         configs = [with_settings(replace(base, train__seed=seed), chosen) for seed in seeds]
+        for one in configs:
+            require_plugins(one)
         planned.append((chosen, [RunSpec(f"{named}-seed{one.train.seed}", one) for one in configs]))
     return planned
 

@@ -194,8 +194,8 @@ def _train_in(home: str, threads: int, path: Path, config: Config, until: int | 
     torch.set_num_threads(threads)
     with contextlib.chdir(home):
         stopped = train(path, config, until)
-    if stopped:
-        raise Interrupted(path, stopped)  # A node that is taken away tells its runs to stop: Ray begins them elsewhere.
+    if stopped:  # A node that is taken away tells its runs to stop: Ray begins them elsewhere.
+        raise Interrupted("Ray begins it elsewhere", stopped)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.files import folder_path, write_tensors
 from pmae.models.weights import Pretrained
-from pmae.plugins import plugin_errors
+from pmae.plugins import command_line, plugin_errors
 from pmae.runs import Run
 from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
@@ -193,7 +193,8 @@ class Pretraining:
                 if stopped == BY_CALLBACK:
                     self._stop.number = stopped
                     return
-                raise Interrupted(self.run.path, stopped)
+                again = command_line("pretrain", "--out", self.run.path, "--resume")
+                raise Interrupted(f"continue with: {again}", stopped)
         if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == self._last:
             self._save()
 

@@ -87,7 +87,8 @@ def hidden_r2(
     """R2 on up to 2,048 plain images under masks that depend on the seed alone: in total, as `name`, and one per band.
 
     A band is named by the cumulated variance it spans: `r2_band_50_80` holds the mask groups between 50% and 80%, the
-    largest first. A band of which nothing was hidden is left out.
+    largest first; the last has also those without variance in the training images, where these are fewer than the
+    components. A band of which nothing was hidden is left out.
     """
     device = standardize.mean.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -104,7 +105,7 @@ def hidden_r2(
     if isinstance(model, PrincipalMAE):
         before = model.space.share_before
         for low, high in pairwise(BANDS):
-            error, energy = by_group[:, (before >= low) & (before < high)].sum(1)
+            error, energy = by_group[:, (before >= low) & ((before < high) | (high == BANDS[-1]))].sum(1)
             if float(energy) > 0:
                 values[f"r2_band_{low * 100:.0f}_{high * 100:.0f}"] = float(1 - error / energy)
     return values
