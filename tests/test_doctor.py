@@ -173,7 +173,8 @@ def test_local_views_take_their_share_of_the_memory(tiny: Config) -> None:
     def needed(views: int) -> int:
         given = replace(tiny, objective__contrastive_weight=1.0, objective__local_views=views)
         model = build_method(resolve(given, 64, (3, 16, 16))[0], (3, 16, 16)).train()
-        local, model.contrastive = model.contrastive if views else None, None
+        assert model.contrastive
+        local, model.contrastive = model.contrastive.windows if views else None, None
         return doctor.saved_bytes(model, (3, 16, 16), 3, local) - doctor.saved_bytes(model, (3, 16, 16), 2, local)
 
     none, two, four = map(needed, (0, 2, 4))

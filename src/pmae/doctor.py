@@ -25,7 +25,6 @@ from pmae.system import available_bytes, end_family
 
 if TYPE_CHECKING:  # torch is slow to import, and the first lines need none
     from pmae.config import Config
-    from pmae.contrastive import Contrastive
     from pmae.method import MaskedAutoencoder
 
 
@@ -197,7 +196,7 @@ def _check_training(
     model = build_method(config, shape, Pixels(shape)).train()
     model.precision = pick_precision(config.train.precision, torch.device("cuda" if gpu else "cpu"))
     views, batch = 2 if model.contrastive else 1, config.train.batch_size or 1
-    local = model.contrastive if config.objective.local_views else None
+    local = model.contrastive.windows if model.contrastive and config.objective.local_views else None
     model.contrastive = None  # it compares images, so a batch of them costs other than its images one by one
     image = (saved_bytes(model, shape, 3, local) - saved_bytes(model, shape, 1, local)) // 2
     weights, kept = (sum(p.numel() * 4 for p in part.parameters()) for part in (model, model.encoder))
@@ -216,7 +215,7 @@ def _check_training(
 
 
 def saved_bytes(
-    model: "MaskedAutoencoder", shape: tuple[int, int, int], images: int, local: "Contrastive | None" = None
+    model: "MaskedAutoencoder", shape: tuple[int, int, int], images: int, local: Callable[[Any], object] | None = None
 ) -> int:
     """What a forward pass of so many images keeps for the way back, beside the weights; it is run, on the CPU."""
     import torch
@@ -233,7 +232,7 @@ def saved_bytes(
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(x := torch.randn(images, *shape), draw)
         if local:
-            local.windows(x)
+            local(x)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
