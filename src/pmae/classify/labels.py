@@ -177,7 +177,8 @@ def _check_files(files: list[str], splits: list[str], folder: Path, path: Path) 
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
         rule = f"{path} must name files below {folder}, got {len(missing)} that are not: {shown(missing)}"
-        raise UserError(f"{rule}; where the table is elsewhere, data is the folder and labels the table")
+        alone = folder == path.parent
+        raise UserError(rule + "; where the table is elsewhere, data is the folder and labels the table" * alone)
     real = [os.path.realpath(folder / name) for name in files]
     twice = next((place for place, count in Counter(real).items() if count > 1), None)
     if twice is not None:
