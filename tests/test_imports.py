@@ -19,6 +19,7 @@ ALLOWED = {
     "config": {"errors", "validation"},
     "config_file": {"errors", "validation", "config"},
     "derive": LEAVES,
+    "budget": LEAVES | {"derive", "train"},
     "masking": LEAVES,
     "objectives": LEAVES,
     "plugins": {"errors", "validation", "config"},

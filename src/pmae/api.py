@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from pmae.budget import epochs_within, require_minutes
 from pmae.classify.labels import as_splits, read_labelled
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe, to_dict
@@ -59,6 +61,8 @@ def pretrain(
     until: int | None = None,
     figures: bool = True,
     verbose: bool = False,
+    minutes: float | None = None,
+    began: float | None = None,
 ) -> Run:
     """Pretrain on what `config.data` names, or on `images` in memory, into the run folder `out`.
 
@@ -68,9 +72,14 @@ def pretrain(
 
     With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
     seconds, which count where there are many runs. All settings are printed if `verbose`, else those that differ.
+
+    With `minutes`, whatever `config` says of epochs, a short trial finds how many fit into that time on this machine,
+    from this call on or from when it `began` by `time.monotonic()`; the run is then one of so many epochs.
     """
+    began = time.monotonic() if began is None else began
     config = Config() if config is None else config
     require_config(config)
+    require_minutes(minutes, resume)
     require_plugins(config)
     if not (resume or is_remote(out) or was_restarted(Path(out).expanduser())):
         require_vacant(Path(out).expanduser())  # before the images are read, which may take long
@@ -80,19 +89,14 @@ def pretrain(
     splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
     config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
     seen = (splits.train.shape, splits.train.vectors, gpu, splits.train.images.dtype.name)
-    config, reasons = resolve(config, len(splits.train), *seen)
-    if config.data.resize != given.resize:
-        reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
-    if config.data.channels != given.channels:
-        reasons["data.channels"] = "some files are grey and others in color"
+    unsettled, (config, reasons) = config, resolve(config, len(splits.train), *seen)
     probe = splits
     if config.probe.data:
         probe = load(_probe_data(config, splits.train))
     require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
     quiet = quiet or not is_main()
-    if not quiet:
-        say("\n".join([f"{splits.name}: {_counts(splits)}", *untold(splits.notes), describe(config, reasons, verbose)]))
-    with _mirrored(out, resume) as (folder, again, on_checkpoint):
+
+    def train(config: Config, folder: Path | str, again: bool, quiet: bool, on_checkpoint: Callable[[], None]) -> Run:
         run = loop.pretrain(config, splits, folder, again, quiet, online_probe(probe), until, on_checkpoint)
         if is_main():
             if splits.val is not None and splits is not whole:
@@ -101,7 +105,23 @@ def pretrain(
                 say(told)
             if figures:
                 save_figures(run)
-    return run
+        return run
+
+    if minutes is not None:
+        if not quiet:
+            say("a short trial tells how many epochs fit into the time")
+        tried = partial(train, again=False, quiet=True)
+        epochs, why = epochs_within(minutes, began, unsettled, config, tried)
+        config, reasons = resolve(replace(unsettled, train__epochs=epochs), len(splits.train), *seen)
+        reasons["train.epochs"] = why
+    if config.data.resize != given.resize:
+        reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
+    if config.data.channels != given.channels:
+        reasons["data.channels"] = "some files are grey and others in color"
+    if not quiet:
+        say("\n".join([f"{splits.name}: {_counts(splits)}", *untold(splits.notes), describe(config, reasons, verbose)]))
+    with _mirrored(out, resume) as (folder, again, on_checkpoint):
+        return train(config, folder, again, quiet, on_checkpoint)
 
 
 @contextmanager

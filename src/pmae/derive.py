@@ -184,8 +184,8 @@ RULES = (
          lambda c: round(0.2 * c.epochs, 2), "20% of the epochs, for a new decoder on given weights"),
     Rule("optim.warmup_epochs", lambda c: c.config.optim.warmup_steps is None, lambda c: round(0.05 * c.epochs, 2),
          "5% of the epochs"),
-    Rule("train.checkpoint_every", None, lambda c: max(1, c.epochs // 10), "a tenth of the epochs"),
-    Rule("probe.every", None, lambda c: max(1, c.epochs // 10), "a tenth of the epochs"),
+    Rule("train.checkpoint_every", None, lambda c: tenth(c.epochs), "a tenth of the epochs"),
+    Rule("probe.every", None, lambda c: tenth(c.epochs), "a tenth of the epochs"),
     # Each line waits for the device: of a long run a thousand will do, and the ends of its epochs.
     Rule("train.log_every", None, lambda c: min(50, max(1, c.steps // 10, c.steps * c.epochs // 1000)),
          "{c.steps} steps an epoch"),
@@ -216,6 +216,11 @@ def resolve(
     require(case.batch <= count, "train.batch_size", images, case.batch)
     require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)
     return case.config, reasons
+
+
+def tenth(epochs: int) -> int:
+    """After how many epochs a run is saved and looked at, ten times or a few more."""
+    return max(1, epochs // 10)
 
 
 def batch_for(count: int) -> int:

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,7 @@ class Common(Start):
     examples:
       pmae pretrain --data photos --out runs/a --epochs 20
       pmae pretrain --data scans/ --data.resize 64 --out runs/b
+      pmae pretrain --data scans/ --minutes 30 --out runs/half-an-hour
       pmae pretrain --init weights/ --data scans/ --data.resize 224 --out runs/adapted
       pmae pretrain --recipe paper --data cifar10 --out runs/c
       pmae pretrain --config runs/c/config.json --out runs/d
@@ -93,6 +95,8 @@ class Common(Start):
     """Folder that holds the files of named sets; data if not given."""
     epochs: Count = None
     """Passes over the images; follows from their number if not given."""
+    minutes: Number = None
+    """In place of epochs, how long all may take: a short trial finds how many epochs fit on this machine."""
     batch_size: Count = None
     """Images in a step; follows from their number if not given."""
     seed: Count = None
@@ -132,9 +136,13 @@ class Pretrain(Common):
             parse(Common, ["--help"], "pretrain")
         if "--help-all" in arguments:
             parse(cls, ["--help"], "pretrain")
-        for argument in arguments:
-            check_not_renamed(argument.removeprefix("--").partition("=")[0].replace("-", "_"))
-        return parse(cls, arguments, "pretrain", cls(settings=Start.among(arguments).base()))
+        options = [argument.partition("=")[0] for argument in arguments]
+        for option in options:
+            check_not_renamed(option.removeprefix("--").replace("-", "_"))
+        found = parse(cls, arguments, "pretrain", cls(settings=Start.among(arguments).base()))
+        if found.minutes is not None and {"--epochs", "--train.epochs"} & set(options):
+            raise UserError(f"--minutes must be left out where --epochs is given, got {found.minutes:g}")
+        return found
 
     def configured(self) -> Config:
         """The settings, the short options among them."""
@@ -142,12 +150,12 @@ class Pretrain(Common):
         return replace(self.settings, **{SHORT[name].replace(".", "__"): value for name, value in given.items()})
 
     def run(self) -> None:
-        config = self.configured()
-        from pmae import api
+        began, config = time.monotonic(), self.configured()
+        from pmae import api  # seconds, which are among the minutes
         from pmae.train.distributed import is_main
 
         out = _default_folder(config) if self.out is None else self.place()
-        run = api.pretrain(config, out=out, resume=self.resume, verbose=self.verbose)
+        run = api.pretrain(config, out=out, resume=self.resume, verbose=self.verbose, minutes=self.minutes, began=began)
         if not is_main():
             return
         predicts = run.config.objective.reconstruction_weight > 0

@@ -1,7 +1,6 @@
 """Where runs are trained: in this process, in local worker processes, or as tasks on Ray."""
 
 import contextlib
-import gc
 import logging
 import multiprocessing
 import os
@@ -23,6 +22,7 @@ from pmae.config import Config, replace
 from pmae.errors import Interrupted, UserError, optional, require
 from pmae.runs import Run
 from pmae.sweep.find import splits
+from pmae.train.environment import release_memory
 
 POLL_SECONDS = 30.0
 """Seconds to wait for runs that were told to stop, and between two looks at whether a cluster still has room."""
@@ -53,10 +53,7 @@ def train(path: Path, config: Config, until: int | None = None) -> int | None:
         api.pretrain(config, data, path, resume=begun, quiet=True, until=until, figures=False)
     except Interrupted as stop:
         return stop.code - 128
-    # A compiled step refers to itself: its model and graphs wait for the collector, and so does the memory they hold.
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    release_memory()
     return None
 
 

@@ -84,24 +84,25 @@ class World:
 ONE_PROCESS = World()
 
 
-def _launched() -> bool:
+def launched() -> bool:
+    """Whether `torchrun` started several processes, of which this is one."""
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 def is_main() -> bool:
     """Whether this process is the one that speaks; known before any other is met."""
-    return not _launched() or int(os.environ["RANK"]) == 0
+    return not launched() or int(os.environ["RANK"]) == 0
 
 
 def was_restarted(out: Path) -> bool:
     """Whether `torchrun --max-restarts` starts the processes once more, for a run that already has its folder."""
-    again = _launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    again = launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     return again and (out / "config.json").exists()
 
 
 def local_device(device: torch.device) -> torch.device:
     """The device of this process: on a machine with several, each process has its own GPU."""
-    if not _launched() or device.type != "cuda":
+    if not launched() or device.type != "cuda":
         return device
     local, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     rule = "auto, cpu or cuda when there are several processes: each takes the GPU of its number"
@@ -114,7 +115,7 @@ def local_device(device: torch.device) -> torch.device:
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[World]:
     """Join the processes that `torchrun` started, over NCCL between GPUs and Gloo between CPUs, until the end."""
-    if not _launched():
+    if not launched():
         yield World(device=device)
         return
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)

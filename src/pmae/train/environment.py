@@ -1,6 +1,7 @@
 """The machine a run is on: which device, arithmetic and engine to use, and what to write down about it."""
 
 import contextlib
+import gc
 import os
 import platform
 import re
@@ -130,6 +131,16 @@ def memory_errors(config: TrainConfig, device: torch.device) -> Iterator[None]:
         advice += "" if config.activation_checkpointing else slower
         said = f"train.batch_size must fit in the memory of {device}, got {config.batch_size}, which does not"
         raise UserError(f"{said}; {advice}{others_on(device)}") from error
+
+
+def release_memory() -> None:
+    """Give back what a run that has ended still holds, before the next one looks how much is free.
+
+    A compiled step refers to itself: its model and graphs wait for the collector, and so does the memory they hold.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def others_on(device: torch.device) -> str:
