@@ -45,12 +45,12 @@ MORE: dict[str, list[str]] = {
 def smaller(command: list[str]) -> list[str]:
     """The same command on smaller images, for one epoch and one seed, and with a smaller network of timm's."""
     text = "\0".join(command).replace("vit_small_patch16_224", "test_vit")
-    for pattern, value in (("epochs", "1"), ("data.resize", "16"), ("seeds", "0")):
+    for pattern, value in (("epochs", "1"), ("minutes", "0.2"), ("data.resize", "16"), ("seeds", "0")):
         text = re.sub(rf"({pattern}[\0=])[\d\0]*\d", rf"\g<1>{value}", text)
     # Four processes go on where two stopped; one does the same, also another number, for a quarter of the time.
     command = re.sub(r"(nproc-per-node\0)4|(at-once\0)\d", r"\1\g<2>1", text).split("\0")
     name = next(word for word in command if word in COMMANDS)
-    more = MORE.get(name, [])
+    more = MORE.get(name, [])[2 if "--minutes" in command else 0 :]  # in place of epochs
     if "--encoder" in command:  # whose sizes are its own
         more = [word for flag in zip(more[::2], more[1::2], strict=True) if "encoder." not in flag[0] for word in flag]
     more = [*more, *(["--optim.warmup-epochs", "1"] if "released" in command else [])]

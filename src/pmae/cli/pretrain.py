@@ -82,7 +82,7 @@ class Common(Start):
     examples:
       pmae pretrain --data photos --out runs/a --epochs 20
       pmae pretrain --data scans/ --data.resize 64 --out runs/b
-      pmae pretrain --data scans/ --minutes 30 --out runs/half-an-hour
+      pmae pretrain --data scans/ --minutes 30 --out runs/short
       pmae pretrain --init weights/ --data scans/ --data.resize 224 --out runs/adapted
       pmae pretrain --recipe paper --data cifar10 --out runs/c
       pmae pretrain --config runs/c/config.json --out runs/d
