@@ -78,6 +78,16 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
     return SampleSet(printable(folder.resolve().name), samples, tuple(notes))
 
 
+def image_sample(path: Path) -> SampleSet:
+    """One image file as a folder of one."""
+    return SampleSet(printable(path.stem), {"train": FileSamples(path.parent, [path.name], None, ())})
+
+
+def is_image(path: Path) -> bool:
+    """Whether a path is an image file, by its suffix."""
+    return path.name.lower().endswith(SUFFIXES) and os.path.isfile(path)
+
+
 def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
     """Image files below a folder in sorted order; hidden ones are skipped, linked folders and runs are counted."""
     passed_over = Counter() if passed_over is None else passed_over

@@ -16,6 +16,8 @@ from pmae.data.download import checksum
 from pmae.data.files import (
     braces,
     folder_samples,
+    image_sample,
+    is_image,
     is_tinyimagenet,
     printable,
     shard_files,
@@ -41,7 +43,10 @@ def load(config: DataConfig) -> Splits:
 
 def load_settled(config: DataConfig, largest: int | None = LARGEST_KEPT) -> tuple[DataConfig, Splits]:
     """The settings with what makes files alike that differ, and large ones smaller, where not given; and the images."""
-    found = _find(here(config))
+    place = here(config)
+    if is_image(Path(place.source).expanduser()):
+        raise UserError(f"data.source must be a set of images, such as a folder, got one image, {config.source!r}")
+    found = _find(place)
     if isinstance(found, Splits):
         return config, found
     config = with_shape(config, found, largest) if converts(config) else config
@@ -113,12 +118,12 @@ def is_sharded(config: DataConfig) -> bool:
 
 
 def converts(config: DataConfig) -> bool:
-    """Whether a source is image files, in a folder or in shards, which can be resized."""
+    """Whether a source is image files, one, in a folder or in shards, which can be resized."""
     config = here(config)
     path = Path(config.source).expanduser()
     if config.source in NAMED or cifar10_form(path) is not None or is_tinyimagenet(path):
         return False
-    return os.path.isdir(path) or shard_files(config.source) is not None
+    return os.path.isdir(path) or is_image(path) or shard_files(config.source) is not None
 
 
 def tinyimagenet_folder(config: DataConfig) -> Path | None:
@@ -149,9 +154,12 @@ def _find(config: DataConfig) -> SampleSet | Splits:
         return shard_samples(config.source, shards)
     if os.path.isdir(path):
         return folder_samples(path, config)
+    if is_image(path):
+        _refuse_file_settings(config, ("labels",))
+        return image_sample(path)
     if os.path.isfile(path):
         if path.suffix.lower() not in (".npy", ".npz"):
-            known = "a name, a folder, a .npy, .npz, .tar, .parquet or .arrow file"
+            known = "a name, a folder, an image to embed or predict, or a .npy, .npz, .tar, .parquet or .arrow file"
             raise UserError(f"data.source must be {known}, got {path}")
         _refuse_file_settings(config)
         return (read_npy if path.suffix.lower() == ".npy" else read_npz)(path, config.layout)
