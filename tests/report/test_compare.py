@@ -28,7 +28,7 @@ OURS = "linear/cls/test"
         (
             (0.5, 0.68, 0.5),
             "open",
-            "Probably: clearly ahead of random weights and PCA features, but the lead over raw pixels may be chance",
+            "Partly: clearly ahead of random weights and PCA features, but the lead over raw pixels may be chance",
         ),
         (
             (0.68, 0.68, 0.69),

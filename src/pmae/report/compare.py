@@ -239,7 +239,7 @@ def _judge(score: Score, rivals: Sequence[Score], missing: Sequence[str]) -> tup
         why = [f"clearly ahead of {_names(clear)}"] * bool(clear) + [chance] * bool(close)
         return "no", f"Not convincingly: {'; '.join(why)}; not ahead of {_names(unbeaten, 'or')}"
     if close:
-        how = f"Probably: clearly ahead of {_names(clear)}, but" if clear else "Unclear:"
+        how = f"Partly: clearly ahead of {_names(clear)}, but" if clear else "Unclear:"
         return "open", f"{how} {chance}"
     if missing:
         return "open", f"So far yes: clearly better than {_names(rivals)}; {_listed(missing)} not evaluated"
