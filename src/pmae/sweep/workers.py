@@ -47,7 +47,7 @@ def train(path: Path, config: Config, until: int | None = None) -> int | None:
     if until is not None and data.train.labels is None and config.probe.data is None:
         raise UserError(
             f"data must have labels for a search that stops runs early, got none in {config.data.source!r}; "
-            "`--set data.labels=folders` takes subfolders for classes, `--set probe.data=labelled/` a small labelled set"
+            "`--set data.labels=folders` takes subfolders for classes, `--set probe.data=labelled/` another set"
         )
     try:
         api.pretrain(config, data, path, resume=begun, quiet=True, until=until, figures=False)
