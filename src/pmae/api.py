@@ -18,6 +18,7 @@ from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe, to_dict
 from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.images import ImageSet, Splits, require_like
+from pmae.data.limit import limited_images
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.data.streamed import untold
 from pmae.derive import resolve
@@ -311,10 +312,11 @@ def mae_twin(config: Config) -> Config:
 def in_memory(images: Any, config: DataConfig) -> Splits:
     """Arrays, tensors, a torch data set, an `ImageSet` or whole `Splits` as a data set."""
     if isinstance(images, Splits):
-        return images
+        return images  # as they are: whoever has read them has drawn from them
     if isinstance(images, Dataset | DataLoader):
-        return Splits(type(images).__name__, from_torch(images))
-    return Splits("array", images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout))
+        return limited_images(Splits(type(images).__name__, from_torch(images)), config)
+    found = images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout)
+    return limited_images(Splits("array", found), config)
 
 
 def _probe_data(config: Config, train: ImageSet) -> DataConfig:
@@ -327,7 +329,7 @@ def _probe_data(config: Config, train: ImageSet) -> DataConfig:
     if not converts(found):
         return found
     labels: Any = "none" if is_sharded(found) else "folders"
-    how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels)
+    how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels, max_images=None)
     return read_like(how, train.shape)
 
 

@@ -29,6 +29,7 @@ SPACES_OF = {"patch": ["patch_pca"], "levels": ["wavelet"], "gamma": KERNEL_SPAC
 SPACES_OF["components"] = ["pca", "ica", "learned", *KERNEL_SPACES]
 VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 Kernels = Literal["all", "attention", "none"]
+AtLeastTwo = Annotated[int, Rule("at least 2", lambda n: n >= 2)]
 CropMode = Literal["center", "squash"]
 Interpolation = Literal["bicubic", "bilinear"]
 
@@ -57,6 +58,9 @@ class DataConfig(Settings):
     """How files are resized, with antialiasing."""
     channels: Literal[1, 3] | None = None
     """Convert every image of a folder or of shards to this many channels; 3 if not given and only some are in color."""
+    max_images: AtLeastTwo | None = None
+    """For a quick try: so many images of the training part, drawn at random, the same for every seed; all if not given.
+    Val and test parts stay whole; a set without them is split as if it had only these. Not for shards."""
     max_unreadable: WholeNumber = 10
     """How many unreadable files may be skipped before the run is refused."""
     standardize: Literal["channel", "pixel"] = "channel"

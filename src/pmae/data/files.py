@@ -49,6 +49,11 @@ class FileSamples(Samples):
     def __len__(self) -> int:
         return len(self._paths)
 
+    def take(self, places: np.ndarray) -> "FileSamples":
+        """Those at these positions."""
+        paths, labels = [self._paths[place] for place in places], self.labels
+        return FileSamples(self._folder, paths, None if labels is None else labels[places].tolist(), self.classes or ())
+
     def read(self, position: int) -> tuple[str, Path]:
         return self.name(position), self._folder / self._paths[position]
 

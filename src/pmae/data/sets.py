@@ -25,6 +25,7 @@ from pmae.data.files import (
     tinyimagenet_samples,
 )
 from pmae.data.images import ImageSet, Splits
+from pmae.data.limit import limited_images, limited_samples
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
 from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples, with_shape
 from pmae.errors import UserError, unknown_name
@@ -134,6 +135,12 @@ def tinyimagenet_folder(config: DataConfig) -> Path | None:
 
 
 def _find(config: DataConfig) -> SampleSet | Splits:
+    """What a source is, with as many training images as asked for."""
+    found = _find_all(config)
+    return limited_images(found, config) if isinstance(found, Splits) else limited_samples(found, config)
+
+
+def _find_all(config: DataConfig) -> SampleSet | Splits:
     """The samples of image files or shards, not yet decoded, or the images of a named set or a file of arrays."""
     if printable(config.source) != Path(config.source).as_posix():
         told = printable(config.source)
