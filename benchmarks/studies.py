@@ -137,6 +137,27 @@ CONTRAST = Study(
     },
     "--recipe simclr --decoder small --patch-size 8 --epochs 150",
 )
+FRONTIER = Study(
+    "What raises `ours` on CIFAR-10, one change at a time, thirty epochs each (results/frontier.md)?",
+    {
+        "control": "",
+        "no-local": "--objective.local-views 0",
+        "no-colors": "--augment.extra",
+        "no-masks": "--masking.no-enabled --objective.reconstruction-weight 0",
+        "patch-masks": "--recipe mae_ours",
+        "local-4": "--objective.local-views 4",
+        "temperature-0.1": "--objective.temperature 0.1",
+        "cosine": "--space cosine",
+        "smaller-crops": "--augment.crop-scale 0.08 1.0",
+        "solarize": "--augment.extra color_jitter grayscale solarize",
+        "drop-path": "--encoder.drop-path 0.1",
+        "heads-3": "--encoder.heads 3",
+        "moco": "--objective.contrastive moco",
+        "patch-2": "--patch-size 2",
+    },
+    f"{OURS} --objective.local-views 2 --patch-size 4 --epochs 30 --batch-size 512 --probe.every 10",
+    HELD_OUT,
+)
 STUDIES = {
     "photographs": PHOTOGRAPHS,
     "spaces": SPACES,
@@ -145,6 +166,7 @@ STUDIES = {
     "decoders": DECODERS,
     "paper": PAPER,
     "contrast": CONTRAST,
+    "frontier": FRONTIER,
 }
 
 

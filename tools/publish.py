@@ -1,6 +1,7 @@
 """Copy the small files of finished runs into results/runs, compactly: python tools/publish.py RUN...
 
 Settings, environment, results, and one line of metrics an epoch, or every few epochs of long runs; data in `data/`.
+What its probes said of every test image goes along, a byte each: `pmae report` then compares two runs image by image.
 """
 
 import dataclasses
@@ -10,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from published_runs import RUNS, kind_of
+from torch import Tensor
 
 from pmae.config import replace
 from pmae.config_file import to_dict
 from pmae.errors import UserError
-from pmae.files import write_json, write_text
-from pmae.results import Evaluation, standing
+from pmae.files import read_tensors, write_json, write_tensors, write_text
+from pmae.results import Evaluation, pretrained, primary_pooling, scores_of, standing
 from pmae.runs import Run
 from pmae.sweep.find import finished
 
@@ -40,6 +42,8 @@ def publish(run: Run, below: Path = RUNS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "environment.json", run.environment)
     write_text(folder / "results.json", _compact(scored_once(run)) + "\n")
+    if answers := answers_of(run):
+        write_tensors(folder / "answers.safetensors", answers)
     write_text(folder / "metrics.jsonl", "".join(f"{_compact(line)}\n" for line in thinned(run)))
     # Where a machine keeps its files is nobody else's business.
     source = Path(run.config.data.source)
@@ -76,6 +80,16 @@ def scored_once(run: Run) -> dict[str, object]:
         results["evaluations"] = [_small(one).to_json() for one in standing(run.evaluations)]
         results.pop("evaluation", None)  # the older format, which is among them now
     return results
+
+
+def answers_of(run: Run) -> dict[str, Tensor]:
+    """True and predicted classes of the test images by score, of the features that stand for the run alone."""
+    file = run.path / "answers.safetensors"
+    known = read_tensors(file) if file.exists() else {}
+    scores = pretrained(scores_of(standing(run.evaluations)))
+    shown = [score for score in scores if score.split == "test" and score.pooling == primary_pooling(scores)]
+    kept = {score.key: known[score.key] for score in shown if score.key in known}
+    return {key: each.byte() if each.max() < 256 else each for key, each in kept.items()}
 
 
 def _small(one: Evaluation) -> Evaluation:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import describe, to_dict
 from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.images import ImageSet, Splits, require_like
+from pmae.data.limit import limited_images
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.data.streamed import untold
 from pmae.derive import resolve
@@ -96,7 +96,14 @@ def pretrain(
     require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
     quiet = quiet or not is_main()
 
-    def train(config: Config, folder: Path | str, again: bool, quiet: bool, on_checkpoint: Callable[[], None]) -> Run:
+    def train(
+        config: Config,
+        folder: Path | str,
+        again: bool = False,
+        quiet: bool = True,
+        until: int | None = None,
+        on_checkpoint: Callable[[], None] = lambda: None,
+    ) -> Run:
         run = loop.pretrain(config, splits, folder, again, quiet, online_probe(probe), until, on_checkpoint)
         if is_main():
             if splits.val is not None and splits is not whole:
@@ -110,8 +117,7 @@ def pretrain(
     if minutes is not None:
         if not quiet:
             say("a short trial tells how many epochs fit into the time")
-        tried = partial(train, again=False, quiet=True)
-        epochs, why = epochs_within(minutes, began, unsettled, config, tried)
+        epochs, why = epochs_within(minutes, began, unsettled, config, train)
         config, reasons = resolve(replace(unsettled, train__epochs=epochs), len(splits.train), *seen)
         reasons["train.epochs"] = why
     if config.data.resize != given.resize:
@@ -121,7 +127,7 @@ def pretrain(
     if not quiet:
         say("\n".join([f"{splits.name}: {_counts(splits)}", *untold(splits.notes), describe(config, reasons, verbose)]))
     with _mirrored(out, resume) as (folder, again, on_checkpoint):
-        return train(config, folder, again, quiet, on_checkpoint)
+        return train(config, folder, again, quiet, until, on_checkpoint)
 
 
 @contextmanager
@@ -331,10 +337,11 @@ def mae_twin(config: Config) -> Config:
 def in_memory(images: Any, config: DataConfig) -> Splits:
     """Arrays, tensors, a torch data set, an `ImageSet` or whole `Splits` as a data set."""
     if isinstance(images, Splits):
-        return images
+        return images  # as they are: whoever has read them has drawn from them
     if isinstance(images, Dataset | DataLoader):
-        return Splits(type(images).__name__, from_torch(images))
-    return Splits("array", images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout))
+        return limited_images(Splits(type(images).__name__, from_torch(images)), config)
+    found = images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout)
+    return limited_images(Splits("array", found), config)
 
 
 def _probe_data(config: Config, train: ImageSet) -> DataConfig:
@@ -347,7 +354,7 @@ def _probe_data(config: Config, train: ImageSet) -> DataConfig:
     if not converts(found):
         return found
     labels: Any = "none" if is_sharded(found) else "folders"
-    how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels)
+    how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels, max_images=None)
     return read_like(how, train.shape)
 
 

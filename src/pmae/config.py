@@ -27,7 +27,9 @@ Betas = Annotated[tuple[float, float], Rule("two numbers in [0, 1)", lambda b: a
 KERNEL_SPACES = ["kernel_pca", "diffusion"]
 SPACES_OF = {"patch": ["patch_pca"], "levels": ["wavelet"], "gamma": KERNEL_SPACES, "landmarks": KERNEL_SPACES}
 SPACES_OF["components"] = ["pca", "ica", "learned", *KERNEL_SPACES]
+VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 Kernels = Literal["all", "attention", "none"]
+AtLeastTwo = Annotated[int, Rule("at least 2", lambda n: n >= 2)]
 CropMode = Literal["center", "squash"]
 Interpolation = Literal["bicubic", "bilinear"]
 
@@ -56,6 +58,9 @@ class DataConfig(Settings):
     """How files are resized, with antialiasing."""
     channels: Literal[1, 3] | None = None
     """Convert every image of a folder or of shards to this many channels; 3 if not given and only some are in color."""
+    max_images: AtLeastTwo | None = None
+    """For a quick try: so many images of the training part, drawn at random, the same for every seed; all if not given.
+    Val and test parts stay whole; a set without them is split as if it had only these. Not for shards."""
     max_unreadable: WholeNumber = 10
     """How many unreadable files may be skipped before the run is refused."""
     standardize: Literal["channel", "pixel"] = "channel"
@@ -198,6 +203,14 @@ class EncoderConfig(Settings):
         require(ours or not (self.width or self.depth or self.heads), "encoder.width, depth and heads", rule, self.name)
         require(ours or self.init == "xavier", "encoder.init", rule, self.init)
         require(ours or not self.drop_path, "encoder.drop_path", rule, self.drop_path)
+
+    @property
+    def in_words(self) -> str:
+        """Its name, or the sizes of a vit_tiny that has others."""
+        width, depth, heads = (getattr(self, key) or usual for key, usual in VIT_TINY.items())
+        if self.name != "vit_tiny" or [width, depth, heads] == [*VIT_TINY.values()]:
+            return self.name
+        return f"ViT, {width} wide, {depth} block{'s' * (depth > 1)}, {heads} head{'s' * (heads > 1)}"
 
 
 @dataclass(frozen=True)

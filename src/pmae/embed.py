@@ -15,7 +15,7 @@ from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import read_ahead, to_device
 from pmae.data.images import ImageSet, as_tensor, require_like
-from pmae.data.sets import converts, load, read_chunks
+from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, require_known
 from pmae.evaluate.features import evaluating
 from pmae.feature_files import Rows, Write, writer_for
@@ -171,7 +171,7 @@ def _shape_for(own: tuple[int, int, int], reading: DataConfig) -> tuple[int, int
     """The shape in which images come to given weights: files as they are resized, arrays as they are."""
     if converts(reading) and reading.resize:
         return (reading.channels or own[0], reading.resize, reading.resize)
-    found = load(reading).train.shape
+    found = next(read_chunks(reading, 1).chunks)[1].shape
     require(found[0] == own[0], "data", f"of images with {own[0]} channels, as the weights", found[0])
     return found
 

@@ -8,12 +8,12 @@ from typing import Any
 import timm
 import torch
 
-from pmae.config import Config, EncoderConfig, ObjectiveConfig
+from pmae.config import VIT_TINY, Config, EncoderConfig, ObjectiveConfig
 from pmae.contrastive import HIDDEN, KEY, OUT, Data2Vec, MoCo
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
-from pmae.models.encoder import VIT_TINY, is_vit_name, patch_sides, timm_recipe
+from pmae.models.encoder import is_vit_name, patch_sides, timm_recipe
 from pmae.plugins import find
 from pmae.spaces.fixed import FEW_CHANNELS
 from pmae.spaces.pca import patch_side

@@ -57,6 +57,17 @@ def test_the_table_says_what_the_classifier_says(linear: Path, new: Path, tmp_pa
     assert sum(row["drifted"] == "1" for row in rows) < 8
 
 
+def test_one_image_is_a_folder_of_one(linear: Path, new: Path, tmp_path: Path, command: Command) -> None:
+    assert command("predict", linear, "--data", new, "-o", tmp_path / "all.csv")[0] == 0
+    expected = next(row for row in rows_of(tmp_path / "all.csv") if row["file"] == "noise.png")
+    code, said = command("predict", linear, "--data", new / "noise.png", "-o", tmp_path / "one.csv")
+    assert (code, "one.csv: 1 image, 1 unlike" in said) == (0, True), said
+    assert rows_of(tmp_path / "one.csv") == [expected]
+    code, said = command("predict", linear, "--data", new / "broken.png", "-o", tmp_path / "none.csv")
+    assert (code, "--data must have at least one readable image, got none: 'broken.png'" in said) == (2, True), said
+    assert not (tmp_path / "none.csv").exists()
+
+
 def test_grey_files_of_another_size_are_read_for_the_encoder(run: Run, tmp_path: Path, command: Command) -> None:
     """By fine-tuning and by prediction, though the settings of the run name neither a size nor channels."""
     folder = write_folder(tmp_path / "some", 4)

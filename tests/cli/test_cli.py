@@ -331,7 +331,7 @@ def test_evaluate_and_report_on_labelled_data(
     )
     assert re.findall(r"(\d) of 5 representations scored, about \d:\d\d:\d\d left", printed) == ["1", "2", "3", "4"]
     _, _, judged = printed.partition("\n\n")
-    assert re.match(r"(Yes|No|Probably|Unclear|Not convincingly)\b", judged)
+    assert re.match(r"(Yes|No|Partly|Unclear|Not convincingly)\b", judged)
     assert "a linear probe on pmae epoch 2 (patch mean) gets" in judged
     assert judged.endswith(f"next: pmae report {run}\n")
     assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
@@ -360,6 +360,22 @@ def test_evaluating_without_labels_is_refused(array: Path, tmp_path: Path, capsy
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
     assert main(["evaluate", str(tmp_path / "run")]) == 2
     assert "must have labels" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_what_is_said_without_labels_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        path = tmp_path / "files" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(path)
+    assert pretrain("--data", tmp_path / "files", "--out", tmp_path / "run", "--epochs", 1) == 0
+    knn = ["evaluate", str(tmp_path / "run"), "--protocols", "knn", "--device", "cpu", "--no-baselines"]
+    capsys.readouterr()
+    assert main(knn) == 2
+    offered = re.findall("`(.*?)`", capsys.readouterr().err)
+    assert offered == ["--labels folders", "--labels x.csv", "--data"]
+    assert main([*knn, *offered[0].split()]) == 0
 
 
 def test_python_m_pmae_answers() -> None:

@@ -112,6 +112,30 @@ def test_the_command_reads_as_the_run_did(
     assert np.load(tmp_path / "out.npz")["features"].shape == (3, 4, 16)
 
 
+def test_one_image_is_embedded_and_no_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(tmp_path, pixels(16, 8, 8, 3), TINY)
+    write_images(tmp_path / "in", ["a.png", "b.png"], 20, 30, 3)
+    one, out = tmp_path / "in" / "b.png", tmp_path / "one.npz"
+    assert cli(run.path, "--data", tmp_path / "in", "-o", tmp_path / "both.npz") == 0
+    assert cli(run.path, "--data", one, "-o", out) == 0
+    assert capsys.readouterr().out.endswith("mean features of 1 image\n")
+    both, found = np.load(tmp_path / "both.npz"), np.load(out)
+    np.testing.assert_array_equal(found["features"], both["features"][1:])
+    assert found["name"].tolist() == ["b.png"]
+    assert cli(run.path, "--data", one, "--labels", "folders", "-o", out) == 2
+    assert "--labels is for folders of image files" in capsys.readouterr().err
+    before = left_in(tmp_path)
+    for command in (
+        ["pretrain", "--out", tmp_path / "new"],
+        ["evaluate", run.path],
+        ["finetune", run.path, "--out", tmp_path / "new"],
+    ):
+        assert main([*map(str, command), "--data", str(one)]) == 2
+        error = capsys.readouterr().err
+        assert f"--data must be a set of images, such as a folder, got one image, {str(one)!r}" in error, command
+    assert left_in(tmp_path) == before
+
+
 def test_mistakes_get_one_line_and_write_nothing(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "grey.npy", pixels(4, *SHAPE[:2]))
     np.save(tmp_path / "right.npy", pixels(4, *SHAPE))

@@ -162,6 +162,34 @@ def test_the_page_says_how_much_was_asked_to_be_hidden_and_how_much_was(make_run
 
 
 @pytest.mark.usefixtures("words_alone")
+@pytest.mark.parametrize(
+    ("rival", "headline"),
+    [
+        (0.68, "Unclear: the leads over raw pixels and PCA features may be chance"),
+        (0.5, "So far yes: clearly better than raw pixels and PCA features; random weights not evaluated"),
+    ],
+)
+def test_the_headline_calls_no_lead_that_may_be_chance(
+    make_run: MakeRun, suite: Suite, tmp_path: Path, rival: float, headline: str
+) -> None:
+    kinds = {"raw pixels": "pixels", "pca features": "pca"}
+    rivals = {name: suite({f"linear/{kind}/test": rival}) for name, kind in kinds.items()}
+    run = make_run(pictures=False, evaluation={"pmae epoch 3": suite({"linear/cls/test": 0.7}), **rivals})
+    assert main(["report", str(run.path), "-o", str(tmp_path / "r.html")]) == 0
+    assert headline in Page(tmp_path / "r.html").text
+
+
+@pytest.mark.usefixtures("words_alone")
+def test_the_page_says_how_large_a_small_vit_is(make_run: MakeRun, tmp_path: Path) -> None:
+    small = make_run("small", pictures=False, encoder__width=96, encoder__depth=4, encoder__heads=6)
+    usual = make_run("usual", pictures=False, encoder__width=192)
+    assert main(["report", str(small.path), str(usual.path), "-o", str(tmp_path / "r.html")]) == 0
+    text = Page(tmp_path / "r.html").text
+    assert "ViT, 96 wide, 4 blocks, 6 heads, patch" in text
+    assert "vit_tiny, patch" in text
+
+
+@pytest.mark.usefixtures("words_alone")
 def test_an_interrupted_run_makes_a_page_that_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(epochs=2)
     (run.path / "samples.safetensors").unlink()

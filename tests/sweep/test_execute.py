@@ -133,7 +133,9 @@ def test_without_labels_nothing_is_stopped_early(tmp_path: Path, capsys: pytest.
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (40, 16, 16, 1), dtype=np.uint8))
     command = ["ratio", 0.2, 0.4, "--data", tmp_path / "x.npy", "--epochs", 4, "--out", tmp_path / "out"]
     assert sweep(*command, "--search", "asha") == 2
-    assert "data must have labels for a search that stops runs early" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "data must have labels for a search that stops runs early" in said
+    assert "`--set data.labels=folders`" in said
     assert not (tmp_path / "out").exists()
 
 

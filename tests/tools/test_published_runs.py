@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
+from pmae.api import evaluate, pretrain
 from pmae.cli import parsed
-from pmae.config import replace
+from pmae.config import Config, replace
 from pmae.config_file import to_dict
+from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
+from pmae.evaluate.protocols import only, preset
 from pmae.files import write_json
 from pmae.flops import flops_per_image
+from pmae.report.compare import difference
+from pmae.report.contents import load
 from pmae.runs import Run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -218,6 +223,22 @@ def test_a_score_that_was_measured_anew_is_published_once(tool: Any, tmp_path: P
     run.add_evaluation(run.evaluations[0])
     assert len(run.evaluations) == 2
     assert Run(tool("publish").publish(run, tmp_path / "runs")).results == Run(source).results
+
+
+def test_published_runs_are_compared_image_by_image(tool: Any, tmp_path: Path, tiny: Config, toy: Splits) -> None:
+    probes = only(preset("paper"), ["knn"])
+    made = []
+    for seed in (0, 1):
+        run = pretrain(replace(tiny, train__epochs=1, train__seed=seed), toy, out=tmp_path / f"run{seed}", quiet=True)
+        made.append(tool("publish").publish(evaluate(run, probes, toy, baselines=False), tmp_path / "runs"))
+    assert made[0] != made[1]
+    (mine, theirs), sources = map(load, made), [load(tmp_path / f"run{seed}") for seed in (0, 1)]
+    assert {(score.split, score.pooling) for score in mine.scores if score.answers is not None} == {("test", "mean")}
+    chosen = [next(s for s in run.scores if s.answers is not None) for run in (mine, theirs)]
+    whole = [next(s for s in run.scores if s.key == one.key) for run, one in zip(sources, chosen, strict=True)]
+    found, wanted = difference(*chosen), difference(*whole)
+    assert found.paired
+    assert found == wanted
 
 
 def test_confusion_of_many_classes_is_left_out(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,7 @@ def _read_rows(path: Path) -> Rows:
 
 
 def _from_table(path: Path, folder: Path, config: DataConfig) -> tuple[DataConfig, LabelledData]:
+    require(config.max_images is None, "data.max_images", "left unset for a table of files", config.max_images)
     rows = _read_rows(path)
     targets, classes = _targets(rows, path)
     files, splits = [str(row["file"]) for row in rows], [str(row.get("split") or "train") for row in rows]

@@ -64,13 +64,14 @@ class Predict(Conversion):
 
     examples:
       pmae predict clf --data new/ -o predictions.csv
+      pmae predict clf --data scan.jpg -o prediction.csv
       pmae predict clf --data new/ --top-k 3 -o predictions.parquet
     """
 
     path: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CLASSIFIER", help_behavior_hint="")]
     """Folder that pmae finetune wrote."""
     data: str
-    """A named set, or the path of a folder, .npy or .npz file, or shards."""
+    """A named set, or the path of a folder, an image, a .npy or .npz file, or shards."""
     out: Out
     """The file to write: .csv or .parquet."""
     top_k: int = 1
@@ -95,4 +96,5 @@ class Predict(Conversion):
         for name in found.unreadable:
             print(f"unreadable: {name}", flush=True)
         if is_main():
-            print(f"{self.out}: {found.images:,} images, {found.drifted:,} unlike the training images")
+            count = f"{found.images:,} image{'s' * (found.images != 1)}"
+            print(f"{self.out}: {count}, {found.drifted:,} unlike the training images")

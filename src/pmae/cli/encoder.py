@@ -145,7 +145,7 @@ class Embed(OtherData):
     path: RunOrWeights
     """Run folder, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     data: str
-    """A named set, or the path of a folder, .npy or .npz file, or shards."""
+    """A named set, or the path of a folder, an image, a .npy or .npz file, or shards."""
     out: Out
     """The file to write: .npz, .csv or .parquet."""
     labels: Folders = None
@@ -176,7 +176,7 @@ class Embed(OtherData):
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)
         count = embed(run, data, self.out, *places, lambda line: say(line) if is_main() else None, self.encoder)
         if is_main():
-            print(f"{self.out}: {self.pooling} features of {count:,} images")
+            print(f"{self.out}: {self.pooling} features of {count:,} image{'s' * (count != 1)}")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class OtherData(Conversion):
 
         where: dict[str, Any] = {"source": source, "root": self.root, "labels": labels}
         where = {name: value for name, value in where.items() if value is not None}
-        reading = replace(of_run, **where)
+        reading = replace(of_run, **where, max_images=of_run.max_images if source is None else None)
         reading = reading if shape is None else read_like(reading, shape)
         reading = replace(reading, labels="none") if is_sharded(reading) else reading
         return self.applied(reading, labels=given)

@@ -83,6 +83,7 @@ class Common(Start):
       pmae pretrain --data photos --out runs/a --epochs 20
       pmae pretrain --data scans/ --data.resize 64 --out runs/b
       pmae pretrain --data scans/ --minutes 30 --out runs/short
+      pmae pretrain --data photographs/ --data.max-images 5000 --out runs/try    a part, for a quick try
       pmae pretrain --init weights/ --data scans/ --data.resize 224 --out runs/adapted
       pmae pretrain --recipe paper --data cifar10 --out runs/c
       pmae pretrain --config runs/c/config.json --out runs/d

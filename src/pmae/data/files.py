@@ -49,6 +49,11 @@ class FileSamples(Samples):
     def __len__(self) -> int:
         return len(self._paths)
 
+    def take(self, places: np.ndarray) -> "FileSamples":
+        """Those at these positions."""
+        paths, labels = [self._paths[place] for place in places], self.labels
+        return FileSamples(self._folder, paths, None if labels is None else labels[places].tolist(), self.classes or ())
+
     def read(self, position: int) -> tuple[str, Path]:
         return self.name(position), self._folder / self._paths[position]
 
@@ -76,6 +81,16 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
         for split, paths in found.items()
     }
     return SampleSet(printable(folder.resolve().name), samples, tuple(notes))
+
+
+def image_sample(path: Path) -> SampleSet:
+    """One image file as a folder of one."""
+    return SampleSet(printable(path.stem), {"train": FileSamples(path.parent, [path.name], None, ())})
+
+
+def is_image(path: Path) -> bool:
+    """Whether a path is an image file, by its suffix."""
+    return path.name.lower().endswith(SUFFIXES) and os.path.isfile(path)
 
 
 def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:

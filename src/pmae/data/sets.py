@@ -16,6 +16,8 @@ from pmae.data.download import checksum
 from pmae.data.files import (
     braces,
     folder_samples,
+    image_sample,
+    is_image,
     is_tinyimagenet,
     printable,
     shard_files,
@@ -23,6 +25,7 @@ from pmae.data.files import (
     tinyimagenet_samples,
 )
 from pmae.data.images import ImageSet, Splits
+from pmae.data.limit import limited_images, limited_samples
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
 from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples, with_shape
 from pmae.errors import UserError, unknown_name
@@ -41,7 +44,10 @@ def load(config: DataConfig) -> Splits:
 
 def load_settled(config: DataConfig, largest: int | None = LARGEST_KEPT) -> tuple[DataConfig, Splits]:
     """The settings with what makes files alike that differ, and large ones smaller, where not given; and the images."""
-    found = _find(here(config))
+    place = here(config)
+    if is_image(Path(place.source).expanduser()):
+        raise UserError(f"data.source must be a set of images, such as a folder, got one image, {config.source!r}")
+    found = _find(place)
     if isinstance(found, Splits):
         return config, found
     config = with_shape(config, found, largest) if converts(config) else config
@@ -113,12 +119,12 @@ def is_sharded(config: DataConfig) -> bool:
 
 
 def converts(config: DataConfig) -> bool:
-    """Whether a source is image files, in a folder or in shards, which can be resized."""
+    """Whether a source is image files, one, in a folder or in shards, which can be resized."""
     config = here(config)
     path = Path(config.source).expanduser()
     if config.source in NAMED or cifar10_form(path) is not None or is_tinyimagenet(path):
         return False
-    return os.path.isdir(path) or shard_files(config.source) is not None
+    return os.path.isdir(path) or is_image(path) or shard_files(config.source) is not None
 
 
 def tinyimagenet_folder(config: DataConfig) -> Path | None:
@@ -129,6 +135,12 @@ def tinyimagenet_folder(config: DataConfig) -> Path | None:
 
 
 def _find(config: DataConfig) -> SampleSet | Splits:
+    """What a source is, with as many training images as asked for."""
+    found = _find_all(config)
+    return limited_images(found, config) if isinstance(found, Splits) else limited_samples(found, config)
+
+
+def _find_all(config: DataConfig) -> SampleSet | Splits:
     """The samples of image files or shards, not yet decoded, or the images of a named set or a file of arrays."""
     if printable(config.source) != Path(config.source).as_posix():
         told = printable(config.source)
@@ -149,9 +161,12 @@ def _find(config: DataConfig) -> SampleSet | Splits:
         return shard_samples(config.source, shards)
     if os.path.isdir(path):
         return folder_samples(path, config)
+    if is_image(path):
+        _refuse_file_settings(config, ("labels",))
+        return image_sample(path)
     if os.path.isfile(path):
         if path.suffix.lower() not in (".npy", ".npz"):
-            known = "a name, a folder, a .npy, .npz, .tar, .parquet or .arrow file"
+            known = "a name, a folder, an image to embed or predict, or a .npy, .npz, .tar, .parquet or .arrow file"
             raise UserError(f"data.source must be {known}, got {path}")
         _refuse_file_settings(config)
         return (read_npy if path.suffix.lower() == ".npy" else read_npz)(path, config.layout)

@@ -165,9 +165,7 @@ def complete(splits: Splits) -> Splits:
     """Labelled training and test parts: one without a labelled test split gets a stratified one, and a note."""
     labels = splits.train.labels
     if labels is None:
-        instead = (
-            "`labels folders` takes subfolders for classes, `labels x.csv` a table, or name a labelled set as data"
-        )
+        instead = "`--labels folders` takes subfolders for classes, `--labels x.csv` a table, `--data` another set"
         raise UserError(f"data {splits.name!r} must have labels to be evaluated, got none; {instead}")
     notes, val, test = list(splits.notes), splits.val, splits.test
     if val is not None and val.labels is None:

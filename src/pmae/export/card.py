@@ -129,7 +129,7 @@ def _what(source: RunSource) -> str:
     pooled = list(source.features(source.images()[:1]))
     names = {"cls": "its [CLS] token (`cls`)", "mean": "the mean of its patch tokens (`mean`)"}
     return (
-        f"`{source.config.encoder.name}`, pretrained without labels by predicting hidden {hidden}. It turns an image "
+        f"{source.config.encoder.in_words}, pretrained without labels by predicting hidden {hidden}. It turns an image "
         f"into {source.encoder.width} numbers: {' or '.join(names[name] for name in pooled)}. Nothing is masked here."
     )
 

@@ -13,11 +13,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pmae.config import EncoderConfig
+from pmae.config import VIT_TINY, EncoderConfig
 from pmae.errors import UserError, require, unknown_name
 from pmae.plugins import TABLES, find, is_registered, parse
 
-VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 UNNORMED = nn.Identity()  # in the place of the last norm: the residual stream as it is
 DROP_PATHS = ("drop_path", "drop_path1", "drop_path2")  # what timm calls the places at the end of a residual branch

@@ -226,19 +226,21 @@ def _points(score: Score, rival: Score) -> float:
 
 
 def _judge(score: Score, rivals: Sequence[Score], missing: Sequence[str]) -> tuple[str, str]:
-    """Yes, no or open, and why in a line: what of the rivals is beaten, and what by more than chance."""
+    """Yes, no or open, and why in a line that calls no lead one which may be chance."""
     if not rivals:
         return "open", "No evidence yet: nothing to compare with was evaluated"
-    ahead = [rival for rival in rivals if _points(score, rival) <= 0]
-    beaten = [rival for rival in rivals if rival not in ahead]
-    close = [rival for rival in beaten if not difference(score, rival).clear]
-    if not beaten:
+    unbeaten = [rival for rival in rivals if _points(score, rival) <= 0]
+    clear = [rival for rival in rivals if rival not in unbeaten and difference(score, rival).clear]
+    close = [rival for rival in rivals if rival not in unbeaten and rival not in clear]
+    chance = f"the lead{'s' * (len(close) > 1)} over {_names(close)} may be chance"
+    if len(unbeaten) == len(rivals):
         return "no", f"No: pretraining did not beat {_names(rivals, 'or')}"
-    if ahead:
-        return "no", f"Not convincingly: ahead of {_names(beaten)}, but not of {_names(ahead)}"
+    if unbeaten:
+        why = [f"clearly ahead of {_names(clear)}"] * bool(clear) + [chance] * bool(close)
+        return "no", f"Not convincingly: {'; '.join(why)}; not ahead of {_names(unbeaten, 'or')}"
     if close:
-        how, which = ("Unclear", "any of them") if len(close) == len(rivals) else ("Probably", _names(close))
-        return "open", f"{how}: ahead of {_names(rivals)}, but not clearly of {which}"
+        how = f"Partly: clearly ahead of {_names(clear)}, but" if clear else "Unclear:"
+        return "open", f"{how} {chance}"
     if missing:
         return "open", f"So far yes: clearly better than {_names(rivals)}; {_listed(missing)} not evaluated"
     return "yes", "Yes: pretraining helped"

@@ -111,7 +111,7 @@ def runs_table(runs: Sequence[Contents]) -> Table:
         data, config = run.data, run.config
         counts = ", ".join(f"{count:,} {split}" for split, count in data.get("counts", {}).items())
         shape = f"{' × '.join(map(str, data.get('shape', ())))} {data.get('dtype', '')}"
-        encoder = f"{config.encoder.name}, patch {config.encoder.patch_size}"
+        encoder = f"{config.encoder.in_words}, patch {config.encoder.patch_size}"
         state = "as given" if run.given else "finished" if run.finished else f"stopped at epoch {run.epoch:.4g}"
         rows.append([run.name, str(data.get("name", "")), counts, shape, run.method, _hidden(run), encoder])
         rows[-1] += [config.train.epochs, config.train.batch_size, state]

@@ -46,8 +46,8 @@ def train(path: Path, config: Config, until: int | None = None) -> int | None:
     # A run is stopped early to be compared with others, and without labels nothing compares.
     if until is not None and data.train.labels is None and config.probe.data is None:
         raise UserError(
-            f"data must have labels for a search that stops runs early, got none in {config.data.source!r}; give a "
-            "small labelled set as probe.data"
+            f"data must have labels for a search that stops runs early, got none in {config.data.source!r}; "
+            "`--set data.labels=folders` takes subfolders for classes, `--set probe.data=labelled/` another set"
         )
     try:
         api.pretrain(config, data, path, resume=begun, quiet=True, until=until, figures=False)

@@ -37,7 +37,7 @@ def trained_on(source: Run | Path | str, name: str | None = None) -> TrainedOn:
 def reading_for(source: Run | Path | str, data: str, name: str | None = None) -> DataConfig:
     """How images are read for the encoder of a run or weights: as those that it was trained on."""
     own = trained_on(source, name)
-    return read_like(replace(own.data, source=data, labels="none"), own.shape)
+    return read_like(replace(own.data, source=data, labels="none", max_images=None), own.shape)
 
 
 def load_start(source: Run | Path | str, images: ImageSet, name: str | None = None) -> Start:
