@@ -356,6 +356,23 @@ def test_evaluate_and_report_on_labelled_data(
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_the_twin_is_trained_on_the_images_of_the_run_whatever_is_scored(
+    array: Path, tmp_path: Path, toy: Splits
+) -> None:
+    run, scored = tmp_path / "run", tmp_path / "scored.npz"
+    parts = {"train": toy.train, "test": toy.test}
+    found = {f"{name}_{kind}": getattr(part, kind) for name, part in parts.items() for kind in ("images", "labels")}
+    np.savez(scored, **found)
+    assert (
+        main(["pretrain", "--data", str(array), "--out", str(run), "--epochs", "1", "--batch-size", "16", *SMALL]) == 0
+    )
+    said = ["--protocols", "knn", "--no-baselines", "--device", "cpu", "--with", "mae"]
+    assert main(["evaluate", str(run), "--data", str(scored), *said]) == 0
+    twin = Run(tmp_path / "run-mae")
+    assert twin.environment["data"] == Run(run).environment["data"]
+    assert {score.data for score in twin.evaluations[0].scores} == {"scored"}
+
+
 def test_evaluating_without_labels_is_refused(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
     assert main(["evaluate", str(tmp_path / "run")]) == 2

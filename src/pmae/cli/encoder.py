@@ -90,7 +90,7 @@ class Evaluate(OtherData):
         require(not (given and self.twin), "with", "left out for weights, which were not pretrained here", self.twin)
         require(isinstance(place, Run) or self.out is not None, "out", "a new folder for the scores of weights", None)
         reading, splits = self.labelled(place) or (None, None)
-        runs = [self.path, *([str(api.pretrain_twin(self.path, splits).path)] if self.twin else [])]
+        runs = [self.path, *([str(api.pretrain_twin(self.path).path)] if self.twin else [])]
         epochs, whole = self.epochs or (None,), not self.no_baselines
         new: dict[str, Any] = {"data": reading, "out": self.out, "encoder": self.encoder}
         for path in runs:
