@@ -98,7 +98,9 @@ def test_a_run_is_adapted_and_says_whether_it_helped(
     assert f"k-NN {probes[0]['knn']:.1%} before, {probes[-1]['knn']:.1%} after: adapting " in caplog.text
 
 
-@pytest.mark.parametrize(("after", "verdict"), [(0.75, "seems to help"), (0.25, "seems not to help"), (0.5, "made no difference")])
+@pytest.mark.parametrize(
+    ("after", "verdict"), [(0.75, "seems to help"), (0.25, "seems not to help"), (0.5, "made no difference")]
+)
 def test_whether_adapting_helped_is_said(after: float, verdict: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     lines = [{"step": step, "epoch": step, "knn": knn, "linear": 0.5} for step, knn in ((0, 0.5), (9, after))]
