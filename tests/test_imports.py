@@ -40,6 +40,7 @@ ALLOWED = {
     | FILES
     | {"models", "fast", "data", "spaces", "results", "train.schedule"}
     | {"train.distributed"},
+    "pretraining": LEAVES | FILES | {"budget", "derive", "models", "data", "train", "evaluate.probes"},
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
     | FILES

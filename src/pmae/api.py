@@ -11,18 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-from pmae.budget import epochs_within, require_minutes
+from pmae.budget import require_minutes
 from pmae.classify.labels import as_splits, read_labelled
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
-from pmae.config_file import describe, to_dict
-from pmae.data.arrays import from_arrays, from_torch
-from pmae.data.images import ImageSet, Splits, require_like
-from pmae.data.limit import limited_images
-from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
-from pmae.data.streamed import untold
-from pmae.derive import resolve
+from pmae.config_file import to_dict
+from pmae.data.images import Splits
+from pmae.data.sets import load
 from pmae.embed import embed
 from pmae.errors import require
 from pmae.evaluate import suite
@@ -31,18 +26,16 @@ from pmae.evaluate.baselines import random_weights
 from pmae.evaluate.duplicates import duplicates, require_apart
 from pmae.evaluate.feature_map import save_feature_map
 from pmae.evaluate.features import complete
-from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.segment import pixels_like, read_masked, segmentation_probe, tokens_of
 from pmae.export import export
 from pmae.models import build_encoder
-from pmae.models.described import adopted
 from pmae.plugins import require_plugins
+from pmae.pretraining import prepare
 from pmae.remote import Mirror, is_remote, mirrored, push_back
 from pmae.report.page import save_figures
 from pmae.results import Duplicates, Evaluation, Segmentation, primary_pooling, scores_of
 from pmae.runs import Run, require_vacant
-from pmae.train import loop
 from pmae.train.checkpoint import load_encoder, load_standardize, opened
 from pmae.train.distributed import is_main, local_device, process_group, was_restarted
 from pmae.train.environment import pick_device
@@ -83,51 +76,16 @@ def pretrain(
     require_plugins(config)
     if not (resume or is_remote(out) or was_restarted(Path(out).expanduser())):
         require_vacant(Path(out).expanduser())  # before the images are read, which may take long
-    given = config.data
-    data, whole = load_settled(given) if images is None else (given, in_memory(images, given))
-    config = dataclasses.replace(config, data=data)
-    splits, gpu = with_held_out(whole), pick_device(config.train.device).type == "cuda"
-    config = dataclasses.replace(config, encoder=adopted(config.encoder, splits.train.shape))
-    seen = (splits.train.shape, splits.train.vectors, gpu, splits.train.images.dtype.name)
-    unsettled, (config, reasons) = config, resolve(config, len(splits.train), *seen)
-    probe = splits
-    if config.probe.data:
-        probe = load(_probe_data(config, splits.train))
-    require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
+    prepared = prepare(config, images, save_figures if figures else None)
     quiet = quiet or not is_main()
-
-    def train(
-        config: Config,
-        folder: Path | str,
-        again: bool = False,
-        quiet: bool = True,
-        until: int | None = None,
-        on_checkpoint: Callable[[], None] = lambda: None,
-    ) -> Run:
-        run = loop.pretrain(config, splits, folder, again, quiet, online_probe(probe), until, on_checkpoint)
-        if is_main():
-            if splits.val is not None and splits is not whole:
-                run.add_results(held_out=list(splits.val.names))
-            if config.encoder.weights and (told := add_adaptation(run)) and not quiet:
-                say(told)
-            if figures:
-                save_figures(run)
-        return run
-
     if minutes is not None:
         if not quiet:
             say("a short trial tells how many epochs fit into the time")
-        epochs, why = epochs_within(minutes, began, unsettled, config, train)
-        config, reasons = resolve(replace(unsettled, train__epochs=epochs), len(splits.train), *seen)
-        reasons["train.epochs"] = why
-    if config.data.resize != given.resize:
-        reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
-    if config.data.channels != given.channels:
-        reasons["data.channels"] = "some files are grey and others in color"
+        prepared = prepared.within(minutes, began)
     if not quiet:
-        say("\n".join([f"{splits.name}: {_counts(splits)}", *untold(splits.notes), describe(config, reasons, verbose)]))
+        say(prepared.described(verbose))
     with _mirrored(out, resume) as (folder, again, on_checkpoint):
-        return train(config, folder, again, quiet, until, on_checkpoint)
+        return prepared.train(prepared.config, folder, again, quiet, until, on_checkpoint)
 
 
 @contextmanager
@@ -144,19 +102,6 @@ def _mirrored(out: Path | str, resume: bool) -> Iterator[tuple[Path | str, bool,
         mirror.pull() if resume else mirror.require_vacant()
     with mirror if is_main() else nullcontext():
         yield mirror.folder, resume, mirror.push
-
-
-def add_adaptation(run: Run) -> str | None:
-    """Note k-NN and the linear probe before and after given weights were adapted, and say whether it helped."""
-    lines = [line for line in run.metrics() if "knn" in line]
-    if not lines or lines[0]["step"] != 0 or lines[-1]["step"] == 0:
-        return None
-    before, after = ({name: line[name] for name in ("knn", "linear")} for line in (lines[0], lines[-1]))
-    run.add_results(adaptation={"before": before, "after": after})
-    gain = after["knn"] - before["knn"]
-    worse = "adapting seems not to help: the given weights serve these images better"
-    verdict = "adapting seems to help" if gain > 0 else worse if gain < 0 else "adapting made no difference"
-    return f"k-NN {before['knn']:.1%} before, {after['knn']:.1%} after: {verdict}; pmae evaluate tells how sure that is"
 
 
 def evaluate(
@@ -332,35 +277,3 @@ def mae_twin(config: Config) -> Config:
         objective__target="patches",
         objective__scale="mean",
     )
-
-
-def in_memory(images: Any, config: DataConfig) -> Splits:
-    """Arrays, tensors, a torch data set, an `ImageSet` or whole `Splits` as a data set."""
-    if isinstance(images, Splits):
-        return images  # as they are: whoever has read them has drawn from them
-    if isinstance(images, Dataset | DataLoader):
-        return limited_images(Splits(type(images).__name__, from_torch(images)), config)
-    found = images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout)
-    return limited_images(Splits("array", found), config)
-
-
-def _probe_data(config: Config, train: ImageSet) -> DataConfig:
-    """Labelled images: signals and vectors laid out as those that are trained on, files resized as they are.
-
-    Of a folder of image files, subfolders are the classes.
-    """
-    layout = config.data.layout if train.shape[1] == 1 else "auto"
-    found = DataConfig(config.probe.data or "", root=config.data.root, layout=layout)
-    if not converts(found):
-        return found
-    labels: Any = "none" if is_sharded(found) else "folders"
-    how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels, max_images=None)
-    return read_like(how, train.shape)
-
-
-def _counts(splits: Splits) -> str:
-    channels, height, width = splits.train.shape
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.parts.items())
-    kind = "vectors" if splits.train.vectors else "signals" if height == 1 else "images"
-    size = f"{width} numbers" if height == 1 else f"{height}x{width}"
-    return f"{counts} {kind} of {size}, {channels} channel{'s' * (channels > 1)}, {splits.train.images.dtype}"

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pmae.api import add_adaptation
 from pmae.config import Config, EncoderConfig, OptimConfig
 from pmae.config_file import of_older_versions, to_dict
 from pmae.derive import resolve
@@ -19,6 +18,7 @@ from pmae.models import build_encoder
 from pmae.models.described import adopted, pixels_note
 from pmae.models.huggingface import convnet_name
 from pmae.models.weights import load_weights
+from pmae.pretraining import add_adaptation
 from pmae.runs import Run
 from pmae.train.step import rate_scales
 

@@ -1,0 +1,143 @@
+"""A pretraining from its settings and images to a run: what is read, what follows from it, and what is kept of it."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from torch.utils.data import DataLoader, Dataset
+
+from pmae.budget import epochs_within
+from pmae.config import Config, DataConfig, replace
+from pmae.config_file import describe
+from pmae.data.arrays import from_arrays, from_torch
+from pmae.data.images import ImageSet, Splits, require_like
+from pmae.data.limit import limited_images
+from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
+from pmae.data.streamed import untold
+from pmae.derive import resolve
+from pmae.evaluate.probes import online_probe
+from pmae.models.described import adopted
+from pmae.runs import Run
+from pmae.train import loop
+from pmae.train.distributed import is_main
+from pmae.train.environment import pick_device
+from pmae.train.journal import say
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Images that are read, and settings with nothing left open for them."""
+
+    config: Config
+    reasons: dict[str, str]
+    """Of every setting that was derived."""
+    given: Config
+    """The settings as they were before, but for those that reading and given weights settled."""
+    whole: Splits
+    splits: Splits
+    """The same with a held-out part, where there was none."""
+    probe: Splits
+    draw: Callable[[Run], object] | None
+    """The figures of a finished run, if they are wanted."""
+
+    def within(self, minutes: float, began: float) -> Self:
+        """The same with as many epochs as fit into the minutes since it began, which a short trial tells."""
+        epochs, why = epochs_within(minutes, began, self.given, self.config, self.train)
+        config, reasons = _resolved(replace(self.given, train__epochs=epochs), self.splits.train)
+        read = {name: reason for name, reason in self.reasons.items() if name.startswith("data.")}
+        return dataclasses.replace(self, config=config, reasons={**read, **reasons, "train.epochs": why})
+
+    def described(self, verbose: bool) -> str:
+        """The images, and the settings that were given or derived, or all of them."""
+        counted = f"{self.splits.name}: {_counts(self.splits)}"
+        return "\n".join([counted, *untold(self.splits.notes), describe(self.config, self.reasons, verbose)])
+
+    def train(
+        self,
+        config: Config,
+        folder: Path | str,
+        again: bool = False,
+        quiet: bool = True,
+        until: int | None = None,
+        on_checkpoint: Callable[[], None] = lambda: None,
+    ) -> Run:
+        """Train these settings into a folder, from where it stopped if `again`, and draw what came of it."""
+        watch = online_probe(self.probe)
+        run = loop.pretrain(config, self.splits, folder, again, quiet, watch, until, on_checkpoint)
+        if is_main():
+            if self.splits.val is not None and self.splits is not self.whole:
+                run.add_results(held_out=list(self.splits.val.names))
+            if config.encoder.weights and (told := add_adaptation(run)) and not quiet:
+                say(told)
+            if self.draw:
+                self.draw(run)
+        return run
+
+
+def prepare(config: Config, images: Any, draw: Callable[[Run], object] | None) -> Prepared:
+    """Read what `config.data` names, or take `images` in memory, and settle what follows from them."""
+    asked = config.data
+    data, whole = load_settled(asked) if images is None else (asked, in_memory(images, asked))
+    splits = with_held_out(whole)
+    encoder = adopted(config.encoder, splits.train.shape)
+    given = dataclasses.replace(config, data=data, encoder=encoder)
+    config, reasons = _resolved(given, splits.train)
+    if data.resize != asked.resize:
+        reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
+    if data.channels != asked.channels:
+        reasons["data.channels"] = "some files are grey and others in color"
+    probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
+    require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
+    return Prepared(config, reasons, given, whole, splits, probe, draw)
+
+
+def _resolved(config: Config, train: ImageSet) -> tuple[Config, dict[str, str]]:
+    gpu = pick_device(config.train.device).type == "cuda"
+    return resolve(config, len(train), train.shape, train.vectors, gpu, train.images.dtype.name)
+
+
+def in_memory(images: Any, config: DataConfig) -> Splits:
+    """Arrays, tensors, a torch data set, an `ImageSet` or whole `Splits` as a data set."""
+    if isinstance(images, Splits):
+        return images  # as they are: whoever has read them has drawn from them
+    if isinstance(images, Dataset | DataLoader):
+        return limited_images(Splits(type(images).__name__, from_torch(images)), config)
+    found = images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout)
+    return limited_images(Splits("array", found), config)
+
+
+def _probe_data(config: Config, train: ImageSet) -> DataConfig:
+    """Labelled images: signals and vectors laid out as those that are trained on, files resized as they are.
+
+    Of a folder of image files, subfolders are the classes.
+    """
+    layout = config.data.layout if train.shape[1] == 1 else "auto"
+    found = DataConfig(config.probe.data or "", root=config.data.root, layout=layout)
+    if not converts(found):
+        return found
+    labels: Any = "none" if is_sharded(found) else "folders"
+    how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels, max_images=None)
+    return read_like(how, train.shape)
+
+
+def _counts(splits: Splits) -> str:
+    channels, height, width = splits.train.shape
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.parts.items())
+    kind = "vectors" if splits.train.vectors else "signals" if height == 1 else "images"
+    size = f"{width} numbers" if height == 1 else f"{height}x{width}"
+    return f"{counts} {kind} of {size}, {channels} channel{'s' * (channels > 1)}, {splits.train.images.dtype}"
+
+
+def add_adaptation(run: Run) -> str | None:
+    """Note k-NN and the linear probe before and after given weights were adapted, and say whether it helped."""
+    lines = [line for line in run.metrics() if "knn" in line]
+    if not lines or lines[0]["step"] != 0 or lines[-1]["step"] == 0:
+        return None
+    before, after = ({name: line[name] for name in ("knn", "linear")} for line in (lines[0], lines[-1]))
+    run.add_results(adaptation={"before": before, "after": after})
+    gain = after["knn"] - before["knn"]
+    worse = "adapting seems not to help: the given weights serve these images better"
+    verdict = "adapting seems to help" if gain > 0 else worse if gain < 0 else "adapting made no difference"
+    return f"k-NN {before['knn']:.1%} before, {after['knn']:.1%} after: {verdict}; pmae evaluate tells how sure that is"
