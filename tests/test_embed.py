@@ -16,7 +16,6 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torchvision.datasets import ImageFolder
 
-from pmae.api import in_memory
 from pmae.cli import main
 from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig
 from pmae.data.augment import Standardize
@@ -25,6 +24,7 @@ from pmae.embed import Embedder, embed
 from pmae.errors import UserError
 from pmae.files import read_tensors
 from pmae.models import build_encoder
+from pmae.pretraining import in_memory
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder

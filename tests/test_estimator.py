@@ -22,10 +22,10 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import pmae
 from pmae import PMAE, Config
-from pmae.api import in_memory
 from pmae.cli import main
 from pmae.config import DecoderConfig, EncoderConfig, OptimConfig, SpaceConfig, replace
 from pmae.errors import Interrupted, UserError
+from pmae.pretraining import in_memory
 from pmae.runs import Run
 from pmae.train import loop
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pmae.api import in_memory
 from pmae.cli import main
 from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig, replace
 from pmae.derive import resolve
+from pmae.pretraining import in_memory
 from pmae.runs import Run
 from pmae.train import loop
 from pmae.train.checkpoint import load_encoder
