@@ -24,7 +24,8 @@ WHOLE_IMAGES = 2**15
 at 96x96x3 and 725 GB at 224x224x3, while those of patches take megabytes and come out level (`results/spaces.md`)."""
 PHOTOGRAPH, ITS_BATCH, ITS_IMAGES = 160, 256, 2_000_000
 """Pixels of the shorter side from which images in color are taken for photographs; the batch they were measured with at
-224, and how many were seen when their features had stopped improving (`results/photographs.md`)."""
+224, and how many were seen when the features of 9,469 had stopped improving (`results/photographs.md`): of many more
+photographs a longer run may well be better, which has not been tried."""
 PLAIN_VIT = re.compile(r"vit_tiny|vit_(tiny|small|base|large)_patch\d+(_reg\d+)?_\d+(\..*)?")
 """Names of encoders that can drop tokens, as local views need; of others it would have to be looked up."""
 LOCAL = ("nt_xent", "moco")
