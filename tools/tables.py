@@ -1,4 +1,4 @@
-"""Write the tables of README.md and of pages in results/ anew from results/runs: python tools/tables.py
+"""Write the tables of README.md and of pages in results/ anew from results/runs and results/trials: python tools/tables.py
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; everything else on a page is left as it is.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
 from published_runs import FIGURES, ROOT, RUNS, Kind, all_scores, cell, line, of_encoder, operations, published_runs
+from trials import contrast_table, frontier_table
 
 from pmae.files import write_text
 from pmae.paper.runner import fill_cells, page_of, requirements, status
@@ -20,7 +21,7 @@ from pmae.results import Score
 from pmae.runs import Run
 from pmae.sweep.find import RunIndex, Scoring
 
-PAGES = (ROOT / "results" / "RESULTS.md", ROOT / "results" / "photographs.md", ROOT / "README.md")
+PAGES = (*(ROOT / "results" / f"{name}.md" for name in ("RESULTS", "photographs", "frontier")), ROOT / "README.md")
 FEATURES = {"cls": "[CLS]", "mean": "mean"}
 COMPARED = ("ours", "mae_ours", "masking", "mae_masking")
 """Recipes whose runs stand in the tables of accuracies, in this order."""
@@ -189,6 +190,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "val": lambda: accuracy_tables("val"),
     "headline": headline,
     "photographs": photograph_table,
+    "contrast": contrast_table,
+    "frontier": frontier_table,
     "flowers": lambda: photograph_table("flowers"),
     "status": lambda: to_markdown(status(RunChoices(), Scoring(folders=(RUNS,), only_found=True))),
 }

@@ -44,7 +44,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md", "results/photographs.md"])
+@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md", "results/photographs.md", "results/frontier.md"])
 def test_the_tables_on_a_page_are_what_is_generated(page: str, tool: Any) -> None:
     text = (ROOT / page).read_text()
     assert "<!-- table: " in text
