@@ -158,6 +158,31 @@ FRONTIER = Study(
     f"{OURS} --objective.local-views 2 --patch-size 4 --epochs 30 --batch-size 512 --probe.every 10",
     HELD_OUT,
 )
+INGREDIENTS = Study(
+    "What raises `ours` beside colors, 150 epochs each (beside colors+masks+prediction-0.2 of `contrast`)?",
+    {
+        "whole-view": "--masking.whole-view",
+        "whole-view-contrast": "--masking.whole-view --objective.reconstruction-weight 0",
+        "local": "--objective.local-views 2",
+        "whole-view-local": "--masking.whole-view --objective.local-views 2",
+        "half-hidden": "--masked-variance 0.1",
+        "rate": "--optim.base-lr 1.2e-3",
+    },
+    f"{OURS} --objective.local-views 0 --patch-size 8 --epochs 150 --batch-size 512",
+    HELD_OUT,
+)
+MEDICAL = Study(
+    "Do colors and local views help where colors are the diagnosis?",
+    {
+        "plain": "",
+        "colors": "--augment.extra color_jitter grayscale",
+        "colors-local": "--augment.extra color_jitter grayscale --objective.local-views 2",
+        "local": "--objective.local-views 2",
+        "simclr": "--recipe simclr",
+    },
+    "--recipe ours --decoder small --patch-size 8 --epochs 150 --batch-size 512",
+    HELD_OUT,
+)
 STUDIES = {
     "photographs": PHOTOGRAPHS,
     "spaces": SPACES,
@@ -167,6 +192,8 @@ STUDIES = {
     "paper": PAPER,
     "contrast": CONTRAST,
     "frontier": FRONTIER,
+    "ingredients": INGREDIENTS,
+    "medical": MEDICAL,
 }
 
 

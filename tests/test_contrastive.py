@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,46 @@ def test_the_loss_is_added_while_training_alone(space: str) -> None:
     assert model.train()(x, draw).loss > alone
     model.contrastive = None
     torch.testing.assert_close(model(x, draw).loss, alone)
+
+
+@pytest.mark.parametrize("per", ["image", "batch"])
+@pytest.mark.parametrize("target", ["components", "pixels"])
+def test_a_whole_second_view_is_seen_as_it_is_and_not_predicted(target: str, per: str) -> None:
+    config, splits = toy()
+    config = replace(config, masking__whole_view=True, masking__per=per, objective__target=target)
+    torch.manual_seed(0)
+    model = build_method(config, SHAPE)
+    model.space.fit([torch.from_numpy(np.array(splits.train.images[:]))])
+    first, second = torch.randn(8, *SHAPE), torch.randn(8, *SHAPE)
+    draw = model.draw(16, 0.2, torch.Generator().manual_seed(0))
+    seen: list[torch.Tensor] = []
+    model.encoder.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    both = model.train()(torch.cat([first, second]), draw)
+    alone = model.eval()(first, draw._replace(noise=draw.noise[:8]))
+    torch.testing.assert_close(seen[0], torch.cat([seen[1], second]))
+    assert not torch.equal(seen[1], first)
+    assert model.contrastive is not None
+    with torch.no_grad():
+        _, tokens = model.encoder(seen[0])
+        contrast = model.contrastive(tokens, torch.cat([first, second]))
+    torch.testing.assert_close(both.loss, alone.loss + contrast)
+    assert [len(each) for each in both[1:]] == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective__contrastive_weight": 0.0},
+        {"space__name": "pixels", "objective__target": None},
+        {"masking__enabled": False, "objective__reconstruction_weight": 0.0},
+    ],
+)
+def test_a_whole_view_needs_masks_and_a_second_one(changes: dict[str, Any]) -> None:
+    base = {"objective__contrastive_weight": 1.0}
+    with pytest.raises(UserError, match=r"masking\.whole_view must be false unless components are hidden .*, got True"):
+        replace(Config(), **base | changes, masking__whole_view=True)
+    with pytest.raises(UserError, match=r"masking\.whole_view must be false"):
+        resolve(replace(Config(), masking__whole_view=True), 64, SHAPE)  # too few images for a contrastive loss
 
 
 @pytest.mark.parametrize("space", ["pca", "pixels"])

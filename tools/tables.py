@@ -1,4 +1,4 @@
-"""Write the tables of README.md and of pages in results/ anew from results/runs and results/trials: python tools/tables.py
+"""Write the tables of README.md and of pages in results/ anew from run folders there: python tools/tables.py
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; everything else on a page is left as it is.
 """

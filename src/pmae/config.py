@@ -149,6 +149,8 @@ class MaskingConfig(Settings):
     """The prefix whose share is closest to the ratio, or the released code's, one component shorter."""
     enabled: bool = True
     """Hide anything at all: off, the encoder sees whole images, as in SimCLR."""
+    whole_view: bool = False
+    """Hide nothing of the second crop, which the contrastive loss compares with the first."""
 
 
 @dataclass(frozen=True)
@@ -367,6 +369,9 @@ class Config(Settings):
         require(predicts or self.objective.contrastive_weight != 0, "objective.reconstruction_weight", rule, 0)
         rule = "true unless objective.reconstruction_weight is 0 and components are hidden, not patches"
         require(masking.enabled or not (predicts or pixels), "masking.enabled", rule, masking.enabled)
+        hides, contrasts = masking.enabled and not pixels, self.objective.contrastive_weight != 0
+        rule = "false unless components are hidden beside a contrastive loss, which takes two crops"
+        require(not masking.whole_view or (hides and contrasts), "masking.whole_view", rule, masking.whole_view)
         constant = self.space.name != "learned" or self.objective.scale == "constant"
         rule = "'constant' where space.name is 'learned', whose loss is relative to the hidden energy"
         require(constant, "objective.scale", rule, self.objective.scale)

@@ -40,8 +40,9 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
     blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
     PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrastive loss there are two views
-    of everything, with its heads and the forward pass of its teacher; the batch's similarities are left out, as they
-    grow with it. Crops, norms, activations, masks and the optimizer are not counted: they are costs, not work.
+    of everything (of a whole one the encoder's alone), with its heads and the forward pass of its teacher; the batch's
+    similarities are left out, as they grow with it. Crops, norms, activations, masks and the optimizer are not counted:
+    they are costs, not work.
     """
     channels, height, width = shape
     patch = config.encoder.patch_size
@@ -67,15 +68,17 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     one = linear + 3 * blocks + projection_flops(config, shape)
     if not config.objective.contrastive_weight:
         return one
+    encoded = 2 * 2 * patches * numbers * wide + 3 * deep * _block(tokens, wide)
+    both = one + (encoded if config.masking.whole_view else one)
     window = max(1, height // rows // 2) * max(1, width // columns // 2)
     views = config.objective.local_views or 0
     local = views * 3 * deep * _block(window + 1, wide)
     local += 2 * 2 * patches * numbers * wide if views else 0  # patches to tokens, once more
     if config.objective.contrastive == "nt_xent":
         head = 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
-        return 2 * (one + local + (1 + views) * head)
+        return both + 2 * (local + (1 + views) * head)
     whole_crop = 2 * patches * numbers * wide + deep * _block(patches + 1, wide)  # the teacher's
-    return 2 * (one + local + whole_crop + _teacher_heads(config.objective, wide, patches))
+    return both + 2 * (local + whole_crop + _teacher_heads(config.objective, wide, patches))
 
 
 @functools.cache  # one of timm takes a tenth of a second to build, and tables count the same one for many runs

@@ -4,6 +4,7 @@ PMAE and MAE differ in what is hidden and compared. Shapes: B images (C, H, W), 
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,14 +55,21 @@ class MaskedAutoencoder(nn.Module):
         noise = torch.rand(rows, self.mask_group_count, generator=generator, device=device)
         return masking.Draw(noise, torch.full((), ratio, device=device), masking.visible_patches(self.patches, ratio))
 
-    def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> tuple[Tensor, Tensor]:
-        """Patches (B, N, P), or the hidden ones in a mask's order, and the encoder's patch tokens (B, N, width)."""
+    def predict(
+        self, x: Tensor, mask: masking.PatchMask | None = None, whole: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Patches (B, N, P), or the hidden ones in a mask's order, and the encoder's patch tokens (B, N, width).
+
+        Of `whole` images, which hide nothing, there are tokens after those of the others.
+        """
         with self._autocast(x):
-            prefix, tokens = self.encoder(x) if mask is None else self.encoder(x, mask.keep)
+            seen = torch.cat([x, *whole]) if whole else x
+            prefix, tokens = self.encoder(seen) if mask is None else self.encoder(seen, mask.keep)
             if not self.config.objective.reconstruction_weight:
                 count = self.patches if mask is None else mask.drop.shape[1]
                 return x.new_zeros(len(x), count, x[0].numel() // self.patches), tokens
-            patches = self.decoder(prefix, tokens, None if mask is None else mask.order)
+            order = None if mask is None else mask.order
+            patches = self.decoder(prefix[: len(x)], tokens[: len(x)], order)
         return patches.float(), tokens
 
     def compare(
@@ -99,17 +107,19 @@ class PrincipalMAE(MaskedAutoencoder):
         return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
-        z, hidden, visible = self.hide(x, draw)
-        patches, tokens = self.predict(visible if self.config.masking.enabled else x)
+        whole_view = self.config.masking.whole_view and self.training
+        crops, (x, *whole) = x, x.chunk(2) if whole_view else (x,)
+        z, hidden, visible = self.hide(x, draw._replace(noise=draw.noise[: len(x)]))
+        patches, tokens = self.predict(visible if self.config.masking.enabled else x, whole=whole)
         y = unpatchify(patches, self.patch, self.encoder.shape)
         share = (self.space.variance_share * hidden).sum(1).expand(len(x))
         if not self.on_pixels:
             found = objectives.on_components(self.space.project_bf16(y), z, hidden, self.objective)
-            return self.compare(found, self.space.variance.sum(), tokens, share, x)
+            return self.compare(found, self.space.variance.sum(), tokens, share, crops)
         # Standardized pixels have a variance of 1 each, which coefficients without an inverse do not add up to.
         energy = float(x[0].numel()) if math.isinf(self.space.tolerance) else self.space.variance.sum()
         found = objectives.on_pixels(y, x - visible, self.objective)
-        return self.compare(found, energy, tokens, share, x)
+        return self.compare(found, energy, tokens, share, crops)
 
 
 class MAE(MaskedAutoencoder):
