@@ -68,8 +68,8 @@ class MaskedAutoencoder(nn.Module):
             if not self.config.objective.reconstruction_weight:
                 count = self.patches if mask is None else mask.drop.shape[1]
                 return x.new_zeros(len(x), count, x[0].numel() // self.patches), tokens
-            order = None if mask is None else mask.order
-            patches = self.decoder(prefix[: len(x)], tokens[: len(x)], order)
+            masked = (prefix[: len(x)], tokens[: len(x)]) if whole else (prefix, tokens)
+            patches = self.decoder(*masked, None if mask is None else mask.order)
         return patches.float(), tokens
 
     def compare(

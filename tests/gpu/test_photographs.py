@@ -50,6 +50,17 @@ def test_a_folder_trains_alike_from_the_device_and_from_the_host(tmp_path: Path,
     np.testing.assert_allclose(*losses, rtol=2e-2)
 
 
+def test_photographs_train_by_what_is_derived_for_them(tmp_path: Path) -> None:
+    images = np.tile(smooth_images(512, (3, 160, 160)).transpose(0, 2, 3, 1), (8, 1, 1, 1))
+    run = api.pretrain(replace(Config(), train__epochs=2), images, tmp_path / "run", quiet=True, figures=False)
+    settled = run.config
+    assert (settled.space.name, settled.objective.local_views, settled.train.batch_size) == ("cosine", 2, 256)
+    assert settled.augment.extra == ("color_jitter", "grayscale")
+    losses = [line["loss"] for line in run.metrics() if "loss" in line]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available() or not jpeg.has_nvjpeg(CUDA), reason="torchvision without nvJPEG")
 def test_nvjpeg_decodes_what_pillow_does(tmp_path: Path, assert_within: Within) -> None:
     for number, image in enumerate(smooth_images(16, (3, 96, 128))):
