@@ -203,6 +203,35 @@ def test_what_is_not_like_the_photographs_has_neither_colors_nor_local_views(
     assert "local_views" not in describe(config, reasons)
 
 
+COLORS = ("color_jitter", "grayscale")
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "hues", "colors"),
+    [
+        ({}, (3, 32, 32), 0.36, COLORS),  # CIFAR-10
+        ({}, (3, 32, 32), 0.93, ()),  # blood cells
+        ({}, (3, 224, 224), 0.39, COLORS),
+        ({}, (3, 224, 224), 0.98, ()),  # H&E
+        ({}, (3, 32, 32), None, ()),
+        ({"augment__extra": ()}, (3, 32, 32), 0.36, ()),
+        ({"augment__extra": ("grayscale",)}, (3, 32, 32), 0.93, ("grayscale",)),
+        ({"objective__contrastive_weight": 0.0}, (3, 32, 32), 0.36, ()),
+        ({"encoder__weights": "weights/"}, (3, 32, 32), 0.36, ()),
+    ],
+)
+def test_colors_are_distorted_where_images_differ_in_hue(
+    given: dict[str, Any], shape: tuple[int, int, int], hues: float | None, colors: tuple[str, ...]
+) -> None:
+    settled, reasons = resolve(replace(Config(), **given), 50_000, shape, hues=hues)
+    assert settled.augment.extra == colors
+    line = next((line for line in describe(settled, reasons).splitlines() if "augment.extra" in line), "")
+    if hues is not None and not given:
+        assert f"none   <- hues are alike ({hues:.2f} of 1)" in line or "color_jitter, grayscale   <- images" in line
+    assert bool("<-" in line) == (hues is not None and not given)
+    assert resolve(settled, 50_000, shape, hues=hues) == (settled, {})
+
+
 def test_every_encoder_that_is_given_local_views_can_drop_tokens() -> None:
     given = [name for name in ["vit_tiny", *timm.list_models()] if PLAIN_VIT.fullmatch(name)]
     assert {"vit_tiny", "vit_small_patch16_224", "vit_base_patch16_224"} <= set(given)

@@ -106,7 +106,7 @@ def describe(config: Config, reasons: dict[str, str], whole: bool = False) -> st
     """What was given or derived as aligned lines, the derived with their reason; the rest too if `whole`."""
     lines, usual = [], flat(Config()) | {"augment.extra": (), "objective.local_views": 0}  # unless of photographs
     for name, value in flat(config).items():
-        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        shown = (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else value
         reason = f"   <- {reasons[name]}" if name in reasons else ""
         if whole or (value is not None and (reason or value != usual[name])):
             lines.append(f"  {name:<29} {shown}{reason}")

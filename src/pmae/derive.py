@@ -26,6 +26,10 @@ PHOTOGRAPH, ITS_BATCH, ITS_IMAGES = 160, 256, 2_000_000
 """Pixels of the shorter side from which images in color are taken for photographs; the batch they were measured with at
 224, and how many were seen when the features of 9,469 had stopped improving (`results/photographs.md`): of many more
 photographs a longer run may well be better, which has not been tried."""
+ALIKE = 0.8
+"""Concentration of hues from which colors are left as they are. Photographs have 0.36 to 0.69 (CIFAR-10, Imagenette,
+Tiny ImageNet, flowers), blood cells, skin and H&E 0.93 to 0.98; distorted, colors gained 5 points on CIFAR-10 and cost
+3 and 6 on the first two of these (`results/frontier.md`)."""
 PLAIN_VIT = re.compile(r"vit_tiny|vit_(tiny|small|base|large)_patch\d+(_reg\d+)?_\d+(\..*)?")
 """Names of encoders that can drop tokens, as local views need; of others it would have to be looked up."""
 LOCAL = ("nt_xent", "moco")
@@ -40,10 +44,17 @@ class Case:
     """What rules look at: the data, the machine, the settings as given and as settled so far."""
 
     def __init__(
-        self, config: Config, count: int, shape: tuple[int, int, int], vectors: bool, gpu: bool, dtype: str
+        self,
+        config: Config,
+        count: int,
+        shape: tuple[int, int, int],
+        vectors: bool,
+        gpu: bool,
+        dtype: str,
+        hues: float | None,
     ) -> None:
         self.given, self.config = config, config
-        self.count, self.shape, self.vectors, self.gpu = count, shape, vectors, gpu
+        self.count, self.shape, self.vectors, self.gpu, self.hues = count, shape, vectors, gpu, hues
         self.in_color = shape[0] == 3 and dtype in ("uint8", "uint16")
         self.pixels = math.prod(shape)
         self.patches = config.method == "mae"  # they are hidden, not components
@@ -86,6 +97,20 @@ class Case:
         """Whether these are images and a training like those of `results/photographs.md`."""
         large, vit = min(self.shape[1:]) >= PHOTOGRAPH, PLAIN_VIT.fullmatch(self.config.encoder.name)
         return bool(self.in_color and large and self.gpu and self.two_views and vit and not self.adapts)
+
+    @property
+    def alike(self) -> bool:
+        """Whether colors could be distorted, but hues are too much alike for it."""
+        return self._views_in_color and self.hues is not None and self.hues >= ALIKE
+
+    @property
+    def distorts_colors(self) -> bool:
+        """Whether two views are to differ in color too: where images do in hue, or if that is unknown, by their size."""
+        return self._views_in_color and (self.photographs if self.hues is None else self.hues < ALIKE)
+
+    @property
+    def _views_in_color(self) -> bool:
+        return self.in_color and self.two_views and not self.adapts
 
     @property
     def batch(self) -> int:
@@ -137,8 +162,11 @@ RULES = (
          f"fewer than {MANY_IMAGES:,} images: two views are not tried there"),
     Rule("objective.contrastive_weight", None, 1.0,
          "two views of an image find each other: better or level on every set we tried"),
-    Rule("augment.extra", lambda c: c.photographs, ("color_jitter", "grayscale"),
-         "or colors alone would tell which crops belong together; --augment.extra without a name adds none"),
+    Rule("augment.extra", lambda c: c.distorts_colors, ("color_jitter", "grayscale"),
+         "images differ in hue, as photographs do, and colors alone would tell which crops belong together; "
+         "--augment.extra without a name adds none"),
+    Rule("augment.extra", lambda c: c.alike, (),
+         "hues are alike ({c.hues:.2f} of 1), as those of stains, cells and skin, where distorted colors cost points"),
     Rule("augment.extra", None, (), ""),
     Rule("objective.local_views", lambda c: c.photographs and c.config.objective.contrastive in LOCAL, 2,
          "8 points, linear and by k-NN, on photographs after thirty epochs; 4 are a little better and take longer"),
@@ -201,10 +229,14 @@ def resolve(
     vectors: bool = False,
     gpu: bool = True,
     dtype: str = "uint8",
+    hues: float | None = None,
 ) -> tuple[Config, dict[str, str]]:
-    """The configuration with nothing left open for `count` images (C, H, W), and a reason per derived setting."""
+    """The configuration with nothing left open for `count` images (C, H, W), and a reason per derived setting.
+
+    `hues` tells how alike their hues are, from 0 to 1 (`pmae.data.color.hue_concentration`), where it is known.
+    """
     require(count >= 2, "data", "at least 2 images", count)
-    case, reasons = Case(config, count, shape, vectors, gpu, dtype), dict[str, str]()
+    case, reasons = Case(config, count, shape, vectors, gpu, dtype, hues), dict[str, str]()
     for rule in RULES:
         section, key = rule.setting.split(".")
         now = getattr(getattr(case.config, section), key)

@@ -19,6 +19,7 @@ from pmae.config import Config, replace
 from pmae.config_file import describe
 from pmae.data.arrays import Layout, channels_first
 from pmae.data.batches import Batches
+from pmae.data.color import hues_of
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
@@ -137,7 +138,8 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         table = is_flat(X) and self.image_shape is None
         settings = self._settings(table)
         gpu = pick_device(settings.train.device).type == "cuda"
-        config, reasons = resolve(settings, len(images), splits.train.shape, gpu=gpu, dtype=images.dtype.name)
+        dtype, hues = images.dtype.name, hues_of(splits.train)
+        config, reasons = resolve(settings, len(images), splits.train.shape, gpu=gpu, dtype=dtype, hues=hues)
         if self.verbose:
             say(describe(config, reasons))
         with self._folder() as folder:

@@ -12,6 +12,7 @@ from pmae.budget import epochs_within
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
+from pmae.data.color import hues_of
 from pmae.data.images import ImageSet, Splits, require_like
 from pmae.data.limit import limited_images
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
@@ -95,7 +96,7 @@ def prepare(config: Config, images: Any, draw: Callable[[Run], object] | None) -
 
 def _resolved(config: Config, train: ImageSet) -> tuple[Config, dict[str, str]]:
     gpu = pick_device(config.train.device).type == "cuda"
-    return resolve(config, len(train), train.shape, train.vectors, gpu, train.images.dtype.name)
+    return resolve(config, len(train), train.shape, train.vectors, gpu, train.images.dtype.name, hues_of(train))
 
 
 def in_memory(images: Any, config: DataConfig) -> Splits:

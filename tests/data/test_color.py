@@ -1,22 +1,31 @@
 """Color augmentations against torchvision's, given the same strengths, and SimCLR, which needs them."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from scipy.stats import circvar
 from torchvision.transforms import functional as reference
 
+from pmae.api import pretrain
 from pmae.cli import main
-from pmae.config import AugmentConfig, replace
+from pmae.config import AugmentConfig, Config, DataConfig, replace
 from pmae.contrastive import nt_xent
 from pmae.data.augment import Standardize, build_augmentations
-from pmae.data.color import Blur, ColorJitter, Grayscale, Solarize, turn_hue
+from pmae.data.color import Blur, ColorJitter, Grayscale, Solarize, hue_concentration, hues_of, turn_hue
+from pmae.data.images import ImageSet
+from pmae.data.ondemand import OnDemand
+from pmae.data.sets import load
 from pmae.derive import resolve
 from pmae.flops import flops_per_image
 from pmae.method import build_method
 from pmae.paper.recipes import recipe
 from pmae.runs import Run
+from pmae.sweep.find import RunIndex
 
 SHAPE = (3, 16, 16)
 
@@ -136,3 +145,60 @@ def test_grey_images_have_no_colors_to_change(tmp_path: Path, capsys: pytest.Cap
     torch.testing.assert_close(grey.invert(solarize(grey(x), torch.zeros(2, 1))), expected, atol=1e-3, rtol=0)
     expected = reference.gaussian_blur(x, [9, 9], [0.1, 0.1])
     torch.testing.assert_close(grey.invert(blur(grey(x), torch.zeros(2, 2))), expected, atol=1e-3, rtol=0)
+
+
+def plain(*colors: tuple[int, int, int]) -> np.ndarray:
+    """Images (N, 3, 8, 8) of one color each, brighter on one side."""
+    light = np.linspace(0.5, 1, 8)
+    return (np.array(colors)[:, :, None, None] * light).repeat(8, 2).astype(np.uint8)
+
+
+RED, YELLOW, GREEN, CYAN, BLUE = (200, 0, 0), (200, 200, 0), (0, 200, 0), (0, 200, 200), (0, 0, 200)
+
+
+@pytest.mark.parametrize(
+    ("colors", "degrees"),
+    [([RED] * 3, [0]), ([RED, CYAN], [0, 180]), ([RED, GREEN], [0, 120]), ([YELLOW, BLUE, RED, RED], [60, 240, 0, 0])],
+)
+def test_hues_are_concentrated_as_scipy_says(colors: list[tuple[int, int, int]], degrees: list[int]) -> None:
+    expected = 1 - circvar(np.deg2rad(degrees))
+    assert hue_concentration(plain(*colors)) == pytest.approx(expected, abs=1e-9)
+    assert hue_concentration(plain(*colors).astype(np.uint16) * 256) == pytest.approx(expected, abs=1e-9)
+
+
+def test_hues_are_those_of_images_spread_over_a_set() -> None:
+    assert hues_of(ImageSet(plain(*[RED] * 500, *[CYAN] * 500))) == pytest.approx(0, abs=1e-9)
+    assert hues_of(ImageSet(plain(RED))) == pytest.approx(1)
+    assert hues_of(ImageSet(plain(RED, CYAN).astype(np.float32))) is None
+    assert hues_of(ImageSet(plain(RED, CYAN)[:, :1])) is None
+
+
+@pytest.mark.filterwarnings("ignore:skipped 1 unreadable")
+def test_a_broken_image_of_a_shard_does_not_hide_the_hues_of_others(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+        for number, image in enumerate([*plain(RED, CYAN, RED, CYAN), None]):
+            file = io.BytesIO(b"no picture" if image is None else b"")
+            if image is not None:
+                Image.fromarray(image.transpose(1, 2, 0)).save(file, "png")
+            entry = tarfile.TarInfo(f"{number}.png")
+            entry.size = len(file.getvalue())
+            shard.addfile(entry, io.BytesIO(file.getvalue()))
+    train = load(DataConfig(str(tmp_path / "shard.tar"))).train
+    assert isinstance(train.images, OnDemand)
+    assert hues_of(train) == pytest.approx(0.2, abs=1e-9)  # the first takes the place of the broken one
+
+
+@pytest.mark.parametrize(("colors", "found"), [((RED, CYAN), ("color_jitter", "grayscale")), ((RED, RED), ())])
+def test_a_run_keeps_the_hues_and_is_found_again_by_open_settings(
+    colors: tuple[tuple[int, int, int], ...], found: tuple[str, ...], tmp_path: Path, tiny: Config
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 40, (64, 3, 8, 8), np.uint8)
+    np.save(tmp_path / "images.npy", plain(*colors * 32) + noise)
+    open_settings = replace(tiny, data__source=str(tmp_path / "images.npy"), objective__contrastive_weight=1.0)
+    assert open_settings.augment.extra is None
+    run = pretrain(open_settings, out=tmp_path / "runs" / "one", quiet=True, figures=False)
+    assert run.config.augment.extra == found
+    assert run.environment["data"]["hues"] == pytest.approx(float(not found), abs=0.3)
+    again = RunIndex([tmp_path / "runs"]).first(open_settings)
+    assert again is not None
+    assert again.path == run.path

@@ -77,30 +77,44 @@ class RunIndex:
             recorded = _recorded(path, path.stat().st_mtime_ns)
             if recorded is None or recorded[0]["data.source"] != wanted.data.source:
                 continue
-            there, settings = _resolved(wanted, *recorded[1:]), recorded[0]
+            settings, seen = recorded
+            there = _resolved(wanted, seen)
             if there is not None:
                 names = [name for name in there if name not in free and settings[name] != there[name]]
                 yield path.parent, {name: settings[name] for name in names}
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Training images, their shape, whether on a GPU, their type, and how alike their hues are."""
+
+    count: int
+    shape: tuple[int, int, int]
+    gpu: bool
+    dtype: str
+    hues: float | None
+
+
 @functools.lru_cache(maxsize=10_000)
-def _recorded(path: Path, changed: int) -> tuple[dict[str, Any], int, tuple[int, int, int], bool, str] | None:
-    """Settings, training images, their shape, whether on a GPU, and their type; None if the folder cannot be read."""
+def _recorded(path: Path, changed: int) -> tuple[dict[str, Any], Seen] | None:
+    """Settings, and what else decides what settings become; None if the folder cannot be read."""
     run = Run(path.parent)
     try:
         data, gpu = run.environment["data"], not run.environment["device"].startswith("CPU")
         channels, height, width = data["shape"]
-        return flat(run.config), int(data["counts"]["train"]), (channels, height, width), gpu, data["dtype"]
+        # What hues are like is not known of older runs.
+        seen = Seen(int(data["counts"]["train"]), (channels, height, width), gpu, data["dtype"], data.get("hues"))
+        return flat(run.config), seen
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         warnings.warn(f"{run.path} cannot be read and is passed over: {error}", stacklevel=2)
         return None
 
 
 @functools.lru_cache(maxsize=1000)
-def _resolved(wanted: Config, images: int, shape: tuple[int, int, int], gpu: bool, dtype: str) -> dict[str, Any] | None:
+def _resolved(wanted: Config, seen: Seen) -> dict[str, Any] | None:
     """The wanted settings on such data and such a machine; None where they are impossible: no run can have them."""
     try:
-        return flat(resolve(wanted, images, shape, gpu=gpu, dtype=dtype)[0])
+        return flat(resolve(wanted, **vars(seen))[0])
     except UserError:
         return None
 

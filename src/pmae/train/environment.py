@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pmae.config import TrainConfig
+from pmae.data.color import hues_of
 from pmae.data.images import Splits, fingerprint
 from pmae.errors import UserError, require
 from pmae.system import STOPS, is_out_of_memory, keep_freed_memory
@@ -196,6 +197,7 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
             "name": splits.name,
             "shape": list(splits.train.shape),
             "dtype": str(splits.train.images.dtype),
+            "hues": hues_of(splits.train),
             "counts": {name: len(part) for name, part in splits.parts.items()},
             "classes": list(splits.train.classes),
             "notes": list(splits.notes),
