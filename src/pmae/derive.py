@@ -163,8 +163,7 @@ RULES = (
     Rule("objective.contrastive_weight", None, 1.0,
          "two views of an image find each other: better or level on every set we tried"),
     Rule("augment.extra", lambda c: c.distorts_colors, ("color_jitter", "grayscale"),
-         "images differ in hue, as photographs do, and colors alone would tell which crops belong together; "
-         "--augment.extra without a name adds none"),
+         "images differ in hue, and colors alone would tell which crops belong together; --augment.extra alone adds none"),
     Rule("augment.extra", lambda c: c.alike, (),
          "hues are alike ({c.hues:.2f} of 1), as those of stains, cells and skin, where distorted colors cost points"),
     Rule("augment.extra", None, (), ""),
