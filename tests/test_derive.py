@@ -212,7 +212,7 @@ COLORS = ("color_jitter", "grayscale")
         ({}, (3, 32, 32), 0.36, COLORS),  # CIFAR-10
         ({}, (3, 32, 32), 0.93, ()),  # blood cells
         ({}, (3, 224, 224), 0.39, COLORS),
-        ({}, (3, 224, 224), 0.98, ()),  # H&E
+        ({}, (3, 224, 224), 0.98, COLORS),  # H&E: by their size
         ({}, (3, 32, 32), None, ()),
         ({"augment__extra": ()}, (3, 32, 32), 0.36, ()),
         ({"augment__extra": ("grayscale",)}, (3, 32, 32), 0.93, ("grayscale",)),
@@ -227,9 +227,12 @@ def test_colors_are_distorted_where_images_differ_in_hue(
     assert settled.augment.extra == colors
     line = next((line for line in describe(settled, reasons).splitlines() if "augment.extra" in line), "")
     if hues is not None and not given:
-        assert f"none   <- hues are alike ({hues:.2f} of 1)" in line or "color_jitter, grayscale   <- images" in line
+        assert f"none   <- hues are alike ({hues:.2f} of 1)" in line or "color_jitter, grayscale   <- or colors" in line
     assert bool("<-" in line) == (hues is not None and not given)
     assert resolve(settled, 50_000, shape, hues=hues) == (settled, {})
+    alone, reasons = resolve(replace(Config(), **given), 50_000, shape, hues=hues, gpu=False)
+    assert alone.augment.extra == given.get("augment__extra", ())
+    assert "augment.extra" not in reasons
 
 
 def test_every_encoder_that_is_given_local_views_can_drop_tokens() -> None:

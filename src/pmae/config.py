@@ -91,7 +91,7 @@ class AugmentConfig(Settings):
     """Mirror half of the images left to right; never signals, which are rarely natural backwards."""
     extra: tuple[str, ...] | None = None
     """Augmentations that come after, in their order: color_jitter, grayscale, blur, solarize or registered ones, with
-    options as name(option=value); if not given, the first two where images differ in hue, else none."""
+    options as name(option=value); if not given, on a GPU the first two for photographs, else none."""
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ PHOTOGRAPH, ITS_BATCH, ITS_IMAGES = 160, 256, 2_000_000
 224, and how many were seen when the features of 9,469 had stopped improving (`results/photographs.md`): of many more
 photographs a longer run may well be better, which has not been tried."""
 ALIKE = 0.8
-"""Concentration of hues from which colors are left as they are. Photographs have 0.36 to 0.69 (CIFAR-10, Imagenette,
-Tiny ImageNet, flowers), blood cells, skin and H&E 0.93 to 0.98; distorted, colors gained 5 points on CIFAR-10 and cost
-3 and 6 on the first two of these (`results/frontier.md`)."""
+"""Concentration of hues from which small images are not taken for photographs, whose colors gain from being distorted.
+Those have 0.36 to 0.69 (CIFAR-10, Imagenette, Tiny ImageNet, flowers), blood cells, skin and H&E 0.93 to 0.98."""
 PLAIN_VIT = re.compile(r"vit_tiny|vit_(tiny|small|base|large)_patch\d+(_reg\d+)?_\d+(\..*)?")
 """Names of encoders that can drop tokens, as local views need; of others it would have to be looked up."""
 LOCAL = ("nt_xent", "moco")
@@ -99,18 +98,14 @@ class Case:
         return bool(self.in_color and large and self.gpu and self.two_views and vit and not self.adapts)
 
     @property
-    def alike(self) -> bool:
-        """Whether colors could be distorted, but hues are too much alike for it."""
-        return self._views_in_color and self.hues is not None and self.hues >= ALIKE
+    def distorts_colors(self) -> bool | None:
+        """Whether two views are to differ in color too, as those of photographs, known by their size or hues, do.
 
-    @property
-    def distorts_colors(self) -> bool:
-        """Whether two views are to differ in color too: where images do in hue, or if that is unknown, by their size."""
-        return self._views_in_color and (self.photographs if self.hues is None else self.hues < ALIKE)
-
-    @property
-    def _views_in_color(self) -> bool:
-        return self.in_color and self.two_views and not self.adapts
+        None where it is no question: not in color, no two views, given weights, or no GPU, where it did not pay.
+        """
+        if not (self.in_color and self.two_views and self.gpu) or self.adapts:
+            return None
+        return True if self.photographs else None if self.hues is None else self.hues < ALIKE
 
     @property
     def batch(self) -> int:
@@ -162,10 +157,10 @@ RULES = (
          f"fewer than {MANY_IMAGES:,} images: two views are not tried there"),
     Rule("objective.contrastive_weight", None, 1.0,
          "two views of an image find each other: better or level on every set we tried"),
-    Rule("augment.extra", lambda c: c.distorts_colors, ("color_jitter", "grayscale"),
-         "images differ in hue, and colors alone would tell which crops belong together; --augment.extra alone adds none"),
-    Rule("augment.extra", lambda c: c.alike, (),
-         "hues are alike ({c.hues:.2f} of 1), as those of stains, cells and skin, where distorted colors cost points"),
+    Rule("augment.extra", lambda c: c.distorts_colors is True, ("color_jitter", "grayscale"),
+         "or colors alone would tell which crops belong together; --augment.extra without a name adds none"),
+    Rule("augment.extra", lambda c: c.distorts_colors is False, (),
+         "hues are alike ({c.hues:.2f} of 1), unlike those of photographs, which color_jitter grayscale helps"),
     Rule("augment.extra", None, (), ""),
     Rule("objective.local_views", lambda c: c.photographs and c.config.objective.contrastive in LOCAL, 2,
          "8 points, linear and by k-NN, on photographs after thirty epochs; 4 are a little better and take longer"),
