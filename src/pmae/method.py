@@ -107,9 +107,11 @@ class PrincipalMAE(MaskedAutoencoder):
         return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
-        whole_view = self.config.masking.whole_view and self.training
-        crops, (x, *whole) = x, x.chunk(2) if whole_view else (x,)
-        z, hidden, visible = self.hide(x, draw._replace(noise=draw.noise[: len(x)]))
+        crops, whole = x, list[Tensor]()
+        if self.config.masking.whole_view and self.training:
+            x, *whole = x.chunk(2)  # second crops come after the first
+            draw = masking.Draw(draw.noise[: len(x)], draw.ratio, draw.visible)
+        z, hidden, visible = self.hide(x, draw)
         patches, tokens = self.predict(visible if self.config.masking.enabled else x, whole=whole)
         y = unpatchify(patches, self.patch, self.encoder.shape)
         share = (self.space.variance_share * hidden).sum(1).expand(len(x))
