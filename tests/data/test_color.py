@@ -165,8 +165,9 @@ RED, YELLOW, GREEN, CYAN, BLUE = (200, 0, 0), (200, 200, 0), (0, 200, 0), (0, 20
 )
 def test_hues_are_concentrated_as_scipy_says(colors: list[tuple[int, int, int]], degrees: list[int]) -> None:
     expected = 1 - circvar(np.deg2rad(degrees))
-    assert hue_concentration(plain(*colors)) == pytest.approx(expected, abs=1e-9)
-    assert hue_concentration(plain(*colors).astype(np.uint16) * 256) == pytest.approx(expected, abs=1e-9)
+    assert hue_concentration(np.array(colors)) == pytest.approx(expected, abs=1e-9)
+    assert hues_of(ImageSet(plain(*colors))) == pytest.approx(expected, abs=1e-9)
+    assert hues_of(ImageSet(plain(*colors).astype(np.uint16) * 256)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_hues_are_those_of_images_spread_over_a_set() -> None:

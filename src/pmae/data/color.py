@@ -18,29 +18,30 @@ from pmae.validation import NonNegative, Rule
 
 LUMA = (0.2989, 0.587, 0.114)
 """What red, green and blue add to grey."""
-LOOKED_AT = 256  # images whose hues are compared
+LOOKED_AT, TOGETHER = 256, 16  # images whose hues are compared, and how many are read at once
 Chance = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 Sigmas = Annotated[tuple[float, float], Rule("two increasing numbers above 0", lambda s: 0 < s[0] <= s[1])]
 OddCount = Annotated[int, Rule("an odd number", lambda n: n > 0 and n % 2 == 1)]
 Hue = Annotated[float, Rule("in [0, 0.5]", lambda x: 0 <= x <= 0.5)]
 
 
-def hue_concentration(images: np.ndarray) -> float:
-    """Mean resultant length of the hues of images (N, 3, H, W), each that of its mean color: 1 if all are alike."""
-    red, green, blue = images.mean((2, 3), dtype=np.float64).T
+def hue_concentration(colors: np.ndarray) -> float:
+    """Mean resultant length of the hues of colors (N, 3): 1 if all are alike."""
+    red, green, blue = colors.T
     hue = np.arctan2(np.sqrt(3) * (green - blue), 2 * red - green - blue)
     return float(np.hypot(np.cos(hue).mean(), np.sin(hue).mean()))
 
 
 def hues_of(train: ImageSet) -> float | None:
-    """The concentration of hues by some images of a set; None where they are not in color."""
+    """The concentration of hues of the mean colors of some images of a set; None where they are not in color."""
     if train.vectors or train.shape[0] != 3 or train.images.dtype.name not in ("uint8", "uint16"):
         return None
     # Of shards the first ones, for the disk gives them only in groups.
     spread = not isinstance(train.images, OnDemand) or train.images.blocks() is None
     count = min(LOOKED_AT, len(train))
     places = np.linspace(0, len(train) - 1, count).astype(int) if spread else np.arange(count)
-    return hue_concentration(train.images[places])
+    few = np.array_split(places, max(1, count // TOGETHER))  # as many as take little memory, however large
+    return hue_concentration(np.concatenate([train.images[some].mean((2, 3), dtype=np.float64) for some in few]))
 
 
 def grey(x: Tensor) -> Tensor:
