@@ -4,7 +4,6 @@ PMAE and MAE differ in what is hidden and compared. Shapes: B images (C, H, W), 
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,19 +55,19 @@ class MaskedAutoencoder(nn.Module):
         return masking.Draw(noise, torch.full((), ratio, device=device), masking.visible_patches(self.patches, ratio))
 
     def predict(
-        self, x: Tensor, mask: masking.PatchMask | None = None, whole: Sequence[Tensor] = ()
+        self, x: Tensor, mask: masking.PatchMask | None = None, whole: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Patches (B, N, P), or the hidden ones in a mask's order, and the encoder's patch tokens (B, N, width).
 
         Of `whole` images, which hide nothing, there are tokens after those of the others.
         """
         with self._autocast(x):
-            seen = torch.cat([x, *whole]) if whole else x
+            seen = x if whole is None else torch.cat([x, whole])
             prefix, tokens = self.encoder(seen) if mask is None else self.encoder(seen, mask.keep)
             if not self.config.objective.reconstruction_weight:
                 count = self.patches if mask is None else mask.drop.shape[1]
                 return x.new_zeros(len(x), count, x[0].numel() // self.patches), tokens
-            masked = (prefix[: len(x)], tokens[: len(x)]) if whole else (prefix, tokens)
+            masked = (prefix, tokens) if whole is None else (prefix[: len(x)], tokens[: len(x)])
             patches = self.decoder(*masked, None if mask is None else mask.order)
         return patches.float(), tokens
 
@@ -107,9 +106,9 @@ class PrincipalMAE(MaskedAutoencoder):
         return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
-        crops, whole = x, list[Tensor]()
+        crops, whole = x, None
         if self.config.masking.whole_view and self.training:
-            x, *whole = x.chunk(2)  # second crops come after the first
+            x, whole = x.chunk(2)  # second crops come after the first
             draw = masking.Draw(draw.noise[: len(x)], draw.ratio, draw.visible)
         z, hidden, visible = self.hide(x, draw)
         patches, tokens = self.predict(visible if self.config.masking.enabled else x, whole=whole)
