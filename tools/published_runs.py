@@ -141,6 +141,13 @@ def cell(scores: Sequence[Score]) -> str:
     return f"{statistics.fmean(values):.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 
+def interval(score: Score | None) -> str:
+    """Accuracy with its 95% interval; empty without a score."""
+    if score is None or score.accuracy.value is None:
+        return ""
+    return f"{score.accuracy.value:.1f} ({score.accuracy.low:.1f} to {score.accuracy.high:.1f})"
+
+
 def line(cells: Iterable[str]) -> str:
     """A row of a table."""
     return f"| {' | '.join(cells)} |"

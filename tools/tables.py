@@ -8,7 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
-from published_runs import FIGURES, ROOT, RUNS, Kind, all_scores, cell, line, of_encoder, operations, published_runs
+from published_runs import (
+    FIGURES,
+    ROOT,
+    RUNS,
+    Kind,
+    all_scores,
+    cell,
+    interval,
+    line,
+    of_encoder,
+    operations,
+    published_runs,
+)
 from trials import contrast_table, frontier_table
 
 from pmae.files import write_text
@@ -119,16 +131,10 @@ def photograph_table(data: str = "imagenette", folder: Path = RUNS) -> str:
             rows.setdefault(name, {})[score.protocol] = score
             spent[name] = "0" if score.is_baseline else operations(run)
     ordered = sorted(rows, key=lambda name: -(rows[name]["linear"].accuracy.value or 0))
-    shown = {name: [_interval(rows[name].get(protocol)) for protocol in ("linear", "knn")] for name in ordered}
+    shown = {name: [interval(rows[name].get(protocol)) for protocol in ("linear", "knn")] for name in ordered}
     body = [line([name, *cells, spent[name]]) for name, cells in shown.items()]
     header = line(["representation", "linear", "k-NN", "operations"])
     return "\n".join([header, "|---" * 4 + "|", *body, ""])
-
-
-def _interval(score: Score | None) -> str:
-    if score is None or score.accuracy.value is None:
-        return ""
-    return f"{score.accuracy.value:.1f} ({score.accuracy.low:.1f} to {score.accuracy.high:.1f})"
 
 
 def _representation(kind: Kind, score: Score) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from published_runs import ROOT, line, operations
+from published_runs import ROOT, interval, line, operations
 
 from pmae.report.compare import difference
 from pmae.report.contents import Contents, load
@@ -48,7 +48,7 @@ def contrast_table(temperature: str = "0.2", folder: Path = TRIALS / "contrast")
     for views, title in VIEWS.items():
         for masks, what in MASKS.items():
             run = runs[views + masks]
-            shown = [_interval(_score(run, protocol)) for protocol in PROTOCOLS]
+            shown = [interval(_score(run, protocol)) for protocol in PROTOCOLS]
             lines.append(line(["" if masks else title, what, *shown, operations(Run(run.path))]))
     lines += ["", line(["what it is worth, in points", *PROTOCOLS.values()]), "|---" * 4 + "|"]
     for mine, other, what in COMPARED:
@@ -59,10 +59,6 @@ def contrast_table(temperature: str = "0.2", folder: Path = TRIALS / "contrast")
 def _score(run: Contents, protocol: str) -> Score:
     """The score of the test images by the features that stand for the run."""
     return next(s for s in primary(run.scores) if (s.protocol, s.split, s.is_baseline) == (protocol, "test", False))
-
-
-def _interval(score: Score) -> str:
-    return f"{score.accuracy.value:.1f} ({score.accuracy.low:.1f} to {score.accuracy.high:.1f})"
 
 
 def _gain(mine: Contents, other: Contents, protocol: str) -> str:
