@@ -174,10 +174,10 @@ INGREDIENTS = Study(
 MEDICAL = Study(
     "Do colors and local views help where colors are the diagnosis?",
     {
-        "plain": "",
+        "plain": "--augment.extra",
         "colors": "--augment.extra color_jitter grayscale",
         "colors-local": "--augment.extra color_jitter grayscale --objective.local-views 2",
-        "local": "--objective.local-views 2",
+        "local": "--augment.extra --objective.local-views 2",
         "simclr": "--recipe simclr",
     },
     "--recipe ours --decoder small --patch-size 8 --epochs 150 --batch-size 512",
