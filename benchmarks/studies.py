@@ -31,7 +31,10 @@ HELD_OUT = ""
 
 @dataclass(frozen=True)
 class Study:
-    """A question, and the runs that answer it: options of `pmae pretrain` by name, and those all of them share."""
+    """A question, and the runs that answer it: options of `pmae pretrain` by name, and those all of them share.
+
+    One that starts from another names it below `{out}`, and comes after it.
+    """
 
     question: str
     runs: dict[str, str]
@@ -171,6 +174,20 @@ INGREDIENTS = Study(
     f"{OURS} --objective.local-views 0 --patch-size 8 --epochs 150 --batch-size 512",
     HELD_OUT,
 )
+THEN = "--encoder.weights {out}/8 --patch-size 4 --epochs 14 --optim.layer-decay 1 --optim.encoder-rate"
+PATCHES = Study(
+    "Do large patches first and small ones then save operations (beside control of `frontier`)?",
+    {
+        "8": "--patch-size 8 --epochs 56",
+        "8-whole-view": "--patch-size 8 --epochs 56 --masking.whole-view",
+        "8-rate": "--patch-size 8 --epochs 56 --optim.base-lr 1.2e-3",
+        "8-then-4": f"{THEN} 1",
+        "8-then-4-half-rate": f"{THEN} 0.5",
+        "8-then-4-fifth-rate": f"{THEN} 0.2",
+    },
+    f"{OURS} --objective.local-views 2 --batch-size 512 --probe.every 7",
+    HELD_OUT,
+)
 MEDICAL = Study(
     "Do colors and local views help where colors are the diagnosis?",
     {
@@ -193,6 +210,7 @@ STUDIES = {
     "contrast": CONTRAST,
     "frontier": FRONTIER,
     "ingredients": INGREDIENTS,
+    "patches": PATCHES,
     "medical": MEDICAL,
 }
 
@@ -204,7 +222,8 @@ def pretraining(study: Study, name: str, options: argparse.Namespace) -> list[st
         return ["pmae", "pretrain", "--out", str(out), "--resume"]
     given = ["--data", options.data, "--root", options.root, "--seed", str(options.seed), "--out", str(out)]
     shorter = ["--epochs", str(options.epochs)] if options.epochs else []
-    return ["pmae", "pretrain", *shlex.split(f"{study.shared} {study.runs[name]}"), *given, *shorter]
+    own = f"{study.shared} {study.runs[name]}".replace("{out}", shlex.quote(str(options.out)))
+    return ["pmae", "pretrain", *shlex.split(own), *given, *shorter]
 
 
 def commands(study: Study, name: str, options: argparse.Namespace) -> Iterator[list[str]]:
