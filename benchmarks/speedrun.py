@@ -40,11 +40,12 @@ FRONTIER: dict[str, Any] = {
     "augment__extra": ("color_jitter", "grayscale"),
     "objective__contrastive_weight": 1.0,
     "objective__local_views": 2,
+    "optim__base_lr": 1.2e-3,
 }
-"""What differs from recipe `ours`: colors and local views are worth 2 to 6 points here after thirty epochs
-(results/frontier.md)."""
-PATCHES, EPOCHS = (8, 4), (600, 80)
-"""Of each stage."""
+"""What differs from recipe `ours`: twice the rate. The rest is derived from photographs, and named here so that the run
+stays what it is (results/frontier.md)."""
+PATCHES, EPOCHS = (8, 4), (569, 147)
+"""Of each stage; both take about as long."""
 LOOKS = 12
 """In a stage."""
 TINY: dict[str, Any] = {"data__source": "photos", "space__name": "cosine", "train__batch_size": 64}
@@ -104,19 +105,15 @@ class Watch:
         return look
 
 
-def speedrun(
-    stages: list[Config], splits: Splits, protocols: Protocols, target: float, out: Path, rate: float = 1.0
-) -> Path:
-    """Pretrain stage by stage, score the test images once, and write speedrun.json and speedrun.md.
-
-    An encoder goes on at this share of the `rate` of its heads, which begin anew.
-    """
+def speedrun(stages: list[Config], splits: Splits, protocols: Protocols, target: float, out: Path) -> Path:
+    """Pretrain stage by stage, score the test images once, and write speedrun.json and speedrun.md."""
     watch = Watch(online_probe(splits), time.monotonic())
     gpu, settings, path = pick_device(stages[0].train.device).type == "cuda", list[str](), None
     for config in stages:
         if path is not None:
-            config = replace(config, encoder__weights=str(path), optim__encoder_rate=rate, optim__layer_decay=1.0)
-        config, reasons = resolve(config, len(splits.train), splits.train.shape, gpu=gpu)
+            config = replace(config, encoder__weights=str(path))
+        goes_on = path is not None
+        config, reasons = resolve(config, len(splits.train), splits.train.shape, gpu=gpu, goes_on=goes_on)
         settings.append(describe(config, reasons))
         print(settings[-1], flush=True)
         path = out / f"patch_{config.encoder.patch_size}"
@@ -163,7 +160,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=0.9, help="accuracy of the linear probe whose minutes are told")
     parser.add_argument("--patches", type=int, nargs="+", default=PATCHES, help="patch size of each stage")
     parser.add_argument("--epochs", type=int, nargs="+", default=EPOCHS, help="length of each stage")
-    parser.add_argument("--rate", type=float, default=1.0, help="share of the rate at which an encoder goes on")
     parser.add_argument("--set", action="append", nargs=2, default=[], metavar=("SETTING", "VALUE"), dest="changed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a tiny network and embedded images: seconds on a CPU")
@@ -175,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         splits = load(stages[0].data)
         if options.tiny:
             splits, protocols = _few(splits), demo_protocols()
-        print(f"written to {speedrun(stages, splits, protocols, options.target, options.out, options.rate)}")
+        print(f"written to {speedrun(stages, splits, protocols, options.target, options.out)}")
     except UserError as error:
         print(f"speedrun: error: {error}", file=sys.stderr)
         return 2

@@ -225,6 +225,9 @@ def test_colors_are_distorted_where_images_differ_in_hue(
 ) -> None:
     settled, reasons = resolve(replace(Config(), **given), 50_000, shape, hues=hues)
     assert settled.augment.extra == colors
+    photographs = hues is not None and (hues < 0.8 or shape[1] == 224)
+    seen = photographs and not {"objective__contrastive_weight", "encoder__weights"} & set(given)
+    assert settled.objective.local_views == (2 if seen else 0)
     line = next((line for line in describe(settled, reasons).splitlines() if "augment.extra" in line), "")
     if hues is not None and not given:
         assert f"none   <- hues are alike ({hues:.2f} of 1)" in line or "color_jitter, grayscale   <- or colors" in line
@@ -232,7 +235,14 @@ def test_colors_are_distorted_where_images_differ_in_hue(
     assert resolve(settled, 50_000, shape, hues=hues) == (settled, {})
     alone, reasons = resolve(replace(Config(), **given), 50_000, shape, hues=hues, gpu=False)
     assert alone.augment.extra == given.get("augment__extra", ())
+    assert alone.objective.local_views == 0
     assert "augment.extra" not in reasons
+
+
+@pytest.mark.parametrize("given", [{"encoder__name": "resnet50"}, {"objective__contrastive": "data2vec"}])
+def test_small_photographs_have_local_views_where_they_can(given: dict[str, Any]) -> None:
+    settled, _ = resolve(replace(Config(), **given), 50_000, (3, 32, 32), hues=0.36)
+    assert (settled.objective.local_views, settled.augment.extra) == (0, COLORS)
 
 
 def test_every_encoder_that_is_given_local_views_can_drop_tokens() -> None:

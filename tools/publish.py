@@ -9,11 +9,12 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from published_runs import RUNS, kind_of
 from torch import Tensor
 
-from pmae.config import replace
+from pmae.config import Config, replace
 from pmae.config_file import to_dict
 from pmae.errors import UserError
 from pmae.files import read_tensors, write_json, write_tensors, write_text
@@ -40,16 +41,26 @@ def publish(run: Run, below: Path = RUNS) -> Path:
     if folder.exists() and kind_of(Run(folder)) != kind_of(run):
         raise UserError(f"{str(folder)!r} holds a run of other settings; rename it first")
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "environment.json", run.environment)
+    config, environment = at_home(run)
+    write_json(folder / "environment.json", environment)
     write_text(folder / "results.json", _compact(scored_once(run)) + "\n")
     if answers := answers_of(run):
         write_tensors(folder / "answers.safetensors", answers)
     write_text(folder / "metrics.jsonl", "".join(f"{_compact(line)}\n" for line in thinned(run)))
-    # Where a machine keeps its files is nobody else's business.
-    source = Path(run.config.data.source)
-    source = Path("data") / source.name if source.is_absolute() else source
-    write_json(folder / "config.json", to_dict(replace(run.config, data__root="data", data__source=source.as_posix())))
+    write_json(folder / "config.json", to_dict(config))
     return folder
+
+
+def at_home(run: Run) -> tuple[Config, dict[str, Any]]:
+    """Settings and environment without the folders of a machine: where it keeps its files is nobody else's business."""
+    source, weights, environment = Path(run.config.data.source), run.config.encoder.weights, run.environment
+    source = Path("data") / source.name if source.is_absolute() else source
+    config = replace(run.config, data__root="data", data__source=source.as_posix())
+    if weights is None or not Path(weights).is_absolute():
+        return config, environment
+    near = Path("runs", *Path(weights).parts[-2:]).as_posix()
+    notes = [note.replace(weights, near) for note in environment.get("start", ())]
+    return replace(config, encoder__weights=near), {**environment, "start": notes}
 
 
 def name_of(run: Run) -> str:

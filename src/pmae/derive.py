@@ -51,9 +51,11 @@ class Case:
         gpu: bool,
         dtype: str,
         hues: float | None,
+        goes_on: bool,
     ) -> None:
         self.given, self.config = config, config
         self.count, self.shape, self.vectors, self.gpu, self.hues = count, shape, vectors, gpu, hues
+        self.goes_on = goes_on
         self.in_color = shape[0] == 3 and dtype in ("uint8", "uint16")
         self.pixels = math.prod(shape)
         self.patches = config.method == "mae"  # they are hidden, not components
@@ -72,8 +74,8 @@ class Case:
 
     @property
     def adapts(self) -> bool:
-        """Whether the encoder starts from given weights."""
-        return self.config.encoder.weights is not None
+        """Whether the encoder starts from weights that learned from other images."""
+        return self.config.encoder.weights is not None and not self.goes_on
 
     @property
     def grid(self) -> str:
@@ -96,6 +98,12 @@ class Case:
         """Whether these are images and a training like those of `results/photographs.md`."""
         large, vit = min(self.shape[1:]) >= PHOTOGRAPH, PLAIN_VIT.fullmatch(self.config.encoder.name)
         return bool(self.in_color and large and self.gpu and self.two_views and vit and not self.adapts)
+
+    @property
+    def takes_windows(self) -> bool:
+        """Whether encoder and contrastive loss can have local views."""
+        vit = PLAIN_VIT.fullmatch(self.config.encoder.name) is not None
+        return vit and self.config.objective.contrastive in LOCAL
 
     @property
     def distorts_colors(self) -> bool | None:
@@ -162,8 +170,10 @@ RULES = (
     Rule("augment.extra", lambda c: c.distorts_colors is False, (),
          "hues are alike ({c.hues:.2f} of 1), unlike those of photographs, which color_jitter grayscale helps"),
     Rule("augment.extra", None, (), ""),
-    Rule("objective.local_views", lambda c: c.photographs and c.config.objective.contrastive in LOCAL, 2,
+    Rule("objective.local_views", lambda c: c.photographs and c.takes_windows, 2,
          "8 points, linear and by k-NN, on photographs after thirty epochs; 4 are a little better and take longer"),
+    Rule("objective.local_views", lambda c: c.distorts_colors is True and c.takes_windows, 2,
+         "2 points linear, 4 by k-NN, on small photographs after thirty epochs, for a third more work"),
     Rule("objective.local_views", None, 0, ""),
     Rule("space.name", lambda c: c.photographs and c.whole_pca, "cosine",
          "nothing to fit, and on photographs level with patch_pca or better", overrules=True),
@@ -201,9 +211,11 @@ RULES = (
     # The decoder is new and must learn; at its rate good weights would be gone before it has anything to teach.
     Rule("optim.encoder_rate", lambda c: c.adapts, ADAPTING_RATE, "given weights must hardly change"),
     Rule("optim.layer_decay", lambda c: c.adapts, ADAPTING_DECAY, "early blocks of given weights serve any images"),
+    Rule("optim.encoder_rate", lambda c: c.goes_on, 1.0, "its weights learned from these very images, and go on"),
+    Rule("optim.layer_decay", lambda c: c.goes_on, 1.0, ""),
     Rule("train.epochs", None, lambda c: min(800, max(10, round(c.images_seen / c.count))),
          "about {c.images_seen:,} images seen, 10 to 800 epochs"),
-    Rule("optim.warmup_epochs", lambda c: c.adapts and c.config.optim.warmup_steps is None,
+    Rule("optim.warmup_epochs", lambda c: (c.adapts or c.goes_on) and c.config.optim.warmup_steps is None,
          lambda c: round(0.2 * c.epochs, 2), "20% of the epochs, for a new decoder on given weights"),
     Rule("optim.warmup_epochs", lambda c: c.config.optim.warmup_steps is None, lambda c: round(0.05 * c.epochs, 2),
          "5% of the epochs"),
@@ -224,13 +236,15 @@ def resolve(
     gpu: bool = True,
     dtype: str = "uint8",
     hues: float | None = None,
+    goes_on: bool = False,
 ) -> tuple[Config, dict[str, str]]:
     """The configuration with nothing left open for `count` images (C, H, W), and a reason per derived setting.
 
-    `hues` tells how alike their hues are, from 0 to 1 (`pmae.data.color.hue_concentration`), where it is known.
+    `hues` tells how alike their hues are, from 0 to 1 (`pmae.data.color.hue_concentration`), where it is known; an
+    encoder `goes_on` if its weights are those of a run on the same images.
     """
     require(count >= 2, "data", "at least 2 images", count)
-    case, reasons = Case(config, count, shape, vectors, gpu, dtype, hues), dict[str, str]()
+    case, reasons = Case(config, count, shape, vectors, gpu, dtype, hues, goes_on), dict[str, str]()
     for rule in RULES:
         section, key = rule.setting.split(".")
         now = getattr(getattr(case.config, section), key)

@@ -13,19 +13,7 @@ from pmae.runs import Run
 
 
 def test_it_runs_to_its_end_and_writes_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--tiny",
-        "--epochs",
-        "2",
-        "1",
-        "--target",
-        "1",
-        "--rate",
-        "0.5",
-        "--set",
-        "masking.whole_view",
-        "true",
-    ]
+    arguments = ["--tiny", "--epochs", "2", "1", "--target", "1", "--set", "masking.whole_view", "true"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     found, runs = json.loads((tmp_path / "speedrun.json").read_text()), [Run(tmp_path / f"patch_{n}") for n in (8, 4)]
     assert found["reached"] is None
@@ -35,7 +23,7 @@ def test_it_runs_to_its_end_and_writes_what_it_found(tmp_path: Path, capsys: pyt
     assert [look["linear"] for look in found["looks"]] == logged
     assert found["test"].keys() == {"linear", "knn"}
     assert [run.config.masking.whole_view for run in runs] == [True, True]
-    assert [run.config.optim.encoder_rate for run in runs] == [None, 0.5]
+    assert [run.config.optim.encoder_rate for run in runs] == [None, 1.0]
     assert [len(run.evaluations) for run in runs] == [0, 1]  # the test images were looked at once
     page, said = (tmp_path / "speedrun.md").read_text(), capsys.readouterr().out
     assert page.startswith("# Speedrun: 100% not reached\n")

@@ -98,6 +98,32 @@ def test_a_run_is_adapted_and_says_whether_it_helped(
     assert f"k-NN {probes[0]['knn']:.1%} before, {probes[-1]['knn']:.1%} after: adapting " in caplog.text
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_goes_on_with_smaller_patches_at_the_full_rate(labels: Path, tmp_path: Path, command: Command) -> None:
+    sizes = [f"--{part}.{size}" for part in ("encoder", "decoder") for size in ("width", "depth", "heads")]
+    small = [word for size, number in zip(sizes, (16, 2, 2) * 2, strict=True) for word in (size, number)]
+    first, rates, said = tmp_path / "first", {}, {}
+    code, told = command("pretrain", "--data", labels, "--patch-size", 8, "--epochs", 1, *small, "--out", first)
+    assert code == 0, told
+    again = ("pretrain", "--config", first / "config.json", "--init", first, "--patch-size", 4)
+    for name, images in {"same": labels, "other": other_images(tmp_path)}.items():
+        code, said[name] = command(*again, "--data", images, "--out", tmp_path / name)
+        assert code == 0, said[name]
+        rates[name] = Run(tmp_path / name).config.optim
+    assert [(rate.encoder_rate, rate.layer_decay) for rate in rates.values()] == [(1.0, 1.0), (0.1, 0.75)]
+    notes = Run(tmp_path / "same").environment["start"]
+    assert "patches resampled from 8x8 to 4x4" in notes
+    # The network is that of the weights, where nothing but its patches is said.
+    asked = adopted(EncoderConfig(weights=str(first), patch_size=4), (3, 16, 16))
+    assert (asked.width, asked.depth, asked.heads, asked.patch_size) == (16, 2, 2, 4)
+
+
+def other_images(folder: Path) -> Path:
+    numbers = np.arange(90) % 3
+    np.savez(folder / "other.npz", images=255 - stripes(numbers), labels=numbers)
+    return folder / "other.npz"
+
+
 @pytest.mark.parametrize(
     ("after", "verdict"), [(0.75, "seems to help"), (0.25, "seems not to help"), (0.5, "made no difference")]
 )

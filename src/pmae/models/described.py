@@ -91,16 +91,17 @@ def require_encoder(described: Described, path: str) -> EncoderConfig:
 
 
 def adopted(encoder: EncoderConfig, shape: tuple[int, int, int]) -> EncoderConfig:
-    """The settings of the network that `encoder.weights` belongs to, where nothing else was said of the encoder.
+    """The settings of the network that `encoder.weights` belongs to, where no other was named: at most its patches.
 
-    A patch that does not divide the images is left open: weights are resampled to the one that is derived.
+    A patch that does not divide the images is left open: weights are resampled to the one that is given or derived.
     """
-    if encoder.weights is None or encoder != EncoderConfig(weights=encoder.weights):
+    weights, asked = encoder.weights, encoder.patch_size
+    if weights is None or encoder != EncoderConfig(weights=weights, patch_size=asked):
         return encoder
-    found = described_weights(encoder.weights).encoder or encoder
-    patch = found.patch_size
+    found = described_weights(weights).encoder or encoder
+    patch = asked or found.patch_size
     fits = patch is None or (shape[2] % patch == 0 and (shape[1] == 1 or shape[1] % patch == 0))
-    return replace(found, weights=encoder.weights, patch_size=patch if fits else None)
+    return replace(found, weights=weights, patch_size=patch if fits or asked else None)
 
 
 def pixels_note(path: str) -> list[str]:
