@@ -110,14 +110,19 @@ def _differing(config: Config, data: dict[str, Any], name: str) -> list[str] | N
     return [f"{key}={mine[key]}" for key in mine if key not in VARIED and mine[key] != other[key]]
 
 
-def operations(run: Run) -> str:
-    """Operations of a whole pretraining (per image, times images, times epochs) as `1.6e16`; a dash if not counted."""
-    data, epochs = run.environment["data"], run.config.train.epochs or 0
-    try:
-        each = flops_per_image(run.config, tuple(data["shape"]))
-    except UserError:
-        return "–"
-    return f"{each * data['counts']['train'] * epochs:.1e}".replace("e+", "e")
+def operations(*runs: Run) -> str:
+    """Operations of a whole pretraining (per image, times images, times epochs) as `1.6e16`; a dash if not counted.
+
+    Of several runs, each of which goes on with the encoder of the one before, it is the sum.
+    """
+    whole = 0.0
+    for run in runs:
+        data, epochs = run.environment["data"], run.config.train.epochs or 0
+        try:
+            whole += flops_per_image(run.config, tuple(data["shape"])) * data["counts"]["train"] * epochs
+        except UserError:
+            return "–"
+    return f"{whole:.1e}".replace("e+", "e")
 
 
 @functools.cache  # every table asks again

@@ -1,8 +1,9 @@
-"""Tables of results/trials: what contrast owes to component masks, and what raises `ours` on CIFAR-10."""
+"""Tables of results/trials: what contrast owes to component masks, what raises `ours` on CIFAR-10, and the speedrun."""
 
+import json
 from pathlib import Path
 
-from published_runs import ROOT, interval, line, operations
+from published_runs import ROOT, interval, line, of_encoder, operations
 
 from pmae.report.compare import difference
 from pmae.report.contents import Contents, load
@@ -40,6 +41,23 @@ CHANGES = {
 }
 """What is changed in each trial of `benchmarks.studies frontier`."""
 
+STAGES = {
+    "frontier/control": "patches of 4, 30 epochs",
+    "patches/8": "patches of 8, 56 epochs",
+    "patches/8-rate": "patches of 8, 56 epochs, twice the rate",
+    "patches/8-whole-view": "patches of 8, 56 epochs, the second crop of two stays whole",
+    "patches/8-then-4": "patches of 8, 56 epochs, then of 4, 14 epochs",
+    "patches/8-then-4-half-rate": "the same, the encoder goes on at half the rate",
+    "patches/8-then-4-fifth-rate": "the same, at a fifth of the rate",
+}
+"""Runs of `benchmarks.studies patches`, and one of `frontier` beside them."""
+BEST = {
+    "runs/cifar10-contrast-150": "`ours`, patches of 4, 150 epochs, no colours and no local views",
+    "runs/cifar10-contrast-800": "`ours`, patches of 8, 800 epochs, no colours and no local views",
+    "trials/speedrun/patch_4": "the speedrun: colours, local views, patches of 8, then of 4; 15 minutes",
+}
+PUBLISHED = ["PatchMix, ViT-T, patches of 2, 800 epochs, no component masks (published)", "94.4", "92.9", "97.5", ""]
+
 
 def contrast_table(temperature: str = "0.2", folder: Path = TRIALS / "contrast") -> str:
     """Test accuracies of SimCLR with and without colours, masks and prediction; then what each is worth, paired."""
@@ -67,6 +85,49 @@ def _gain(mine: Contents, other: Contents, protocol: str) -> str:
     assert found.paired, "the answers of published trials are kept"
     shown = f"{found.points:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
     return f"**{shown}**" if found.clear else shown
+
+
+def patches_table() -> str:
+    """Held-out training images at the end of each run, with the operations of all its stages."""
+    lines = [line(["", "linear", "k-NN", "operations"]), "|---" * 4 + "|"]
+    for name, what in STAGES.items():
+        run = Run(TRIALS / name)
+        end = [each for each in run.metrics() if "linear" in each][-1]
+        scores = [f"{100 * end[key]:.1f}" for key in ("linear", "knn")]
+        lines.append(line([what, *scores, operations(*_stages(run))]))
+    return "\n".join([*lines, ""])
+
+
+def _stages(run: Run) -> list[Run]:
+    """A run and the published ones that its encoder came from."""
+    weights = run.config.encoder.weights
+    return [*_stages(Run(run.path.parent / Path(weights).name)), run] if weights else [run]
+
+
+def speedrun_table() -> str:
+    """Test images, by preset strong and mean-pooled features: the speedrun beside what there was."""
+    lines = [line(["", "linear", "k-NN", "fine-tuned", "operations"]), "|---" * 5 + "|"]
+    for name, what in BEST.items():
+        run = Run(ROOT / "results" / name)
+        wanted = [s for s in of_encoder(run) if (s.preset, s.pooling, s.split) == ("strong", "mean", "test")]
+        scores = {score.protocol: score for score in wanted}
+        shown = [interval(scores[protocol]) for protocol in ("linear", "knn", "finetune")]
+        lines.append(line([what, *shown, operations(*_stages(run))]))
+    return "\n".join([*lines, line(PUBLISHED), ""])
+
+
+def looks_table(folder: Path = TRIALS / "speedrun") -> str:
+    """Some looks of the speedrun: the first and last of each stage, the one that reached the target, a few between."""
+    found = json.loads((folder / "speedrun.json").read_text(encoding="utf-8"))
+    looks = found["looks"]
+    ends = [place for place, look in enumerate(looks) if place + 1 == len(looks) or looks[place + 1]["epoch"] == 0]
+    kept = {*range(0, len(looks), 3), *ends, *(end + 1 for end in ends[:-1]), looks.index(found["reached"])}
+    lines = [line(["minutes", "patches", "epoch", "linear", "k-NN"]), "|---" * 5 + "|"]
+    for place in sorted(kept):
+        look = looks[place]
+        scores = [f"{100 * look[key]:.2f}" for key in ("linear", "knn")]
+        lines.append(line([f"{look['minutes']:.1f}", str(look["patch_size"]), str(look["epoch"]), *scores]))
+    return "\n".join([*lines, ""])
 
 
 def frontier_table(folder: Path = TRIALS / "frontier") -> str:

@@ -252,7 +252,7 @@ class OptimConfig(Settings):
     clip_norm: Positive | None = None
     """Largest norm of the gradient; no clipping if not given."""
     encoder_rate: Positive | None = None
-    """Share of the rate at which the encoder learns; 1 if not given, or 0.1 where it starts from given weights."""
+    """Share of the rate at which the encoder learns; 1 if not given, or 0.1 from weights of other images."""
     layer_decay: Proportion | None = None
     """Each block of a ViT learns at this share of the rate of the next; 1 if not given, or 0.75 in the same case."""
     frozen_blocks: WholeNumber = 0

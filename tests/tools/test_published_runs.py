@@ -217,6 +217,26 @@ def test_a_run_is_published_in_small(tool: Any, tmp_path: Path) -> None:
         publish.publish(run, tmp_path / "runs")
 
 
+def test_where_weights_lay_on_a_machine_is_not_published(tool: Any, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(RESULTS / "trials/speedrun/patch_4", tmp_path / "run"))
+    near, far = "runs/speedrun/patch_8", "/somewhere/else/speedrun/patch_8"
+    for name in ("config.json", "environment.json"):
+        text = (run.path / name).read_text()
+        assert near in text
+        (run.path / name).write_text(text.replace(near, far))
+    made = Run(tool("publish").publish(run, tmp_path / "runs"))
+    assert made.config.encoder.weights == near
+    assert made.environment == Run(RESULTS / "trials/speedrun/patch_4").environment
+
+
+def test_operations_of_stages_are_added(tool: Any) -> None:
+    trials: ModuleType = tool("trials")
+    rows = {row[0]: row[1:] for row in cells(trials.patches_table(), "")}
+    large, both = (float(rows[f"patches of 8, 56 epochs{more}"][2]) for more in ("", ", then of 4, 14 epochs"))
+    small = Run(RESULTS / "trials/patches/8-then-4")
+    assert both - large == pytest.approx(flops_per_image(small.config, (3, 32, 32)) * 50_000 * 14, rel=0.02)
+
+
 def test_a_score_that_was_measured_anew_is_published_once(tool: Any, tmp_path: Path) -> None:
     source = RESULTS / "runs" / "imagenette-mae-200"
     run = Run(shutil.copytree(source, tmp_path / "run"))
