@@ -234,7 +234,7 @@ def test_operations_of_stages_are_added(tool: Any) -> None:
     rows = {row[0]: row[1:] for row in cells(trials.patches_table(), "")}
     large, both = (float(rows[f"patches of 8, 56 epochs{more}"][2]) for more in ("", ", then of 4, 14 epochs"))
     small = Run(RESULTS / "trials/patches/8-then-4")
-    assert both - large == pytest.approx(flops_per_image(small.config, (3, 32, 32)) * 50_000 * 14, rel=0.02)
+    assert both - large == pytest.approx(flops_per_image(small.config, (3, 32, 32)) * 50_000 * 14, abs=6e14)
 
 
 def test_a_score_that_was_measured_anew_is_published_once(tool: Any, tmp_path: Path) -> None:
