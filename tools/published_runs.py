@@ -15,6 +15,7 @@ from pmae.paper.recipes import recipe
 from pmae.results import Score, scores_of
 from pmae.runs import Run
 from pmae.sweep.find import MACHINE, flat
+from pmae.train.stages import first_stage
 
 ROOT = Path(__file__).parent.parent
 RUNS, FIGURES = ROOT / "results" / "runs", ROOT / "results" / "figures"
@@ -117,11 +118,13 @@ def operations(*runs: Run) -> str:
     """
     whole = 0.0
     for run in runs:
-        data, epochs = run.environment["data"], run.config.train.epochs or 0
+        data, config = run.environment["data"], run.config
+        stages = [first_stage(config), config] if config.encoder.first_patch_size else [config]
         try:
-            whole += flops_per_image(run.config, tuple(data["shape"])) * data["counts"]["train"] * epochs
+            each = sum(flops_per_image(stage, tuple(data["shape"])) * (stage.train.epochs or 0) for stage in stages)
         except UserError:
             return "–"
+        whole += each * data["counts"]["train"]
     return f"{whole:.1e}".replace("e+", "e")
 
 

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,7 @@ from pmae.plugins import TABLES
 from pmae.train.callbacks import Callback, Training
 from pmae.train.distributed import launched
 from pmae.train.environment import release_memory
+from pmae.train.stages import first_epochs, first_stage
 
 RESERVE = 0.05
 """Share of the time that is left over: a machine is not always as fast as during a trial."""
@@ -52,6 +53,11 @@ class Pace:
         saves, looks = (math.ceil(epochs / (every or tenth(epochs))) for every in (save_every, look_every))
         return self.fixed + epochs * self.epoch + saves * self.save + looks * self.look
 
+    def after(self, first: "Pace", epochs: int) -> "Pace":
+        """Of both stages of a run: so many epochs of the first to one of this, and as many checkpoints and looks."""
+        each = (first.fixed, epochs * first.epoch, first.save, first.look)
+        return Pace(*(mine + other for mine, other in zip(astuple(self), each, strict=True)))
+
     def most_epochs(self, seconds: float, save_every: int | None = None, look_every: int | None = None) -> int:
         """The largest number of epochs that take no longer; 0 where a single one does."""
         most = int(max(seconds - self.fixed, 0.0) / self.epoch)
@@ -74,7 +80,10 @@ def epochs_within(minutes: float, began: float, given: Config, resolved: Config,
 
     Of the settings as `given`, those that follow from the epochs are still open.
     """
-    pace = measure(resolved, train, min(MOST_TRIED, TRIED * minutes * 60))
+    seconds = min(MOST_TRIED, TRIED * minutes * 60)
+    pace = measure(resolved, train, seconds)
+    if resolved.encoder.first_patch_size is not None:
+        pace = pace.after(measure(first_stage(resolved), train, seconds), first_epochs(resolved))
     every, spent = (given.train.checkpoint_every, given.probe.every), time.monotonic() - began
     epochs = pace.most_epochs(minutes * 60 * (1 - RESERVE) - spent, *every)
     least = math.ceil((spent + pace.seconds(1, *every)) / (1 - RESERVE) / 6) / 10
@@ -92,6 +101,7 @@ def measure(config: Config, train: Train, seconds: float) -> Pace:
     clock, epochs = Clock(seconds), max(config.train.epochs or 1, FEWEST_EPOCHS)
     trial = replace(
         config,
+        encoder__first_patch_size=None,
         train__epochs=epochs,
         train__checkpoint_every=epochs,
         probe__every=epochs,

@@ -130,9 +130,13 @@ class Case:
     @property
     def images_seen(self) -> int:
         """In a whole run: longer ones pay with two views, which without a GPU halve it so as to take no longer."""
-        if self.photographs:
-            return ITS_IMAGES
-        return 5_000_000 if not self.two_views else 7_500_000 if self.gpu else 2_500_000
+        usual = 5_000_000 if not self.two_views else 7_500_000 if self.gpu else 2_500_000
+        return (ITS_IMAGES if self.photographs else usual) // (2 if self.staged else 1)
+
+    @property
+    def staged(self) -> bool:
+        """Whether large patches come first, which take as long again."""
+        return self.config.encoder.first_patch_size is not None
 
     @property
     def peak_lr(self) -> float:
@@ -215,7 +219,7 @@ RULES = (
     Rule("optim.layer_decay", lambda c: c.goes_on, 1.0, ""),
     Rule("train.epochs", None, lambda c: min(800, max(10, round(c.images_seen / c.count))),
          "about {c.images_seen:,} images seen, 10 to 800 epochs"),
-    Rule("optim.warmup_epochs", lambda c: (c.adapts or c.goes_on) and c.config.optim.warmup_steps is None,
+    Rule("optim.warmup_epochs", lambda c: (c.adapts or c.goes_on or c.staged) and c.config.optim.warmup_steps is None,
          lambda c: round(0.2 * c.epochs, 2), "20% of the epochs, for a new decoder on given weights"),
     Rule("optim.warmup_epochs", lambda c: c.config.optim.warmup_steps is None, lambda c: round(0.05 * c.epochs, 2),
          "5% of the epochs"),
@@ -255,8 +259,17 @@ def resolve(
             reasons |= {rule.setting: rule.reason.format(c=case)} if rule.reason else {}
     warmup, images = case.config.optim.warmup_epochs or 0, f"at most the number of training images ({count})"
     require(case.batch <= count, "train.batch_size", images, case.batch)
+    _check_first_patches(case.config.encoder, shape)
     require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)
     return case.config, reasons
+
+
+def _check_first_patches(encoder: EncoderConfig, shape: tuple[int, int, int]) -> None:
+    first, patch = encoder.first_patch_size, encoder.patch_size or 1
+    if first is not None:
+        fits = shape[1] > 1 and first > patch and not (first % patch or shape[1] % first or shape[2] % first)
+        rule = f"a multiple of encoder.patch_size ({patch}) that divides the sides of images ({shape[1]}x{shape[2]})"
+        require(fits, "encoder.first_patch_size", rule, first)
 
 
 def tenth(epochs: int) -> int:

@@ -20,6 +20,7 @@ from pmae.data.ragged import ragged
 from pmae.data.resized_crops import crop_ragged
 from pmae.data.sets import load
 from pmae.fast.graph import Replay
+from pmae.runs import Run
 
 CUDA = torch.device("cuda")
 
@@ -59,6 +60,17 @@ def test_photographs_train_by_what_is_derived_for_them(tmp_path: Path) -> None:
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
+
+
+def test_small_photographs_train_in_two_stages_by_what_is_derived_for_them(tmp_path: Path) -> None:
+    images = np.tile(smooth_images(512, (3, 32, 32)).transpose(0, 2, 3, 1), (8, 1, 1, 1))
+    config = replace(Config(), encoder__first_patch_size=8, train__epochs=1)
+    run = api.pretrain(config, images, tmp_path / "run", quiet=True, figures=False)
+    for stage, epochs, patch in ((Run(run.path / "first"), 4, 8), (run, 1, 4)):
+        assert (stage.config.train.epochs, stage.config.encoder.patch_size) == (epochs, patch)
+        losses = [line["loss"] for line in stage.metrics() if "loss" in line]
+        assert np.isfinite(losses).all()
+        assert losses[-1] < losses[0]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or not jpeg.has_nvjpeg(CUDA), reason="torchvision without nvJPEG")

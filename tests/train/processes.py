@@ -129,6 +129,8 @@ def every_scenario(folder: Path, most: int) -> dict[str, list[int]]:
     for count in (1, 2):
         codes[f"contrast-{count}"] = together(count, folder / f"contrast-{count}", objective__contrastive_weight=1.0)
         codes[f"moco-{count}"] = together(count, folder / f"moco-{count}", **MOCO)
+        codes[f"staged-{count}"] = together(count, folder / f"staged-{count}", **STAGED)
+    codes["staged occupied"] = together(2, folder / "staged-2", **STAGED)
     parts = {"train__accumulate": 2, "train__activation_checkpointing": True}
     codes["parts"] = together(2, folder / "parts", **parts)
     codes["bf16"] = together(2, folder / "bf16", train__bf16_gradients=True)
@@ -228,6 +230,7 @@ MAE |= {"objective__target": "patches", "objective__scale": "mean", "masking__ra
 
 MOCO = {"objective__contrastive_weight": 1.0, "objective__contrastive": "moco(tokens=1.0, hidden=32)"}
 CLIPPED = {"optim__clip_norm": 0.05}
+STAGED = {"encoder__patch_size": 2, "encoder__first_patch_size": 4, "train__epochs": 2, "optim__warmup_epochs": 0.4}
 
 
 def _fall_asleep(trainer: Pretraining) -> None:

@@ -75,6 +75,15 @@ def test_two_processes_have_the_losses_of_one(tried: Tried, one: str, several: s
     assert losses(tried.run(several)) == pytest.approx(losses(tried.run(one)), rel=1e-5)
 
 
+def test_two_processes_train_both_stages_as_one_does(tried: Tried) -> None:
+    assert tried.codes["staged-2"] == [0, 0]
+    for stage in ("", "first"):
+        one, two = (losses(Run(tried.folder / f"staged-{count}" / stage)) for count in (1, 2))
+        assert two == pytest.approx(one, rel=1e-5)
+    assert len(losses(Run(tried.folder / "staged-2" / "first"))) == 8
+    assert tried.codes["staged occupied"] == [2, 2]
+
+
 def test_gradients_in_bfloat16_are_close(tried: Tried) -> None:
     assert tried.codes["bf16"] == [0, 0]
     one, rounded = (losses(tried.run(name)) for name in ("of-1", "bf16"))

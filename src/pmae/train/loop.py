@@ -31,6 +31,7 @@ from pmae.train.environment import BY_CALLBACK, StopSignal, kept_precision, pick
 from pmae.train.journal import Journal, say
 from pmae.train.monitor import OnlineProbe, hidden_parts, hidden_r2, picture_of, save_samples
 from pmae.train.schedule import rate_of_step, step_seed
+from pmae.train.stages import starts_from, train_first
 from pmae.train.step import Inputs, Plain, build_optimizer
 from pmae.train.trackers import open_tracker
 
@@ -51,13 +52,22 @@ def pretrain(
     model = setup.dry_build(config, splits.train.shape, device)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
+    if config.encoder.first_patch_size is not None:
+
+        def train(first: Config, folder: Path, again: bool) -> None:
+            if not quiet and distributed.is_main():
+                say(f"patches of {first.encoder.patch_size} come first, {first.train.epochs} epochs in {folder}")
+            pretrain(first, splits, folder, again, quiet, online_probe, on_checkpoint=on_checkpoint)
+
+        train_first(config, splits, out, resume, device, train)
+        resume = True
     precision = environment.pick_precision(config.train.precision, device)
     with distributed.process_group(device) as world, environment.steady_products(precision, device):
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
         begun = resume and Run(out).checkpoints()
-        pretrained = None if begun else setup.given_weights(config.encoder.weights, model.encoder)
+        pretrained = None if begun else setup.given_weights(starts_from(config, out), model.encoder)
         notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
             fit = model.space, len(splits.train), device

@@ -1,0 +1,83 @@
+"""Training that begins with large patches: a run of its own, in the folder of the one that goes on with its encoder."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from pmae.config import Config, replace
+from pmae.data.images import Splits
+from pmae.errors import Interrupted, UserError
+from pmae.plugins import command_line
+from pmae.runs import Run, create_run, discard, require_vacant
+from pmae.train.distributed import is_main, process_group, was_restarted
+from pmae.train.environment import describe_environment, release_memory
+from pmae.train.setup import locked
+
+FIRST = "first"
+"""The folder of the first stage, in that of its run."""
+WARMUP = 0.05
+"""Share of the first stage's epochs."""
+
+
+def first_epochs(config: Config) -> int:
+    """How many epochs with the first patches see as many tokens as one with the last."""
+    patch, first = config.encoder.patch_size or 1, config.encoder.first_patch_size or 1
+    return max(1, first // patch) ** 2
+
+
+def first_stage(config: Config) -> Config:
+    """The settings of the first stage, of resolved ones: other patches, and epochs for as many tokens."""
+    more, train, optim = first_epochs(config), config.train, config.optim
+    epochs = more * (train.epochs or 1)
+    return replace(
+        config,
+        encoder__patch_size=config.encoder.first_patch_size,
+        encoder__first_patch_size=None,
+        optim__warmup_epochs=None if optim.warmup_epochs is None else round(WARMUP * epochs, 2),
+        train__epochs=epochs,
+        train__checkpoint_every=more * (train.checkpoint_every or 1),
+        probe__every=more * (config.probe.every or 1),
+    )
+
+
+def starts_from(config: Config, out: Path) -> str | None:
+    """The weights that the encoder of a run begins with: of its first stage, those that were given, or none."""
+    return str(out / FIRST) if config.encoder.first_patch_size else config.encoder.weights
+
+
+def train_first(
+    config: Config,
+    splits: Splits,
+    out: Path,
+    resume: bool,
+    device: torch.device,
+    train: Callable[[Config, Path, bool], object],
+) -> None:
+    """Begin a run in `out`, or find it there, and train its first stage as far as that is not done."""
+    folder, first = out / FIRST, first_stage(config)
+    if resume or was_restarted(out):
+        if Run(out).checkpoints() or _ended(folder, first):
+            return
+    else:
+        with process_group(device) as world, world.all_agree():
+            if world.main:
+                require_vacant(out)
+                create_run(out, config, describe_environment(splits, device))
+    try:
+        with locked(out) if is_main() else nullcontext():
+            train(first, folder, (folder / "config.json").exists())
+    except Interrupted as stop:
+        again = command_line("pretrain", "--out", out, "--resume")
+        raise Interrupted(f"continue with: {again}", stop.code - 128) from None
+    except UserError:
+        if is_main() and not folder.exists():  # it was taken back, as nothing had been trained
+            discard(Run(out))
+        raise
+    release_memory()
+
+
+def _ended(folder: Path, config: Config) -> bool:
+    there = (folder / "config.json").exists()
+    return there and Run(folder).results.get("pretrain", {}).get("epoch") == config.train.epochs

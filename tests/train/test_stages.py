@@ -1,0 +1,120 @@
+"""Large patches first: a run in two stages is the two runs that it says it is, and goes on wherever it was stopped."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pmae import api
+from pmae.budget import Pace
+from pmae.config import Config, replace
+from pmae.data.images import Splits
+from pmae.derive import resolve
+from pmae.errors import Interrupted, UserError
+from pmae.plugins import register
+from pmae.runs import Run
+from pmae.train.callbacks import Callback, Training
+from pmae.train.stages import FIRST, first_stage
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
+@pytest.fixture
+def staged(tiny: Config) -> Config:
+    return replace(tiny, encoder__first_patch_size=8, train__epochs=1, optim__warmup_epochs=0.2)
+
+
+def encoder_of(run: Run) -> dict[str, Tensor]:
+    return load_file(run.checkpoint() / "encoder.safetensors")
+
+
+def same(mine: Run, theirs: Run) -> bool:
+    pairs = (encoder_of(mine), encoder_of(theirs))
+    return all(torch.equal(pairs[0][name], pairs[1][name]) for name in pairs[0].keys() | pairs[1].keys())
+
+
+def test_it_is_a_run_with_large_patches_and_one_that_goes_on(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(staged, toy, out=tmp_path / "both", quiet=True)
+    assert (run.config.encoder.weights, run.config.encoder.first_patch_size) == (None, 8)
+    first, _ = resolve(first_stage(run.config), 128, (3, 16, 16), gpu=False)
+    assert (first.encoder.patch_size, first.train.epochs, first.optim.warmup_epochs) == (8, 4, 0.2)
+    large = api.pretrain(first, toy, out=tmp_path / "large", quiet=True)
+    assert same(large, Run(run.path / FIRST))
+    then = replace(run.config, encoder__first_patch_size=None, encoder__weights=str(large.path))
+    small = api.pretrain(then, toy, out=tmp_path / "small", quiet=True)
+    assert small.config.optim.encoder_rate == 1.0
+    assert same(small, run)
+    assert not same(small, api.pretrain(replace(then, encoder__weights=None), toy, out=tmp_path / "alone", quiet=True))
+    assert [line["epoch"] for line in Run(run.path / FIRST).metrics() if "linear" in line] == [4.0]
+
+
+class Stops(Callback):
+    """Asks the process to end, as a cluster does, once at one step of one kind of patches."""
+
+    at: tuple[int, int] | None = None
+
+    def on_step(self, training: Training) -> None:
+        if (training.config.encoder.patch_size, training.step) == Stops.at:
+            Stops.at = None
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_stopped_run_goes_on_where_it_was(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    register("callback", "stops")(Stops)
+    config, out = replace(staged, train__callbacks=("stops",)), tmp_path / "run"
+    whole = api.pretrain(config, toy, out=tmp_path / "whole", quiet=True)
+    Stops.at = (8, 6)
+    with pytest.raises(Interrupted, match=f"pmae pretrain --out {out} --resume"):
+        api.pretrain(config, toy, out=out, quiet=True)
+    with pytest.raises(UserError, match="out must be a folder without a run"):
+        api.pretrain(config, toy, out=out, quiet=True)
+    Stops.at = (4, 2)
+    with pytest.raises(Interrupted, match=f"pmae pretrain --out {out} --resume"):
+        api.pretrain(Run(out).config, toy, out=out, resume=True, quiet=True)
+    again = api.pretrain(Run(out).config, toy, out=out, resume=True, quiet=True)
+    assert same(again, whole)
+    assert again.metrics()[-1]["held_out_r2"] == whole.metrics()[-1]["held_out_r2"]
+
+
+@pytest.mark.parametrize("first", [4, 6, 12])
+def test_patches_that_do_not_fit_are_refused(first: int, staged: Config, toy: Splits, tmp_path: Path) -> None:
+    rule = r"first_patch_size must be a multiple of encoder.patch_size \(4\) that divides the sides of images \(16x16\)"
+    with pytest.raises(UserError, match=f"{rule}, got {first}"):
+        api.pretrain(replace(staged, encoder__first_patch_size=first), toy, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_networks_without_patches_are_refused(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    sizes = {"encoder__width": None, "encoder__depth": None, "encoder__heads": None}
+    config = replace(tiny, encoder__name="resnet10t", **sizes, encoder__first_patch_size=8)
+    with pytest.raises(UserError, match=r"first_patch_size must be left unset unless encoder\.name is a ViT, got 8"):
+        api.pretrain(config, toy, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_first_stage_that_cannot_begin_leaves_nothing(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    narrow = replace(staged, encoder__first_patch_size=None, encoder__width=16)
+    weights = str(api.pretrain(narrow, toy, out=tmp_path / "narrow", quiet=True).path)
+    with pytest.raises(UserError, match="does not fit the encoder"):
+        api.pretrain(replace(staged, encoder__weights=weights), toy, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_both_stages_fit_into_the_time(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    assert Pace(3.0, 2.0, 0.5, 1.0).after(Pace(1.0, 0.25, 0.5, 2.0), 4) == Pace(4.0, 3.0, 1.0, 3.0)
+    run = api.pretrain(staged, toy, out=tmp_path / "run", quiet=True, minutes=0.25)
+    first = Run(run.path / FIRST).config
+    assert first.train.epochs == 4 * (run.config.train.epochs or 0) > 0
+
+
+def test_what_is_derived_for_two_stages_takes_no_longer() -> None:
+    plain, _ = resolve(Config(), 50_000, (3, 32, 32))
+    both, _ = resolve(replace(Config(), encoder__first_patch_size=8), 50_000, (3, 32, 32))
+    assert (plain.train.epochs, both.train.epochs, first_stage(both).train.epochs) == (150, 75, 300)
+    assert both.optim.warmup_epochs == 15.0
+    assert resolve(first_stage(both), 50_000, (3, 32, 32)) == (first_stage(both), {})
