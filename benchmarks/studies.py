@@ -188,6 +188,18 @@ PATCHES = Study(
     f"{OURS} --objective.local-views 2 --batch-size 512 --probe.every 7",
     HELD_OUT,
 )
+STAGES = Study(
+    "On which sets, and with which masks, do large patches first (8 of 32x32, 16 of 64x64) pay for the same work?",
+    {
+        "plain": "--epochs 28",
+        "staged-8": "--encoder.first-patch-size 8 --epochs 14",
+        "staged-16": "--encoder.first-patch-size 16 --epochs 14",
+        "simclr-8": "--recipe simclr --objective.local-views 2 --encoder.first-patch-size 8 --epochs 14",
+        "patch-masks-8": "--recipe mae_ours --encoder.first-patch-size 8 --epochs 14",
+    },
+    "--recipe ours --decoder small --batch-size 512",
+    HELD_OUT,
+)
 MEDICAL = Study(
     "Do colors and local views help where colors are the diagnosis?",
     {
@@ -211,6 +223,7 @@ STUDIES = {
     "frontier": FRONTIER,
     "ingredients": INGREDIENTS,
     "patches": PATCHES,
+    "stages": STAGES,
     "medical": MEDICAL,
 }
 
