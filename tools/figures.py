@@ -12,6 +12,7 @@ from headline import long_kinds
 from publish import name_of
 from published_runs import FIGURES, RUNS, Kind, published_runs
 from tables import ratio_page
+from trials import speedrun_figure
 
 from pmae.paper.tables import RATIOS
 from pmae.report import charts, samples
@@ -70,7 +71,7 @@ def pictured(run: Run) -> dict[str, Drawing]:
 
 def main() -> None:
     """Draw everything there is material for, and say what each figure shows."""
-    drawn = measured()
+    drawn = measured() | {"speedrun": speedrun_figure()}
     for path in sys.argv[1:]:
         drawn |= pictured(Run(path))
     for name, drawing in drawn.items():

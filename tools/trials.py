@@ -7,6 +7,7 @@ from published_runs import ROOT, interval, line, of_encoder, operations
 
 from pmae.report.compare import difference
 from pmae.report.contents import Contents, load
+from pmae.report.style import Drawing, color, legend, marker, panels, styled
 from pmae.results import Score, primary
 from pmae.runs import Run
 
@@ -128,6 +129,23 @@ def looks_table(folder: Path = TRIALS / "speedrun") -> str:
         scores = [f"{100 * look[key]:.2f}" for key in ("linear", "knn")]
         lines.append(line([f"{look['minutes']:.1f}", str(look["patch_size"]), str(look["epoch"]), *scores]))
     return "\n".join([*lines, ""])
+
+
+@styled
+def speedrun_figure(folder: Path = TRIALS / "speedrun") -> Drawing:
+    """Both scores against the minutes; the patches change where the line begins anew, and 90% is marked."""
+    found = json.loads((folder / "speedrun.json").read_text(encoding="utf-8"))
+    figure, (axes,) = panels((2.9,))
+    for position, (key, label) in enumerate((("linear", "linear probe"), ("knn", "k-NN"))):
+        for patch, line_style in ((8, "--"), (4, "-")):
+            points = [(a["minutes"], 100 * a[key]) for a in found["looks"] if a["patch_size"] == patch and a["epoch"]]
+            look = {"color": color(position), "linestyle": line_style, "marker": marker(position), "markersize": 3.5}
+            axes.plot(*zip(*points, strict=True), label=f"{label}, patches of {patch}", **look)
+    axes.axhline(100 * found["target"], color="#888888", linewidth=0.8)
+    axes.set(xlabel="minutes on one H200", title="CIFAR-10, held-out training images (%)", xlim=(0, None))
+    legend(figure, [axes])
+    caption = "The speedrun: patches of 8, then of 4. The grey line is 90%."
+    return Drawing("speedrun", "The speedrun", caption, figure)
 
 
 def frontier_table(folder: Path = TRIALS / "frontier") -> str:

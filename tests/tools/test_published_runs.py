@@ -51,7 +51,10 @@ def test_the_tables_on_a_page_are_what_is_generated(page: str, tool: Any) -> Non
     assert tool("tables").filled(text) == text, "run python tools/tables.py"
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/RESULTS.md", "results/spaces.md", "results/photographs.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "results/RESULTS.md", "results/spaces.md", "results/photographs.md", "results/frontier.md"],
+)
 def test_every_figure_on_a_page_is_there(page: str) -> None:
     text = (ROOT / page).read_text()
     shown = [part.partition(")")[0] for part in text.split("](")[1:]] + [
@@ -227,6 +230,14 @@ def test_where_weights_lay_on_a_machine_is_not_published(tool: Any, tmp_path: Pa
     made = Run(tool("publish").publish(run, tmp_path / "runs"))
     assert made.config.encoder.weights == near
     assert made.environment == Run(RESULTS / "trials/speedrun/patch_4").environment
+
+
+def test_the_speedrun_is_drawn_as_it_was_logged(tool: Any) -> None:
+    (axes,) = tool("trials").speedrun_figure().figure.axes
+    found = json.loads((RESULTS / "trials/speedrun/speedrun.json").read_text())["looks"]
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert drawn["linear probe, patches of 8"] == [100 * look["linear"] for look in found if look["patch_size"] == 8]
+    assert drawn["k-NN, patches of 4"][-1] == 100 * found[-1]["knn"]
 
 
 def test_operations_of_stages_are_added(tool: Any) -> None:
