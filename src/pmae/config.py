@@ -187,9 +187,6 @@ class EncoderConfig(Settings):
     """vit_tiny (192 wide, 12 blocks, 12 heads, as in the paper), any timm image model, or a registered encoder."""
     patch_size: Count | None = None
     """Side of a patch in pixels, or length in samples; derived from the data's size if not given."""
-    first_patch_size: Count | None = None
-    """Begin with patches of this side, a multiple of patch_size, for as many tokens as all of train.epochs will see: a
-    run of its own in the folder first, whose encoder goes on; none if not given."""
     width: Width | None = None
     """Width of vit_tiny's tokens; 192 if not given, or 96 without a GPU if no size of either network is given."""
     depth: Depth | None = None
@@ -202,6 +199,9 @@ class EncoderConfig(Settings):
     """Stochastic depth of vit_tiny while it is pretrained: the chance that an image skips its last block's branches."""
     weights: str | None = None
     """Start from a run, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
+    first_patch_size: Count | None = None
+    """Begin with patches of this side, a multiple of patch_size, for as many tokens as all of train.epochs will see: a
+    run of its own in the folder first, whose encoder goes on; none if not given."""
 
     def check(self) -> None:
         ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"
