@@ -1,4 +1,4 @@
-"""Tables of results/trials: what contrast owes to component masks, what raises `ours` on CIFAR-10, and the speedrun."""
+"""Tables and a figure of results/trials: contrast and component masks, what raises `ours` on CIFAR-10, the speedrun."""
 
 import json
 from pathlib import Path

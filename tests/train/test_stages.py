@@ -1,6 +1,7 @@
 """Large patches first: a run in two stages is the two runs that it says it is, and goes on wherever it was stopped."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -79,6 +80,13 @@ def test_a_stopped_run_goes_on_where_it_was(staged: Config, toy: Splits, tmp_pat
     again = api.pretrain(Run(out).config, toy, out=out, resume=True, quiet=True)
     assert same(again, whole)
     assert again.metrics()[-1]["held_out_r2"] == whole.metrics()[-1]["held_out_r2"]
+    # As a process leaves it that is killed between the stages.
+    shutil.rmtree(out / "checkpoints")
+    for name in ("metrics.jsonl", "results.json", "fitted.safetensors", "samples.safetensors"):
+        (out / name).unlink()
+    logged = Run(out / FIRST).metrics()
+    assert same(api.pretrain(Run(out).config, toy, out=out, resume=True, quiet=True), whole)
+    assert Run(out / FIRST).metrics() == logged
 
 
 @pytest.mark.parametrize("first", [4, 6, 12])

@@ -55,11 +55,11 @@ def train_first(
     device: torch.device,
     train: Callable[[Config, Path, bool], object],
 ) -> None:
-    """Begin a run in `out`, or find it there, and train its first stage as far as that is not done."""
+    """Begin a run in `out`, or find it there, and train its first stage to its end, wherever that was stopped."""
     folder, first = out / FIRST, first_stage(config)
     if resume or was_restarted(out):
-        if Run(out).checkpoints() or _ended(folder, first):
-            return
+        if Run(out).checkpoints():
+            return  # the second stage has begun
     else:
         with process_group(device) as world, world.all_agree():
             if world.main:
@@ -76,8 +76,3 @@ def train_first(
             discard(Run(out))
         raise
     release_memory()
-
-
-def _ended(folder: Path, config: Config) -> bool:
-    there = (folder / "config.json").exists()
-    return there and Run(folder).results.get("pretrain", {}).get("epoch") == config.train.epochs
