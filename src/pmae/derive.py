@@ -268,7 +268,7 @@ def _check_first_patches(encoder: EncoderConfig, shape: tuple[int, int, int]) ->
     first, patch = encoder.first_patch_size, encoder.patch_size or 1
     if first is not None:
         fits = shape[1] > 1 and first > patch and not (first % patch or shape[1] % first or shape[2] % first)
-        rule = f"a multiple of encoder.patch_size ({patch}) that divides the sides of images ({shape[1]}x{shape[2]})"
+        rule = f"a larger multiple of encoder.patch_size ({patch}) that divides images of {shape[1]}x{shape[2]}"
         require(fits, "encoder.first_patch_size", rule, first)
 
 

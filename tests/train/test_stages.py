@@ -91,7 +91,7 @@ def test_a_stopped_run_goes_on_where_it_was(staged: Config, toy: Splits, tmp_pat
 
 @pytest.mark.parametrize("first", [4, 6, 12])
 def test_patches_that_do_not_fit_are_refused(first: int, staged: Config, toy: Splits, tmp_path: Path) -> None:
-    rule = r"first_patch_size must be a multiple of encoder.patch_size \(4\) that divides the sides of images \(16x16\)"
+    rule = r"first_patch_size must be a larger multiple of encoder.patch_size \(4\) that divides images of 16x16"
     with pytest.raises(UserError, match=f"{rule}, got {first}"):
         api.pretrain(replace(staged, encoder__first_patch_size=first), toy, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
