@@ -182,9 +182,9 @@ def _evaluate(
     done: Sequence[Evaluation],
 ) -> None:
     """Score the run and its baselines, but for what is `done`, into results.json, and write the map of its report."""
+    last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
     config, standardize = run.config, load_standardize(run).to(where)
     protocols = without_augmentation(protocols) if splits.train.vectors else protocols
-    last = int(run.checkpoint().name.removeprefix("epoch_").split("_")[0])
     own = ((run.method, e or last, load_encoder(run, e)[1].to(where), protocols) for e in epochs)
     others = ((name, 0, made, some) for name, made, some in baselines_of(config, splits, standardize, protocols))
     # Random weights, raw pixels and PCA features where heads are trained on them, and fine-tuning from scratch.

@@ -5,6 +5,7 @@ answers.safetensors  true and predicted class of every scored image, by score
 environment.json   versions, device, commit   results.json    what evaluation found, merged section by section
 fitted.safetensors standardization and space  samples.safetensors  a few pictures and the spectrum
 checkpoints/epoch_0010/  encoder, decoder, optimizer, a space that learns (safetensors); state.json with their checksums
+first/             the run with larger patches that came before, if there was one
 
 Its files may be old, edited or damaged: they are checked when they are read.
 """
@@ -27,6 +28,8 @@ from pmae.validation import Count, NonNegative, Rule, WholeNumber, coerced
 DTYPES = {"bool", "float16", "float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))}
 CLASSIFIER = "classifier.json"
 """What tells the folder of a classifier, as config.json does that of a run."""
+FIRST = "first"
+"""The folder of a run's first stage, a run of its own (`pmae.train.stages`)."""
 SHAPE = Rule("channels, height and width of an image", lambda shape: len(shape) == 3 and math.prod(shape) <= 2**28)
 
 
@@ -165,7 +168,9 @@ class Run:
         found = [path for path in self.checkpoints() if epoch is None or path.name == f"epoch_{epoch:04d}"]
         if not found:
             which = "" if epoch is None else f" of epoch {epoch}"
-            raise UserError(f"run {str(self.path)!r} must hold a checkpoint{which}")
+            early = (self.path / FIRST).is_dir() and not self.checkpoints()
+            why = "; its first stage has yet to end" if early else ""
+            raise UserError(f"run {str(self.path)!r} must hold a checkpoint{which}{why}")
         return found[-1]
 
 

@@ -141,6 +141,10 @@ def table_of(folder: Path, label: Callable[[Path], Any] = lambda path: path.pare
     return [{"file": path.relative_to(folder).as_posix(), "label": label(path)} for path in files]
 
 
+def in_folders(folder: Path, labelled: Path) -> list[object]:
+    return ["--data", labelled, "--labels", "folders"]
+
+
 def in_csv(folder: Path, labelled: Path) -> list[object]:
     return ["--data", labelled, "--labels", write_table(folder / "t.csv", table_of(labelled))]
 
@@ -157,7 +161,7 @@ def in_npz(folder: Path, labelled: Path) -> list[object]:
     return ["--data", folder / "t.npz"]
 
 
-@pytest.mark.parametrize("form", [in_csv, in_parquet, in_npz])
+@pytest.mark.parametrize("form", [in_folders, in_csv, in_parquet, in_npz])
 def test_labels_come_in_every_form(
     form: Any, run: Run, labelled: Path, linear: Path, tmp_path: Path, command: Command
 ) -> None:

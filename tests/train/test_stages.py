@@ -17,9 +17,9 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.plugins import register
-from pmae.runs import Run
+from pmae.runs import FIRST, Run
 from pmae.train.callbacks import Callback, Training
-from pmae.train.stages import FIRST, first_stage
+from pmae.train.stages import first_stage
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -72,6 +72,8 @@ def test_a_stopped_run_goes_on_where_it_was(staged: Config, toy: Splits, tmp_pat
     Stops.at = (8, 6)
     with pytest.raises(Interrupted, match=f"pmae pretrain --out {out} --resume"):
         api.pretrain(config, toy, out=out, quiet=True)
+    with pytest.raises(UserError, match="must hold a checkpoint; its first stage has yet to end"):
+        api.load_encoder(out)
     with pytest.raises(UserError, match="out must be a folder without a run"):
         api.pretrain(config, toy, out=out, quiet=True)
     Stops.at = (4, 2)

@@ -52,6 +52,12 @@ def same(first: Run, second: Run) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
+def test_a_place_that_takes_no_folders_is_one_sentence(config: Config, toy: Splits) -> None:
+    with pytest.raises(UserError, match="writing '/proc/run' failed because its folder is gone, or takes no files"):
+        pretrain(config, toy, "/proc/run", quiet=True)
+
+
 @pytest.mark.parametrize(
     ("call", "number"), list(enumerate(2 * [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES], 1))
 )

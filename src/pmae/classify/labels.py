@@ -55,9 +55,9 @@ def read_labelled(config: DataConfig, labels: Path | str | None = None) -> tuple
     """The images of a source and their labels, checked, and the settings that they were read with.
 
     `labels` is a table of the files below `config.source`, with a column `file`, `label` (several are `a;b`) or a
-    column of 0 and 1 for each class, and maybe `split`.
+    column of 0 and 1 for each class, and maybe `split`. Without one, or by `folders`, subfolders are the classes.
     """
-    source = Path(config.source).expanduser()
+    source, labels = Path(config.source).expanduser(), None if labels == "folders" else labels
     if labels is None and is_table(source):
         labels, source = source, source.parent
     if labels is not None:

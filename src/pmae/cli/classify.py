@@ -32,7 +32,7 @@ class Finetune(Conversion):
     out: Out
     """Folder to write, new or empty."""
     labels: Text = None
-    """A .csv or .parquet table of the files below --data, if not by subfolders."""
+    """A .csv or .parquet table of the files below --data, or `folders`, as is assumed: subfolders are the classes."""
     encoder: Text = None
     """timm name of the network, for weights without a config.json that tells it."""
     device: str = "auto"

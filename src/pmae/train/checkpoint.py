@@ -129,9 +129,9 @@ def load_encoder(source: Run | Path | str, epoch: int | None = None) -> tuple[Co
         require(epoch is None, "epoch", "left out for weights, which have one state", epoch)
         start = load_given(run)
         return Config(data=given_images(run).data, encoder=start.config), start.encoder, start.standardize
+    path = _require_whole(run.checkpoint(epoch), "encoder.safetensors")
     config, standardize = run.config, load_standardize(run)
     require_plugins(config)
-    path = _require_whole(run.checkpoint(epoch), "encoder.safetensors")
     if config.encoder.name == "vit_tiny":
         # Without its memory first: damaged settings may ask for more than there is. The file has all of its weights.
         with torch.device("meta"):

@@ -10,13 +10,11 @@ from pmae.config import Config, replace
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.plugins import command_line
-from pmae.runs import Run, create_run, discard, require_vacant
+from pmae.runs import FIRST, Run, create_run, discard, require_vacant
 from pmae.train.distributed import is_main, process_group, was_restarted
 from pmae.train.environment import describe_environment, release_memory
 from pmae.train.setup import locked
 
-FIRST = "first"
-"""The folder of the first stage, in that of its run."""
 WARMUP = 0.05
 """Share of the first stage's epochs."""
 
