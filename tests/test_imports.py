@@ -22,11 +22,12 @@ ALLOWED = {
     "budget": LEAVES | {"derive", "train"},
     "masking": LEAVES,
     "objectives": LEAVES,
+    "muon": set(),
     "plugins": {"errors", "validation", "config"},
     "contrastive": LEAVES | {"models"},
     "spaces": LEAVES,
     "models": LEAVES | FILES,
-    "fast": LEAVES | {"masking", "models"},
+    "fast": LEAVES | {"masking", "models", "muon"},
     "data": LEAVES | {"files", "remote", "fast"},
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive", "spaces"},
@@ -35,7 +36,7 @@ ALLOWED = {
     "files": {"errors", "system"},
     "remote": {"errors", "files"},
     "runs": LEAVES | {"files", "remote", "results"},
-    "train": LEAVES | FILES | {"masking", "spaces", "models", "fast", "data", "method"},
+    "train": LEAVES | FILES | {"masking", "muon", "spaces", "models", "fast", "data", "method"},
     "evaluate": LEAVES
     | FILES
     | {"models", "fast", "data", "spaces", "results", "train.schedule"}

@@ -236,7 +236,7 @@ class DecoderConfig(Settings):
 
 @dataclass(frozen=True)
 class OptimConfig(Settings):
-    """AdamW and its schedule."""
+    """The optimizer and its schedule."""
 
     base_lr: Positive | None = None
     """Rate for a batch of 256: the peak is base_lr x batch_size / 256. If not given, the peak of batches of 512."""
@@ -260,6 +260,8 @@ class OptimConfig(Settings):
     """Each block of a ViT learns at this share of the rate of the next; 1 if not given, or 0.75 in the same case."""
     frozen_blocks: WholeNumber = 0
     """How many of a ViT's first blocks, and what lies before them, do not learn at all."""
+    name: Literal["adamw", "muon"] = "adamw"
+    """AdamW; or Muon for the matrices of transformer blocks, with orthogonal steps, and AdamW for the rest."""
 
     def check(self) -> None:
         both = self.warmup_epochs is not None and self.warmup_steps is not None

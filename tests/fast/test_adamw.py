@@ -28,7 +28,7 @@ def reference(gradients: list[dict[str, torch.Tensor]], rates: list[float]) -> d
 
 def interpret(patch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
     """Errors of either kind; only where Triton interprets."""
-    return {"float32": errors_of(False), "bfloat16": errors_of(True)}
+    return {"float32": errors_of(False), "bfloat16": errors_of(True), "muon": errors_of_muon()}
 
 
 def errors_of(bf16: bool) -> dict[str, float]:
@@ -63,6 +63,36 @@ def errors_of(bf16: bool) -> dict[str, float]:
     return errors | {"unused step": float(optimizer.state[weights["unused"]]["step"])}
 
 
+def errors_of_muon() -> dict[str, float]:
+    """Between fused and plain steps of Muon, whose matrices AdamW's kernel must leave alone."""
+    from pmae.fast.adamw import FusedAdamW
+    from pmae.muon import Muon
+
+    torch.manual_seed(0)
+    plain = {name: nn.Parameter(torch.randn(SIZES[name])) for name in ("matrix", "odd", "long")}
+    ours = {name: nn.Parameter(p.detach().clone()) for name, p in plain.items()}
+    copies = {p: nn.Parameter(p.detach().bfloat16()) for p in ours.values()}
+    rate = torch.full((), 0.01)
+
+    def made(weights: dict[str, nn.Parameter], lr: float | torch.Tensor, on_graph: bool) -> Muon:
+        rest = [p for name, p in weights.items() if name != "matrix"]
+        groups = [{"params": [weights["matrix"]], "orthogonal": True}, {"params": rest, "orthogonal": False}]
+        return Muon(groups, lr=lr, betas=BETAS, weight_decay=DECAY, capturable=on_graph)
+
+    optimizer, update = made(plain, 0.01, False), FusedAdamW(made(ours, rate, True), copies)
+    for _ in range(STEPS):
+        for name, p in plain.items():
+            gradient = torch.randn_like(p).bfloat16()
+            p.grad, update.leaf(ours[name]).grad = gradient.float(), gradient
+        optimizer.step()
+        update.fill()
+        update()
+    pairs = {name: (ours[name].detach(), p.detach()) for name, p in plain.items()}
+    errors = {name: (own - p).abs().max().item() for name, (own, p) in pairs.items()}
+    errors |= {f"{n} rounded": (copies[ours[n]] - own.bfloat16()).abs().max().item() for n, (own, _) in pairs.items()}
+    return errors
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, float]]:
     return interpreted(interpret)
@@ -71,6 +101,10 @@ def found() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_the_update_is_torchs_adamw(found: dict[str, dict[str, float]], kind: str) -> None:
     assert {name: error for name, error in found[kind].items() if error > 2e-6} == {}
+
+
+def test_matrices_of_muon_take_its_own_step(found: dict[str, dict[str, float]]) -> None:
+    assert {name: error for name, error in found["muon"].items() if error > 2e-6} == {}
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ SPACES: dict[str, dict[str, Any]] = {
     "local views": {"objective__contrastive_weight": 1.0, "objective__local_views": 2},
     "whole view": {"objective__contrastive_weight": 1.0, "masking__whole_view": True},
     "drop_path": {"encoder__drop_path": 0.3},
+    "muon": {"optim__name": "muon"},
     "colors": {"augment__extra": ("color_jitter", "grayscale", "blur", "solarize")},
     "moco": {
         "objective__contrastive_weight": 1.0,
@@ -39,6 +40,7 @@ SPACES: dict[str, dict[str, Any]] = {
     },
 }
 BOUND = {"kernel_pca": 1e-4, "learned": 1e-4, "contrastive": 3e-5, "moco": 1e-4, "colors": 1e-4, "pca leading": 3e-5}
+BOUND["muon"] = 1e-3  # it orthogonalizes in bfloat16
 BOUND["local views"] = BOUND["whole view"] = BOUND["contrastive"]
 """In float32 over five steps: small eigenvalues, a basis that trains and updates of nearly no gradient enlarge what
 rounding does. The first loss, before any update, has one bound for all."""

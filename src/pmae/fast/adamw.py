@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from pmae.muon import Muon
+
 BLOCK, WARPS = 1024, 8
 """How many weights a program updates, and its warps: 212 us for 30 million on an H200, the fastest of six."""
 FIELDS = tl.constexpr(9)
@@ -86,13 +88,17 @@ class WeightCopies:
 
 
 class FusedAdamW:
-    """A step of a torch AdamW whose rates are tensors; gradients come to the bf16 copies of weights that have one."""
+    """A step of a torch AdamW whose rates are tensors; gradients come to the bf16 copies of weights that have one.
+
+    The matrices of a `Muon` take their own step after it.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, copies: dict[nn.Parameter, nn.Parameter]) -> None:
         self.optimizer, self.copies = optimizer, copies
+        self._groups = [group for group in optimizer.param_groups if not group.get("orthogonal")]
         self._tables: dict[tuple[bool, bool], Tensor] = {}
         """Of the weights that one launch updates: whether they have bf16 copies, and whether 16 divides their sizes."""
-        for group in optimizer.param_groups:
+        for group in self._groups:
             for p in group["params"]:
                 if not optimizer.state[p]:
                     count = torch.zeros((), device=p.device)
@@ -102,11 +108,11 @@ class FusedAdamW:
     def fill(self) -> None:
         """Note where everything lies; gradients lie somewhere else after each step that is no replay."""
         rows: dict[tuple[bool, bool], list[tuple[int, ...]]] = {}
-        for group in self.optimizer.param_groups:
+        for group in self._groups:
             for p in group["params"]:
                 if self.leaf(p).grad is not None:
                     rows.setdefault((p in self.copies, p.numel() % 16 == 0), []).extend(self._rows(p, group))
-        device = self.optimizer.param_groups[0]["lr"].device
+        device = self._groups[0]["lr"].device
         for kind, found in rows.items():
             table = torch.tensor(found, dtype=torch.int64)
             self._tables.setdefault(kind, torch.empty_like(table, device=device)).copy_(table)
@@ -118,13 +124,15 @@ class FusedAdamW:
 
     def __call__(self) -> None:
         """Update every weight that has a gradient."""
-        used = [p for group in self.optimizer.param_groups for p in group["params"] if self.leaf(p).grad is not None]
+        used = [p for group in self._groups for p in group["params"] if self.leaf(p).grad is not None]
         steps = [self.optimizer.state[p]["step"] for p in used]
         torch._foreach_add_(steps, 1.0)
-        group = self.optimizer.param_groups[0]
-        sizes = (*group["betas"], group["eps"], max(group["weight_decay"] for group in self.optimizer.param_groups))
+        group = self._groups[0]
+        sizes = (*group["betas"], group["eps"], max(group["weight_decay"] for group in self._groups))
         for kind, table in self._tables.items():
             _adamw_kernel[(len(table),)](table, steps[0], *sizes, *kind, BLOCK, num_warps=WARPS)
+        if isinstance(self.optimizer, Muon):
+            self.optimizer.update_matrices(self.leaf)
 
     def leaf(self, p: nn.Parameter) -> nn.Parameter:
         """The parameter that the gradient comes to."""

@@ -263,7 +263,8 @@ def _settings(config: Config, protocols: Protocols) -> dict[str, dict[str, Any]]
     ours: dict[str, dict[str, Any]] = {"encoder": shape | {"patch size": encoder.patch_size}}
     steps = f"{optim.warmup_epochs:g} epochs" if optim.warmup_steps is None else f"{optim.warmup_steps} steps"
     ours["pretraining"] = training(train.epochs, train.batch_size or 1, [optim.base_lr or 0.0], [optim.weight_decay])
-    ours["pretraining"] |= {"optimizer": "AdamW", "betas": ", ".join(map(str, optim.betas)), "warm-up": steps}
+    kind = {"adamw": "AdamW", "muon": "Muon"}[optim.name]
+    ours["pretraining"] |= {"optimizer": kind, "betas": ", ".join(map(str, optim.betas)), "warm-up": steps}
     if probe:
         ours["probes"] = training(probe.epochs, probe.batch_size, probe.base_lrs, probe.weight_decays)
         ours["probes"] |= {"optimizer": "SGD", "momentum": probe.momentum, "warm-up": f"{probe.warmup_epochs:g} epochs"}

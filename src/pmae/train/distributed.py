@@ -170,6 +170,8 @@ def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder,
     teacher = model.contrastive is not None and model.contrastive.has_teacher
     rule = "off with an EMA teacher, which moves whole weights"
     require(not (config.train.shard and teacher), "train.shard", rule, config.train.shard)
+    rule = "off where optim.name is muon, whose steps need whole matrices"
+    require(not (config.train.shard and config.optim.name == "muon"), "train.shard", rule, config.train.shard)
     several = "in several processes, each of which knows its part of the batch"
     if config.train.accumulate > 1:
         several = "where a batch is taken in parts (train.accumulate)"

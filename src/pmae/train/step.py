@@ -19,6 +19,7 @@ from pmae.errors import require
 from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder
 from pmae.models.encoder import layer_depths
+from pmae.muon import Muon, is_block_matrix
 from pmae.system import lacks_float64
 from pmae.train.distributed import ONE_PROCESS, World, lost_process_errors
 
@@ -151,23 +152,24 @@ class Plain:
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> torch.optim.AdamW:
-    """AdamW with decay on matrices, or on all; under a graph rate and step count are tensors on the device.
+    """AdamW or Muon, with decay on matrices, or on all; under a graph rate and step count are tensors on the device.
 
     There is a group for each share of the rate, of which a frozen block has none: with gradients that nobody uses it
     costs time, but captured, fused and divided steps need not know.
     """
-    scales = rate_scales(model, config)
-    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+    scales, muon = rate_scales(model, config), config.name == "muon"
+    groups: dict[tuple[float, bool, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_matrix = parameter.ndim >= 2 and not name.endswith("token")
+            orthogonal = muon and is_block_matrix(name, parameter)
             scale, decay = scales[name], config.weight_decay if is_matrix or config.decay_all else 0.0
-            made = {"params": [], "weight_decay": decay, "scale": scale}
-            groups.setdefault((-scale, not is_matrix), made)["params"].append(parameter)
+            made = {"params": [], "weight_decay": decay, "scale": scale, "orthogonal": orthogonal}
+            groups.setdefault((-scale, not is_matrix, orthogonal), made)["params"].append(parameter)
     for group in groups.values():
         group["lr"] = torch.zeros((), device=group["params"][0].device) if on_graph else 0.0
     ordered = [groups[key] for key in sorted(groups)]
-    return torch.optim.AdamW(ordered, betas=config.betas, fused=True, capturable=on_graph)
+    return (Muon if muon else torch.optim.AdamW)(ordered, betas=config.betas, fused=True, capturable=on_graph)
 
 
 def rate_scales(model: nn.Module, config: OptimConfig) -> dict[str, float]:

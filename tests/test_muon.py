@@ -1,0 +1,120 @@
+"""Muon: its steps against torch's own, its matrices against singular values, and training with it to the same bits."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pmae.config import Config, OptimConfig, replace
+from pmae.data.images import Splits
+from pmae.derive import resolve
+from pmae.errors import UserError
+from pmae.method import build_method
+from pmae.muon import COEFFICIENTS, ITERATIONS, Muon, orthogonalized
+from pmae.runs import Run
+from pmae.train.distributed import require_divisible
+from pmae.train.loop import pretrain
+from pmae.train.step import build_optimizer
+
+LR, DECAY = 0.02, 0.1
+
+
+class Model(nn.Module):
+    """A block with queries, keys and values in one matrix, a tall and a wide one, and weights that AdamW updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"qkv": (16, 48), "proj": (16, 16), "fc1": (16, 40), "fc2": (40, 16)}
+        blocks = ({name: nn.Linear(*size) for name, size in sizes.items()} for _ in range(2))
+        self.blocks = nn.ModuleList(map(nn.ModuleDict, blocks))
+        self.head = nn.Linear(16, 3)
+
+
+def matrices(model: Model) -> list[nn.Parameter]:
+    return [p for name, p in model.named_parameters() if "blocks" in name and p.ndim == 2]
+
+
+def pieces(p: Tensor) -> list[Tensor]:
+    return list(p.detach().chunk(3 if p.shape[0] == 3 * p.shape[1] else 1))
+
+
+@pytest.mark.parametrize("size", [(5, 32, 32), (3, 24, 60), (2, 60, 24)])
+def test_singular_vectors_stay_and_singular_values_are_near_one(size: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    given = torch.randn(size).double()
+    left, values, right = torch.linalg.svd(given, full_matrices=False)
+    values = values / values.norm(dim=-1, keepdim=True)
+    large = values > 0.02
+    for _ in range(ITERATIONS):
+        a, b, c = COEFFICIENTS
+        values = a * values + b * values**3 + c * values**5
+    assert 0.6 < values[large].min() < values[large].max() < 1.3
+    torch.testing.assert_close(left.mT @ orthogonalized(given) @ right.mT, torch.diag_embed(values), atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_steps_are_those_of_torchs_muon_and_adamw() -> None:
+    """Torch's computes in bfloat16, which is all that they differ by."""
+    torch.manual_seed(0)
+    model = Model()
+    other, start = copy.deepcopy(model), [p.detach().clone() for p in matrices(model)]
+    ours = build_optimizer(model, OptimConfig(name="muon", weight_decay=DECAY), on_graph=False)
+    parts = [nn.Parameter(piece.clone()) for p in matrices(other) for piece in pieces(p)]
+    theirs = torch.optim.Muon(parts, lr=LR, weight_decay=DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    rest = [p for p in other.parameters() if not any(p is matrix for matrix in matrices(other))]
+    decayed = [{"params": [p], "weight_decay": DECAY if p.ndim == 2 else 0.0} for p in rest]
+    adamw = torch.optim.AdamW(decayed, lr=LR, betas=OptimConfig().betas)
+    for group in ours.param_groups:
+        group["lr"] = LR
+    for _ in range(4):
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        gradients = [piece for p in matrices(model) if p.grad is not None for piece in pieces(p.grad)]
+        for part, gradient in zip(parts, gradients, strict=True):
+            part.grad = gradient.clone()
+        ours.step(), theirs.step(), adamw.step()
+    expected = iter(parts)
+    for p, before in zip(matrices(model), start, strict=True):
+        exact = torch.cat([next(expected).detach() for _ in pieces(p)])
+        assert float((p.detach() - exact).norm() / (exact - before).norm()) < 0.03
+    torch.testing.assert_close(model.head.weight, other.head.weight)
+    torch.testing.assert_close(model.blocks[1]["fc1"].bias, other.blocks[1]["fc1"].bias)
+
+
+def test_a_matrix_without_a_gradient_stays_as_it_is() -> None:
+    model = Model()
+    optimizer = build_optimizer(model, OptimConfig(name="muon"), on_graph=False)
+    assert isinstance(optimizer, Muon)
+    used, unused = model.blocks[0]["proj"].weight, model.blocks[1]["proj"].weight
+    before, was = unused.detach().clone(), used.detach().clone()
+    for group in optimizer.param_groups:
+        group["lr"] = LR
+    used.grad = torch.randn_like(used)
+    optimizer.step()
+    assert torch.equal(unused, before)
+    assert not optimizer.state[unused]
+    assert not torch.equal(used, was)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_training_goes_on_to_the_same_bits(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    settled = resolve(replace(tiny, optim__name="muon"), len(toy.train), toy.train.shape, gpu=False)[0]
+    whole = pretrain(settled, toy, tmp_path / "whole", quiet=True)
+    pretrain(settled, toy, tmp_path / "half", quiet=True, until=2)
+    again = pretrain(settled, toy, tmp_path / "half", resume=True, quiet=True)
+    found, expected = ({**load_file(run.checkpoint() / "encoder.safetensors")} for run in (again, whole))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    kept = load_file(Run(whole.path).checkpoint() / "optimizer.safetensors")
+    assert "encoder.net.blocks.0.attn.qkv.weight/momentum_buffer" in kept
+    assert "encoder.net.blocks.0.attn.qkv.weight/exp_avg" not in kept
+    assert "encoder.net.norm.weight/exp_avg" in kept
+
+
+def test_whole_matrices_are_not_divided(tiny: Config) -> None:
+    config = resolve(replace(tiny, optim__name="muon", train__shard=True), 128, (3, 16, 16))[0]
+    with pytest.raises(UserError, match=r"train.shard must be off where optim.name is muon"):
+        require_divisible(config, 32, build_method(config, (3, 16, 16)), 2)
