@@ -188,6 +188,19 @@ PATCHES = Study(
     f"{OURS} --objective.local-views 2 --batch-size 512 --probe.every 7",
     HELD_OUT,
 )
+OPTIMIZERS = Study(
+    "Does Muon pay, at which rate, and on which sets (--epochs for others than CIFAR-10)?",
+    {
+        "adamw": "",
+        "adamw-rate": "--optim.base-lr 1.2e-3",
+        "muon-half-rate": "--optim.name muon --optim.base-lr 6e-4",
+        "muon": "--optim.name muon",
+        "muon-rate": "--optim.name muon --optim.base-lr 2.4e-3",
+        "muon-rate-4": "--optim.name muon --optim.base-lr 4.8e-3",
+    },
+    "--recipe ours --decoder small --patch-size 8 --epochs 56 --batch-size 512 --probe.every 7",
+    HELD_OUT,
+)
 STAGES = Study(
     "On which sets, and with which masks, do large patches first (8 of 32x32, 16 of 64x64) pay for the same work?",
     {
@@ -223,6 +236,7 @@ STUDIES = {
     "frontier": FRONTIER,
     "ingredients": INGREDIENTS,
     "patches": PATCHES,
+    "optimizers": OPTIMIZERS,
     "stages": STAGES,
     "medical": MEDICAL,
 }

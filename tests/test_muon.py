@@ -114,6 +114,13 @@ def test_training_goes_on_to_the_same_bits(tiny: Config, toy: Splits, tmp_path: 
     assert "encoder.net.norm.weight/exp_avg" in kept
 
 
+def test_beside_a_contrastive_loss_it_has_twice_the_rate(tiny: Config) -> None:
+    for weight, times in ((1.0, 2.0), (0.0, 1.0)):
+        config = replace(tiny, optim__base_lr=None, objective__contrastive_weight=weight)
+        rates = [resolve(replace(config, optim__name=n), 128, (3, 16, 16))[0].optim.base_lr for n in ("adamw", "muon")]
+        assert rates[1] == pytest.approx(times * (rates[0] or 0.0))
+
+
 def test_whole_matrices_are_not_divided(tiny: Config) -> None:
     config = resolve(replace(tiny, optim__name="muon", train__shard=True), 128, (3, 16, 16))[0]
     with pytest.raises(UserError, match=r"train.shard must be off where optim.name is muon"):

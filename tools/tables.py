@@ -21,7 +21,7 @@ from published_runs import (
     operations,
     published_runs,
 )
-from trials import contrast_table, frontier_table, looks_table, patches_table, speedrun_table
+from trials import LONGER, MUON, STAGES, contrast_table, frontier_table, looked_at, looks_table, speedrun_table
 
 from pmae.files import write_text
 from pmae.paper.runner import fill_cells, page_of, requirements, status
@@ -198,7 +198,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "photographs": photograph_table,
     "contrast": contrast_table,
     "frontier": frontier_table,
-    "patches": patches_table,
+    "patches": lambda: looked_at(STAGES),
+    "muon": lambda: looked_at(MUON),
+    "stages": lambda: looked_at(LONGER),
     "speedrun": speedrun_table,
     "looks": looks_table,
     "flowers": lambda: photograph_table("flowers"),

@@ -52,6 +52,25 @@ STAGES = {
     "patches/8-then-4-fifth-rate": "the same, at a fifth of the rate",
 }
 """Runs of `benchmarks.studies patches`, and one of `frontier` beside them."""
+MUON = {
+    "patches/8": "AdamW, base rate 6e-4",
+    "patches/8-rate": "AdamW, 1.2e-3",
+    "patches/8-muon": "Muon, 6e-4",
+    "patches/8-muon-rate": "Muon, 1.2e-3",
+    "patches/cpu-8": "two cores: AdamW, 6e-4",
+    "patches/cpu-8-rate": "two cores: AdamW, 1.8e-3",
+    "patches/cpu-8-muon": "two cores: Muon, 6e-4",
+    "patches/cpu-8-muon-rate": "two cores: Muon, 1.8e-3",
+}
+"""Runs that differ in optimizer and rate."""
+LONGER = {
+    "stages/cifar10-staged-8": "CIFAR-10, patches of 8, 96 epochs, then of 4, 24 epochs: `ours`",
+    "stages/cifar10-simclr-8": "the same without masks and prediction: SimCLR",
+    "stages/cifar10-patch-masks-8": "the same with 75% of the patches hidden: `mae_ours`",
+    "stages/derma-plain": "DermaMNIST 64x64, patches of 8, 100 epochs",
+    "stages/derma-staged-16": "patches of 16, 200 epochs, then of 8, 50 epochs",
+}
+"""Runs of `benchmarks.studies stages`."""
 BEST = {
     "runs/cifar10-contrast-150": "`ours`, patches of 4, 150 epochs, no colours and no local views",
     "runs/cifar10-contrast-800": "`ours`, patches of 8, 800 epochs, no colours and no local views",
@@ -88,10 +107,10 @@ def _gain(mine: Contents, other: Contents, protocol: str) -> str:
     return f"**{shown}**" if found.clear else shown
 
 
-def patches_table() -> str:
+def looked_at(runs: dict[str, str]) -> str:
     """Held-out training images at the end of each run, with the operations of all its stages."""
     lines = [line(["", "linear", "k-NN", "operations"]), "|---" * 4 + "|"]
-    for name, what in STAGES.items():
+    for name, what in runs.items():
         run = Run(TRIALS / name)
         end = [each for each in run.metrics() if "linear" in each][-1]
         scores = [f"{100 * end[key]:.1f}" for key in ("linear", "knn")]

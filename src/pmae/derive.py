@@ -12,6 +12,8 @@ from pmae.plugins import sources
 TOKENS_A_SIDE, TOKENS_A_ROW, FEWEST_TOKENS, MOST_TOKENS = 8, 12, 4, 64
 BASE_LR, CONTRASTIVE_LR, LARGE_BATCH = 1.5e-4, 6e-4, 512
 """The paper's rate, the one that suits a contrastive loss, and the batch from which they count."""
+MUON_RATE = 2.0
+"""How many times the rate of AdamW Muon has beside a contrastive loss: at once and twice it was tried."""
 ADAPTING_RATE, ADAPTING_DECAY = 0.1, 0.75
 """Of an encoder that starts from given weights: its share of the rate, and that of each block of the next one's."""
 MANY_IMAGES = 8 * LARGE_BATCH
@@ -141,7 +143,8 @@ class Case:
     @property
     def peak_lr(self) -> float:
         """That of batches of 512, for smaller ones too: steps that shrink with the batch teach a small set nothing."""
-        return (CONTRASTIVE_LR if self.two_views else BASE_LR) * max(self.batch, LARGE_BATCH) / 256
+        muon = MUON_RATE if self.config.optim.name == "muon" else 1.0
+        return (muon * CONTRASTIVE_LR if self.two_views else BASE_LR) * max(self.batch, LARGE_BATCH) / 256
 
 
 class Rule(NamedTuple):

@@ -19,12 +19,11 @@ from pmae.config import Config, replace
 from pmae.config_file import describe
 from pmae.data.arrays import Layout, channels_first
 from pmae.data.batches import Batches
-from pmae.data.color import hues_of
 from pmae.data.images import DTYPES, ImageSet, Splits
-from pmae.derive import resolve
 from pmae.embed import Embedder, feature_names
 from pmae.errors import Interrupted, UserError, require, require_known
 from pmae.evaluate.probes import online_probe
+from pmae.pretraining import resolved
 from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
@@ -137,9 +136,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         splits = Splits("array", ImageSet(images))
         table = is_flat(X) and self.image_shape is None
         settings = self._settings(table)
-        gpu = pick_device(settings.train.device).type == "cuda"
-        dtype, hues = images.dtype.name, hues_of(splits.train)
-        config, reasons = resolve(settings, len(images), splits.train.shape, gpu=gpu, dtype=dtype, hues=hues)
+        config, reasons = resolved(settings, splits)
         if self.verbose:
             say(describe(config, reasons))
         with self._folder() as folder:

@@ -70,7 +70,7 @@ class Muon(torch.optim.AdamW):
         parts = 3 if rows == 3 * columns else 1  # queries, keys and values are three matrices in one
         found = orthogonalized(direction.reshape(parts * count, rows // parts, columns))
         size = AS_ADAMW * max(rows // parts, columns) ** 0.5
-        steps = found.reshape(direction.shape).float() * (group["lr"] * size)
+        steps = (found.float() * (group["lr"] * size)).reshape(direction.shape).contiguous()
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_sub_(parameters, list(steps.unbind()))
         if leaves[0] is not parameters[0]:

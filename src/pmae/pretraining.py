@@ -20,7 +20,7 @@ from pmae.data.streamed import untold
 from pmae.derive import resolve
 from pmae.evaluate.probes import online_probe
 from pmae.models.described import adopted
-from pmae.runs import Run, is_run
+from pmae.runs import Run, learned_on
 from pmae.train import loop
 from pmae.train.distributed import is_main
 from pmae.train.environment import pick_device
@@ -46,7 +46,7 @@ class Prepared:
     def within(self, minutes: float, began: float) -> Self:
         """The same with as many epochs as fit into the minutes since it began, which a short trial tells."""
         epochs, why = epochs_within(minutes, began, self.given, self.config, self.train)
-        config, reasons = _resolved(replace(self.given, train__epochs=epochs), self.splits)
+        config, reasons = resolved(replace(self.given, train__epochs=epochs), self.splits)
         read = {name: reason for name, reason in self.reasons.items() if name.startswith("data.")}
         return dataclasses.replace(self, config=config, reasons={**read, **reasons, "train.epochs": why})
 
@@ -84,7 +84,7 @@ def prepare(config: Config, images: Any, draw: Callable[[Run], object] | None) -
     splits = with_held_out(whole)
     encoder = adopted(config.encoder, splits.train.shape)
     given = dataclasses.replace(config, data=data, encoder=encoder)
-    config, reasons = _resolved(given, splits)
+    config, reasons = resolved(given, splits)
     if data.resize != asked.resize:
         reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
     if data.channels != asked.channels:
@@ -94,18 +94,13 @@ def prepare(config: Config, images: Any, draw: Callable[[Run], object] | None) -
     return Prepared(config, reasons, given, whole, splits, probe, draw)
 
 
-def _resolved(config: Config, splits: Splits) -> tuple[Config, dict[str, str]]:
+def resolved(config: Config, splits: Splits) -> tuple[Config, dict[str, str]]:
+    """The settings with nothing left open for these images on this machine, and the reasons."""
     train, gpu = splits.train, pick_device(config.train.device).type == "cuda"
-    known = (train.vectors, gpu, train.images.dtype.name, hues_of(train), learned_from(config.encoder.weights, splits))
+    weights = config.encoder.weights
+    goes_on = weights is not None and learned_on(weights, fingerprint(splits))
+    known = (train.vectors, gpu, train.images.dtype.name, hues_of(train), goes_on)
     return resolve(config, len(train), train.shape, *known)
-
-
-def learned_from(weights: str | None, splits: Splits) -> bool:
-    """Whether weights are those of a run on these very images."""
-    if weights is None or not is_run(weights):
-        return False
-    known = Run(Path(weights).expanduser()).environment.get("data", {}).get("fingerprint")
-    return known == fingerprint(splits)
 
 
 def in_memory(images: Any, config: DataConfig) -> Splits:

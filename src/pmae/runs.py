@@ -189,6 +189,14 @@ def is_run(path: Path | str) -> bool:
     return (place / "environment.json").is_file() or (place / "checkpoints").is_dir()
 
 
+def learned_on(weights: str | None, fingerprint: str | None) -> bool:
+    """Whether weights are those of a run on the images with this fingerprint."""
+    if weights is None or fingerprint is None or not is_run(weights):
+        return False
+    known: str | None = Run(weights).environment["data"].get("fingerprint")
+    return known == fingerprint
+
+
 def is_classifier(path: Path | str) -> bool:
     """Whether a folder is one that `pmae finetune` wrote, not a run."""
     return (Path(path).expanduser() / CLASSIFIER).is_file()

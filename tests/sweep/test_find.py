@@ -4,9 +4,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pmae import api
 from pmae.config import Config, replace
+from pmae.data.images import Splits
 from pmae.runs import Run
 from pmae.sweep.find import RunIndex, RunSpec, finished, validation
 
@@ -29,6 +32,16 @@ def test_a_run_is_found_by_its_settings(store: Store, wanted: Config, tmp_path: 
         assert index.find(replace(wanted, **change)) == []
     # Impossible on that run's data, so no run has these settings.
     assert index.find(replace(wanted, train__batch_size=13_000)) == []
+
+
+def test_a_run_that_went_on_with_the_same_images_is_found(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    np.savez(tmp_path / "toy.npz", train_images=toy.train.images)
+    first = replace(tiny, data__source=str(tmp_path / "toy.npz"), train__epochs=1)
+    before = api.pretrain(first, out=tmp_path / "runs/first", quiet=True)
+    then = replace(first, encoder__weights=str(before.path))
+    run = api.pretrain(then, out=tmp_path / "runs/then", quiet=True)
+    assert (run.config.optim.encoder_rate, run.config.optim.layer_decay) == (1.0, 1.0)
+    assert [found.path for found in RunIndex([tmp_path / "runs"]).find(then)] == [run.path]
 
 
 def test_any_length_and_seed_will_do_if_asked(store: Store, wanted: Config, tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_the_speedrun_is_drawn_as_it_was_logged(tool: Any) -> None:
 
 def test_operations_of_stages_are_added(tool: Any) -> None:
     trials: ModuleType = tool("trials")
-    rows = {row[0]: row[1:] for row in cells(trials.patches_table(), "")}
+    rows = {row[0]: row[1:] for row in cells(trials.looked_at(trials.STAGES), "")}
     large, both = (float(rows[f"patches of 8, 56 epochs{more}"][2]) for more in ("", ", then of 4, 14 epochs"))
     small = Run(RESULTS / "trials/patches/8-then-4")
     assert both - large == pytest.approx(flops_per_image(small.config, (3, 32, 32)) * 50_000 * 14, abs=6e14)

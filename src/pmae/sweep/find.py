@@ -19,7 +19,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError, require, require_known
 from pmae.evaluate.protocols import Protocols, only, preset
 from pmae.results import PROTOCOLS, Score, primary, scores_of
-from pmae.runs import Run
+from pmae.runs import Run, learned_on
 
 MACHINE = FREE | {"data.keep_on", "train.engine", "train.checkpoint_every", "train.deterministic"}
 MACHINE |= {"probe.every", "probe.data"}
@@ -86,13 +86,14 @@ class RunIndex:
 
 @dataclass(frozen=True)
 class Seen:
-    """Training images, their shape, whether on a GPU, their type, and how alike their hues are."""
+    """Training images, shape, whether on a GPU, type, how alike hues are, whether an encoder goes on with them."""
 
     count: int
     shape: tuple[int, int, int]
     gpu: bool
     dtype: str
     hues: float | None
+    goes_on: bool
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -103,8 +104,9 @@ def _recorded(path: Path, changed: int) -> tuple[dict[str, Any], Seen] | None:
         data, gpu = run.environment["data"], not run.environment["device"].startswith("CPU")
         channels, height, width = data["shape"]
         # What hues are like is not known of older runs.
-        seen = Seen(int(data["counts"]["train"]), (channels, height, width), gpu, data["dtype"], data.get("hues"))
-        return flat(run.config), seen
+        known = (int(data["counts"]["train"]), (channels, height, width), gpu, data["dtype"], data.get("hues"))
+        goes_on = learned_on(run.config.encoder.weights, data.get("fingerprint"))
+        return flat(run.config), Seen(*known, goes_on)
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         warnings.warn(f"{run.path} cannot be read and is passed over: {error}", stacklevel=2)
         return None
