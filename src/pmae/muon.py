@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): steps of orthogonal matrices in the blocks of a transformer, AdamW for all other weights.
 
 Momentum of a matrix has a few large singular values; with all of them near 1, rare directions are learned as fast as
-frequent ones. Matrices of one shape are orthogonalized together: a step is a hundred kernels, not a thousand.
+frequent ones. Matrices of one shape are orthogonalized together, in some thirty kernels for all of them.
 """
 
 from collections.abc import Callable

@@ -129,6 +129,7 @@ def every_scenario(folder: Path, most: int) -> dict[str, list[int]]:
     for count in (1, 2):
         codes[f"contrast-{count}"] = together(count, folder / f"contrast-{count}", objective__contrastive_weight=1.0)
         codes[f"moco-{count}"] = together(count, folder / f"moco-{count}", **MOCO)
+        codes[f"muon-{count}"] = together(count, folder / f"muon-{count}", optim__name="muon")
         codes[f"staged-{count}"] = together(count, folder / f"staged-{count}", **STAGED)
     codes["staged occupied"] = together(2, folder / "staged-2", **STAGED)
     parts = {"train__accumulate": 2, "train__activation_checkpointing": True}
