@@ -100,6 +100,13 @@ def test_a_matrix_without_a_gradient_stays_as_it_is() -> None:
     assert not torch.equal(used, was)
 
 
+def test_a_network_without_blocks_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"optim.name must be adamw for networks without matrices in blocks, got 'muon'"
+    ):
+        build_optimizer(nn.Linear(4, 4), OptimConfig(name="muon"), on_graph=False)
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_training_goes_on_to_the_same_bits(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     settled = resolve(replace(tiny, optim__name="muon"), len(toy.train), toy.train.shape, gpu=False)[0]

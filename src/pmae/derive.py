@@ -13,7 +13,7 @@ TOKENS_A_SIDE, TOKENS_A_ROW, FEWEST_TOKENS, MOST_TOKENS = 8, 12, 4, 64
 BASE_LR, CONTRASTIVE_LR, LARGE_BATCH = 1.5e-4, 6e-4, 512
 """The paper's rate, the one that suits a contrastive loss, and the batch from which they count."""
 MUON_RATE = 2.0
-"""How many times the rate of AdamW Muon has beside a contrastive loss: at once and twice it was tried."""
+"""How many times AdamW's rate Muon has beside a contrastive loss; once was worse, and more was not tried."""
 ADAPTING_RATE, ADAPTING_DECAY = 0.1, 0.75
 """Of an encoder that starts from given weights: its share of the rate, and that of each block of the next one's."""
 MANY_IMAGES = 8 * LARGE_BATCH

@@ -166,6 +166,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig, on_graph: bool) -> to
             scale, decay = scales[name], config.weight_decay if is_matrix or config.decay_all else 0.0
             made = {"params": [], "weight_decay": decay, "scale": scale, "orthogonal": orthogonal}
             groups.setdefault((-scale, not is_matrix, orthogonal), made)["params"].append(parameter)
+    rule = "adamw for networks without matrices in blocks"
+    require(not muon or any(group["orthogonal"] for group in groups.values()), "optim.name", rule, config.name)
     for group in groups.values():
         group["lr"] = torch.zeros((), device=group["params"][0].device) if on_graph else 0.0
     ordered = [groups[key] for key in sorted(groups)]
