@@ -42,11 +42,14 @@ class Muon(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update matrices, then, as if these had no gradients, the rest."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
         self.update_matrices()
         for group in self.orthogonal_groups:
             for p in group["params"]:
                 p.grad = None
-        return super().step(closure)
+        super().step()
+        return loss
 
     @property
     def orthogonal_groups(self) -> list[dict[str, Any]]:

@@ -193,8 +193,9 @@ def learned_on(weights: str | None, fingerprint: str | None) -> bool:
     """Whether weights are those of a run on the images with this fingerprint."""
     if weights is None or fingerprint is None or not is_run(weights):
         return False
-    known: str | None = Run(weights).environment["data"].get("fingerprint")
-    return known == fingerprint
+    with contextlib.suppress(UserError):  # of a damaged run whoever loads its weights says so
+        return bool(Run(weights).environment["data"].get("fingerprint") == fingerprint)
+    return False
 
 
 def is_classifier(path: Path | str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from pmae import api
 from pmae.config import Config, replace
 from pmae.data.images import Splits
-from pmae.runs import Run
+from pmae.runs import Run, learned_on
 from pmae.sweep.find import RunIndex, RunSpec, finished, validation
 
 Store = Callable[..., Run]
@@ -42,6 +42,10 @@ def test_a_run_that_went_on_with_the_same_images_is_found(tiny: Config, toy: Spl
     run = api.pretrain(then, out=tmp_path / "runs/then", quiet=True)
     assert (run.config.optim.encoder_rate, run.config.optim.layer_decay) == (1.0, 1.0)
     assert [found.path for found in RunIndex([tmp_path / "runs"]).find(then)] == [run.path]
+    known = before.environment["data"]["fingerprint"]
+    assert learned_on(str(before.path), known)
+    (before.path / "environment.json").write_text("{")
+    assert not learned_on(str(before.path), known)  # and no error: the run that went on can be read
 
 
 def test_any_length_and_seed_will_do_if_asked(store: Store, wanted: Config, tmp_path: Path) -> None:
