@@ -21,7 +21,9 @@ from pmae.errors import UserError, require_known
 from pmae.runs import Run
 from pmae.sweep.find import finished
 
-OURS = "--recipe ours --decoder small --augment.extra color_jitter grayscale"
+ADAMW = "--optim.name adamw"
+"""What is derived for small images now is Muon; these were, or are to be set beside, runs with AdamW."""
+OURS = f"--recipe ours --decoder small --augment.extra color_jitter grayscale {ADAMW}"
 PLAIN = f"{OURS} --space patch_pca --objective.local-views 0"
 """What was the default at 224 pixels before local views and cosines."""
 VIT_S = "--encoder vit_small_patch16_224 --patch-size 16 --data.labels folders --data.resize 224 --data.channels 3"
@@ -138,7 +140,7 @@ CONTRAST = Study(
         for masks in MASKS
         for colors in VIEWS
     },
-    "--recipe simclr --decoder small --patch-size 8 --epochs 150",
+    f"--recipe simclr --decoder small --patch-size 8 --epochs 150 {ADAMW}",
 )
 FRONTIER = Study(
     "What raises `ours` on CIFAR-10, one change at a time, thirty epochs each (results/frontier.md)?",
@@ -191,8 +193,8 @@ PATCHES = Study(
 OPTIMIZERS = Study(
     "Does Muon pay, at which rate, and on which sets (--epochs for others than CIFAR-10)?",
     {
-        "adamw": "",
-        "adamw-rate": "--optim.base-lr 1.2e-3",
+        "adamw": ADAMW,
+        "adamw-rate": f"{ADAMW} --optim.base-lr 1.2e-3",
         "muon-half-rate": "--optim.name muon --optim.base-lr 6e-4",
         "muon": "--optim.name muon",
         "muon-rate": "--optim.name muon --optim.base-lr 2.4e-3",
@@ -210,7 +212,7 @@ STAGES = Study(
         "simclr-8": "--recipe simclr --objective.local-views 2 --encoder.first-patch-size 8 --epochs 14",
         "patch-masks-8": "--recipe mae_ours --encoder.first-patch-size 8 --epochs 14",
     },
-    "--recipe ours --decoder small --batch-size 512",
+    f"--recipe ours --decoder small --batch-size 512 {ADAMW}",
     HELD_OUT,
 )
 MEDICAL = Study(

@@ -193,6 +193,11 @@ def test_a_file_older_than_local_views_has_none_at_any_size(tmp_path: Path) -> N
     assert (config.objective.local_views, config.augment.extra) == (0, ())
 
 
+def test_a_file_older_than_muon_has_adamw(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"objective": {"contrastive_weight": 1.0}, "optim": {"decay_all": false}}')
+    assert resolve(read_config(tmp_path / "config.json"), 10_000, (3, 32, 32))[0].optim.name == "adamw"
+
+
 def test_every_published_run_loads() -> None:
     paths = sorted((Path(__file__).parent.parent / "results").glob("*/*/config.json"))
     assert len(paths) > 60

@@ -56,7 +56,7 @@ def test_resolution_leaves_nothing_open_and_gives_reasons() -> None:
     config, reasons = resolve(Config(), 50_000, (3, 32, 32))
     assert (config.train.batch_size, config.train.epochs, config.encoder.patch_size) == (512, 150, 4)
     assert (config.masking.masked_variance, config.objective.contrastive_weight) == (0.2, 1.0)
-    assert (config.optim.base_lr, config.decoder.name, config.encoder.width) == (6e-4, "small", None)
+    assert (config.optim.base_lr, config.decoder.name, config.encoder.width) == (1.2e-3, "small", None)
     assert "7,500,000 images" in reasons["train.epochs"]
     assert "objective.contrastive_weight  1.0   <- two views" in describe(config, reasons)
 
@@ -201,6 +201,36 @@ def test_what_is_not_like_the_photographs_has_neither_colors_nor_local_views(
     assert (config.augment.extra, config.objective.local_views) == ((), 0)
     assert not {"augment.extra", "objective.local_views"} & set(reasons)
     assert "local_views" not in describe(config, reasons)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "kind", "name"),
+    [
+        ({}, (3, 64, 64), {}, "muon"),
+        ({}, (1, 28, 28), {}, "muon"),
+        ({"encoder__weights": "runs/a"}, (3, 32, 32), {"goes_on": True}, "muon"),
+        ({"optim__name": "adamw"}, (3, 64, 64), {}, "adamw"),
+        ({}, (3, 224, 224), {}, "adamw"),
+        ({}, (3, 64, 64), {"gpu": False}, "adamw"),
+        ({"objective__contrastive_weight": 0.0}, (3, 64, 64), {}, "adamw"),
+        ({"objective__contrastive": "moco"}, (3, 64, 64), {}, "adamw"),
+        ({"encoder__name": "resnet50"}, (3, 64, 64), {}, "adamw"),  # without blocks of matrices
+        ({"encoder__weights": "weights/"}, (3, 64, 64), {}, "adamw"),
+        ({"train__shard": True}, (3, 64, 64), {}, "adamw"),  # which cannot divide matrices
+    ],
+)  # fmt: skip
+def test_muon_is_the_default_where_it_was_ahead(
+    given: dict[str, Any], shape: tuple[int, int, int], kind: dict[str, Any], name: str
+) -> None:
+    config, reasons = resolve(replace(Config(), **given), 50_000, shape, **kind)
+    assert config.optim.name == name
+    assert ("optim.name" in reasons) == (name == "muon")
+    assert ("optim.name" in describe(config, reasons)) == (name == "muon")
+    weight = config.objective.contrastive_weight or 0.0
+    if not {"encoder__weights"} & set(given):
+        assert (config.optim.base_lr or 0) * (config.train.batch_size or 0) == pytest.approx(
+            512 * (1.2e-3 if name == "muon" else 6e-4 if weight else 1.5e-4)
+        )
 
 
 COLORS = ("color_jitter", "grayscale")

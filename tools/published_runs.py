@@ -103,11 +103,14 @@ def _method(config: Config, differs: Sequence[str]) -> str:
 def _differing(config: Config, data: dict[str, Any], name: str) -> list[str] | None:
     """The settings of a run that this recipe would not have given it; None if its data or length allows no such run."""
     wanted = replace(recipe(name), data__source=config.data.source, train__epochs=config.train.epochs)
+    count, shape = data["counts"]["train"], tuple(data["shape"])
     try:
-        wanted, _ = resolve(wanted, data["counts"]["train"], tuple(data["shape"]))
+        usual, _ = resolve(wanted, count, shape)
+        wanted, _ = resolve(replace(wanted, optim__name=config.optim.name), count, shape)
     except UserError:
         return None
-    mine, other = flat(config), flat(wanted)
+    # The rate that follows from another optimizer need not be told beside it.
+    mine, other = flat(config), flat(wanted) | {"optim.name": usual.optim.name}
     return [f"{key}={mine[key]}" for key in mine if key not in VARIED and mine[key] != other[key]]
 
 

@@ -21,7 +21,17 @@ from published_runs import (
     operations,
     published_runs,
 )
-from trials import LONGER, MUON, STAGES, contrast_table, frontier_table, looked_at, looks_table, speedrun_table
+from trials import (
+    LONGER,
+    MUON,
+    STAGES,
+    contrast_table,
+    frontier_table,
+    looked_at,
+    looks_table,
+    medical_table,
+    speedrun_table,
+)
 
 from pmae.files import write_text
 from pmae.paper.runner import fill_cells, page_of, requirements, status
@@ -201,6 +211,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "patches": lambda: looked_at(STAGES),
     "muon": lambda: looked_at(MUON),
     "stages": lambda: looked_at(LONGER),
+    "medical": medical_table,
     "speedrun": speedrun_table,
     "looks": looks_table,
     "flowers": lambda: photograph_table("flowers"),

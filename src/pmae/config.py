@@ -260,8 +260,9 @@ class OptimConfig(Settings):
     """Each block of a ViT learns at this share of the rate of the next; 1 if not given, or 0.75 in the same case."""
     frozen_blocks: WholeNumber = 0
     """How many of a ViT's first blocks, and what lies before them, do not learn at all."""
-    name: Literal["adamw", "muon"] = "adamw"
-    """AdamW; or Muon for the matrices of transformer blocks, with orthogonal steps, and AdamW for the rest."""
+    name: Literal["adamw", "muon"] | None = None
+    """AdamW; or Muon for the matrices of transformer blocks, with orthogonal steps, and AdamW for the rest. If not
+    given, Muon on a GPU beside a contrastive loss, where images are small."""
 
     def check(self) -> None:
         both = self.warmup_epochs is not None and self.warmup_steps is not None

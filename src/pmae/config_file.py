@@ -18,6 +18,8 @@ FREE = frozenset(
     }
 )  # fmt: skip
 """Settings that say where a run is made and what is kept of it, not what it learns: a resumed run may change them."""
+USUAL = {"augment.extra": (), "objective.local_views": 0, "optim.name": "adamw"}
+"""What some settings are derived to be unless a GPU and the images call for something else."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -56,6 +58,8 @@ def of_older_versions(values: Any) -> Any:
         values["objective"] = {"contrastive_weight": 0.0, "local_views": 0, **values["objective"]}
     if isinstance(values.get("augment"), dict):
         values["augment"].setdefault("extra", ())
+    if isinstance(values.get("optim"), dict):
+        values["optim"].setdefault("name", "adamw")
     if isinstance(values.get("data"), dict) and values["data"].get("resize"):
         values["data"].setdefault("crop_mode", "squash")
     if isinstance(values.get("optim"), dict) and isinstance(values.get("encoder"), dict):
@@ -104,7 +108,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def describe(config: Config, reasons: dict[str, str], whole: bool = False) -> str:
     """What was given or derived as aligned lines, the derived with their reason; the rest too if `whole`."""
-    lines, usual = [], flat(Config()) | {"augment.extra": (), "objective.local_views": 0}  # unless of photographs
+    lines, usual = [], flat(Config()) | USUAL
     for name, value in flat(config).items():
         shown = (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else value
         reason = f"   <- {reasons[name]}" if name in reasons else ""

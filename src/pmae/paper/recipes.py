@@ -117,14 +117,14 @@ def ours() -> Config:
     """What we recommend: `masking` and, from 4,096 images on, a contrastive loss (NT-Xent); sizes follow from the data.
 
     It is SimCLR (Chen et al. 2020) with crops, flips and component masks as augmentation, beside reconstruction; a
-    small decoder and four times the rate go with it (results/frontier.md). With fewer images it is `masking`. Color
-    photographs, on a GPU, have colors distorted and two local views, large ones cosines as well.
+    small decoder and four times the rate go with it (results/frontier.md). With fewer images it is `masking`. On a GPU
+    small images have Muon, color photographs distorted colors and two local views, large ones cosines as well.
     pmae pretrain --data cifar10 --out runs/ours   (it is the default)
     Cost: 7.5 million images of two views and 65 tokens each; not timed alone (12,400 images/s on a shared GPU).
-    Expect: with --augment.extra --objective.local-views 0 linear 79.8, MLP 82.0, k-NN 73.7, fine-tuned 93.1
-    (mean-pooled, preset strong), and with --patch-size 8 --epochs 800, 40 million images of 17 tokens, 84.7, 85.4, 81.1
-    and 92.5. Colors, local views, twice the rate and large patches first: 93.5, k-NN 92.1 and 97.0 in 15 minutes on a
-    GPU (python -m benchmarks.speedrun).
+    Expect: with --augment.extra --objective.local-views 0 --optim.name adamw linear 79.8, MLP 82.0, k-NN 73.7,
+    fine-tuned 93.1 (mean-pooled, preset strong), and with --patch-size 8 --epochs 800, 40 million images of 17 tokens,
+    84.7, 85.4, 81.1 and 92.5. Colors, local views, Muon, a higher rate and large patches first: 93.6, k-NN 92.6 and
+    97.3 in 13 minutes on a GPU (python -m benchmarks.speedrun).
     """
     return Config()
 
@@ -134,7 +134,8 @@ def mae_ours() -> Config:
 
     pmae pretrain --recipe mae_ours --data cifar10 --out runs/mae_ours
     Cost: 7.5 million images of two views; not timed alone (17,600 images/s beside eight other runs on a GPU).
-    Expect: linear 69.7, MLP 72.1, k-NN 58.5 (mean-pooled, preset strong).
+    Expect: with --augment.extra --objective.local-views 0 --optim.name adamw linear 69.7, MLP 72.1, k-NN 58.5
+    (mean-pooled, preset strong).
     """
     return _with_patches(ours())
 
@@ -146,8 +147,8 @@ def simclr() -> Config:
     a name leaves the colors as they are, `--objective.reconstruction-weight 1` predicts what is hidden.
     pmae pretrain --recipe simclr --data cifar10 --out runs/simclr
     Cost: 7.5 million images of two views, as `ours` without its decoder (not timed).
-    Expect: linear 83.0, MLP 84.0, k-NN 81.0 with --patch-size 8 --epochs 150 (mean-pooled, preset strong); on
-    Imagenette at 224 pixels linear 83.2 and k-NN 80.7 after 200 epochs of a ViT-S/16, `ours` 84.8 and 82.1.
+    Expect: linear 83.0, MLP 84.0, k-NN 81.0 with --patch-size 8 --epochs 150 --optim.name adamw (mean-pooled, preset
+    strong); on Imagenette at 224 pixels linear 83.2 and k-NN 80.7 after 200 epochs of a ViT-S/16, `ours` 84.8 and 82.1.
     """
     return replace(
         ours(),

@@ -263,7 +263,7 @@ def _settings(config: Config, protocols: Protocols) -> dict[str, dict[str, Any]]
     ours: dict[str, dict[str, Any]] = {"encoder": shape | {"patch size": encoder.patch_size}}
     steps = f"{optim.warmup_epochs:g} epochs" if optim.warmup_steps is None else f"{optim.warmup_steps} steps"
     ours["pretraining"] = training(train.epochs, train.batch_size or 1, [optim.base_lr or 0.0], [optim.weight_decay])
-    kind = {"adamw": "AdamW", "muon": "Muon"}[optim.name]
+    kind = {"adamw": "AdamW", "muon": "Muon"}[optim.name or "adamw"]
     ours["pretraining"] |= {"optimizer": kind, "betas": ", ".join(map(str, optim.betas)), "warm-up": steps}
     if probe:
         ours["probes"] = training(probe.epochs, probe.batch_size, probe.base_lrs, probe.weight_decays)
