@@ -234,7 +234,7 @@ def test_where_weights_lay_on_a_machine_is_not_published(tool: Any, tmp_path: Pa
 
 def test_the_speedrun_is_drawn_as_it_was_logged(tool: Any) -> None:
     (axes,) = tool("trials").speedrun_figure().figure.axes
-    found = json.loads((RESULTS / "trials/speedrun/speedrun.json").read_text())["looks"]
+    found = json.loads((RESULTS / "trials/speedrun-muon/speedrun.json").read_text())["looks"]
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
     assert drawn["linear probe, patches of 8"] == [100 * look["linear"] for look in found if look["patch_size"] == 8]
     assert drawn["k-NN, patches of 4"][-1] == 100 * found[-1]["knn"]
