@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=0.9, help="accuracy of the linear probe whose minutes are told")
     parser.add_argument("--patches", type=int, nargs="+", default=PATCHES, help="patch size of each stage")
     parser.add_argument("--epochs", type=int, nargs="+", default=EPOCHS, help="length of each stage")
-    parser.add_argument("--rates", type=float, nargs="+", help="base rate of each stage, instead of one for all")
+    parser.add_argument("--encoder-rate", type=float, help="share of the rate at which an encoder goes on; 1 if not given")
     parser.add_argument("--set", action="append", nargs=2, default=[], metavar=("SETTING", "VALUE"), dest="changed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a tiny network and embedded images: seconds on a CPU")
@@ -188,18 +188,11 @@ def stages_of(options: argparse.Namespace) -> list[Config]:
     changes = FRONTIER | (TINY if options.tiny else {})
     shared = replace(Config(), **changes, data__root=options.root, train__seed=options.seed)
     shared = with_settings(shared, dict(options.changed))
-    rates = options.rates or [shared.optim.base_lr] * len(patches)
-    require(len(rates) == len(patches), "rates", f"as many numbers as patches ({len(patches)})", rates)
-    return [
-        replace(
-            shared,
-            encoder__patch_size=patch,
-            train__epochs=epochs,
-            optim__base_lr=rate,
-            probe__every=max(1, epochs // LOOKS),
-        )
-        for patch, epochs, rate in zip(patches, lengths, rates, strict=True)
+    stages = [
+        replace(shared, encoder__patch_size=patch, train__epochs=epochs, probe__every=max(1, epochs // LOOKS))
+        for patch, epochs in zip(patches, lengths, strict=True)
     ]
+    return stages[:1] + [replace(stage, optim__encoder_rate=options.encoder_rate) for stage in stages[1:]]
 
 
 def _few(splits: Splits) -> Splits:

@@ -203,6 +203,17 @@ OPTIMIZERS = Study(
     "--recipe ours --decoder small --patch-size 8 --epochs 56 --batch-size 512 --probe.every 7",
     HELD_OUT,
 )
+THEN_40 = "--encoder.weights {out}/8 --patch-size 4 --epochs 40 --optim.layer-decay 1 --optim.encoder-rate"
+RATES = Study(
+    "At which share of Muon's rate does an encoder that has learned go on with small patches?",
+    {
+        "8": "--patch-size 8 --epochs 150",
+        "8-low": "--patch-size 8 --epochs 150 --optim.base-lr 1.2e-3",
+        **{f"8-then-4-{share:g}": f"{THEN_40} {share:g}" for share in (1.0, 0.5, 0.25, 0.1)},
+    },
+    "--recipe ours --decoder small --batch-size 512 --optim.name muon --optim.base-lr 2.4e-3 --probe.every 10",
+    HELD_OUT,
+)
 STAGES = Study(
     "On which sets, and with which masks, do large patches first (8 of 32x32, 16 of 64x64) pay for the same work?",
     {
@@ -239,6 +250,7 @@ STUDIES = {
     "ingredients": INGREDIENTS,
     "patches": PATCHES,
     "optimizers": OPTIMIZERS,
+    "rates": RATES,
     "stages": STAGES,
     "medical": MEDICAL,
 }
