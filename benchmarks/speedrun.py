@@ -161,7 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=0.9, help="accuracy of the linear probe whose minutes are told")
     parser.add_argument("--patches", type=int, nargs="+", default=PATCHES, help="patch size of each stage")
     parser.add_argument("--epochs", type=int, nargs="+", default=EPOCHS, help="length of each stage")
-    parser.add_argument("--encoder-rate", type=float, help="share of the rate at which an encoder goes on; 1 if not given")
+    parser.add_argument(
+        "--encoder-rate", type=float, help="share of the rate at which an encoder goes on; 1 if not given"
+    )
     parser.add_argument("--set", action="append", nargs=2, default=[], metavar=("SETTING", "VALUE"), dest="changed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a tiny network and embedded images: seconds on a CPU")

@@ -85,7 +85,7 @@ def test_minutes_make_an_ordinary_run_that_its_epochs_repeat(
 
 def test_minutes_win_over_the_epochs_of_settings(tiny: Config, toy: Splits, tmp_path: Path, trials: Path) -> None:
     config = replace(tiny, train__epochs=10**6)
-    run = api.pretrain(config, toy, tmp_path / "run", minutes=0.2, quiet=True, figures=False)
+    run = api.pretrain(config, toy, tmp_path / "run", minutes=0.1, quiet=True, figures=False)
     assert 1 <= (run.config.train.epochs or 0) < 10**6
     assert run.config.train.checkpoint_every == tiny.train.checkpoint_every
     assert run.config.train.callbacks == ()

@@ -110,6 +110,22 @@ def test_a_killed_worker_goes_on_from_its_checkpoint_and_equals_one_that_was_not
             assert (run / file).read_bytes() == (tmp_path / "here/runs" / run.name / file).read_bytes()
 
 
+def test_more_than_this_machine_has_is_refused_with_the_numbers(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["ratio", 0.2, "--data", "dermamnist", "--root", root, "--out", tmp_path / "out", "--ray", "local"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, value in {**LOOPBACK, "RAY_TMPDIR": folder}.items():
+            monkeypatch.setenv(name, value)
+        assert sweep(*options, "--cpus-each", 4000) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "(1 here: 0 GPUs and " in errors
+    assert errors.endswith("CPUs), got 0 GPUs and 4000 CPUs\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
 def test_more_than_a_node_has_is_refused_with_the_numbers(root: Path, tmp_path: Path, cluster: str) -> None:
     options = ["ratio", 0.2, "--data", "dermamnist", "--root", root, "--out", tmp_path / "out", "--ray", cluster]
     process = begin(*options, "--gpus-each", 0.5, "--cpus-each", 4)

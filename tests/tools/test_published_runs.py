@@ -256,6 +256,7 @@ def test_a_score_that_was_measured_anew_is_published_once(tool: Any, tmp_path: P
     assert Run(tool("publish").publish(run, tmp_path / "runs")).results == Run(source).results
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_published_runs_are_compared_image_by_image(tool: Any, tmp_path: Path, tiny: Config, toy: Splits) -> None:
     probes = only(preset("paper"), ["knn"])
     made = []
