@@ -194,7 +194,8 @@ def stages_of(options: argparse.Namespace) -> list[Config]:
         replace(shared, encoder__patch_size=patch, train__epochs=epochs, probe__every=max(1, epochs // LOOKS))
         for patch, epochs in zip(patches, lengths, strict=True)
     ]
-    return stages[:1] + [replace(stage, optim__encoder_rate=options.encoder_rate) for stage in stages[1:]]
+    rate = {} if options.encoder_rate is None else {"optim__encoder_rate": options.encoder_rate}
+    return stages[:1] + [replace(stage, **rate) for stage in stages[1:]]
 
 
 def _few(splits: Splits) -> Splits:
