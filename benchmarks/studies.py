@@ -163,19 +163,6 @@ FRONTIER = Study(
     f"{OURS} --objective.local-views 2 --patch-size 4 --epochs 30 --batch-size 512 --probe.every 10",
     HELD_OUT,
 )
-INGREDIENTS = Study(
-    "What raises `ours` beside colors, 150 epochs each (beside colors+masks+prediction-0.2 of `contrast`)?",
-    {
-        "whole-view": "--masking.whole-view",
-        "whole-view-contrast": "--masking.whole-view --objective.reconstruction-weight 0",
-        "local": "--objective.local-views 2",
-        "whole-view-local": "--masking.whole-view --objective.local-views 2",
-        "half-hidden": "--masked-variance 0.1",
-        "rate": "--optim.base-lr 1.2e-3",
-    },
-    f"{OURS} --objective.local-views 0 --patch-size 8 --epochs 150 --batch-size 512",
-    HELD_OUT,
-)
 THEN = "--encoder.weights {out}/8 --patch-size 4 --epochs 14 --optim.layer-decay 1 --optim.encoder-rate"
 PATCHES = Study(
     "Do large patches first and small ones then save operations (beside control of `frontier`)?",
@@ -203,15 +190,21 @@ OPTIMIZERS = Study(
     "--recipe ours --decoder small --patch-size 8 --epochs 56 --batch-size 512 --probe.every 7",
     HELD_OUT,
 )
-THEN_40 = "--encoder.weights {out}/8 --patch-size 4 --epochs 40 --optim.layer-decay 1 --optim.encoder-rate"
-RATES = Study(
-    "At which share of Muon's rate does an encoder that has learned go on with small patches?",
+THEN_20 = "--encoder.weights {out}/control --patch-size 4 --epochs 20 --optim.layer-decay 1 --optim.encoder-rate"
+INGREDIENTS = Study(
+    "What raises `ours` with Muon on CIFAR-10, and at which share of the rate does it go on with small patches?",
     {
-        "8": "--patch-size 8 --epochs 150",
-        "8-low": "--patch-size 8 --epochs 150 --optim.base-lr 1.2e-3",
-        **{f"8-then-4-{share:g}": f"{THEN_40} {share:g}" for share in (1.0, 0.5, 0.25, 0.1)},
+        "control": "",
+        "temperature-0.3": "--objective.temperature 0.3",
+        "temperature-0.5": "--objective.temperature 0.5",
+        "no-masks": "--masking.no-enabled --objective.reconstruction-weight 0",
+        "half-hidden": "--masked-variance 0.1",
+        "batch-1024": "--batch-size 1024 --optim.base-lr 1.7e-3",
+        "then-4": f"{THEN_20} 1",
+        "then-4-third-rate": f"{THEN_20} 0.33",
     },
-    "--recipe ours --decoder small --batch-size 512 --optim.name muon --optim.base-lr 2.4e-3 --probe.every 10",
+    "--recipe ours --decoder small --patch-size 8 --epochs 80 --batch-size 512 --optim.name muon "
+    "--optim.base-lr 2.4e-3 --probe.every 10",
     HELD_OUT,
 )
 STAGES = Study(
@@ -247,10 +240,9 @@ STUDIES = {
     "paper": PAPER,
     "contrast": CONTRAST,
     "frontier": FRONTIER,
-    "ingredients": INGREDIENTS,
     "patches": PATCHES,
     "optimizers": OPTIMIZERS,
-    "rates": RATES,
+    "ingredients": INGREDIENTS,
     "stages": STAGES,
     "medical": MEDICAL,
 }

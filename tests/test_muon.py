@@ -41,7 +41,7 @@ def pieces(p: Tensor) -> list[Tensor]:
     return list(p.detach().chunk(3 if p.shape[0] == 3 * p.shape[1] else 1))
 
 
-@pytest.mark.parametrize("size", [(5, 32, 32), (3, 24, 60), (2, 60, 24)])
+@pytest.mark.parametrize("size", [(5, 32, 32), (3, 24, 60)])
 def test_singular_vectors_stay_and_singular_values_are_near_one(size: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     given = torch.randn(size).double()

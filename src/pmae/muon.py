@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): steps of orthogonal matrices in the blocks of a transformer, AdamW for all other weights.
 
 Momentum of a matrix has a few large singular values; with all of them near 1, rare directions are learned as fast as
-frequent ones. Matrices of one shape are orthogonalized together, in some thirty kernels for all of them.
+frequent ones. All of one shape, turned or not, are orthogonalized together: a transformer has two such shapes.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,32 @@ def is_block_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """A stack of matrices, singular vectors kept; all but tiny singular values come to lie between 0.7 and 1.2."""
+    """A stack of wide matrices, singular vectors kept; all but tiny singular values come to lie from 0.7 to 1.2."""
     x = matrices.bfloat16() if matrices.is_cuda else matrices
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return x
+
+
+def pieces(matrix: Tensor) -> tuple[Tensor, ...]:
+    """The matrices in one: queries, keys and values are three."""
+    rows, columns = matrix.shape
+    return matrix.chunk(3 if rows == 3 * columns else 1)
+
+
+def orthogonalize_(matrices: list[Tensor]) -> None:
+    """Replace each by its step at a rate of 1."""
+    by_shape: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
+    for each in (piece for matrix in matrices for piece in pieces(matrix)):
+        rows, columns = each.shape
+        by_shape.setdefault((min(rows, columns), max(rows, columns)), ([], []))[rows > columns].append(each)
+    for (_, longer), (wide, tall) in by_shape.items():
+        found = orthogonalized(torch.stack([*wide, *(each.mT for each in tall)])).float() * (AS_ADAMW * longer**0.5)
+        turned = found[len(wide) :].mT.contiguous()
+        torch._foreach_copy_([*wide, *tall], [*found[: len(wide)].unbind(), *turned.unbind()])
 
 
 class Muon(torch.optim.AdamW):
@@ -60,32 +76,27 @@ class Muon(torch.optim.AdamW):
     def update_matrices(self, leaf: Callable[[Any], Tensor] = lambda p: p) -> None:
         """Take a step with every matrix; `leaf` is where its gradient is, which becomes its copy if it is another."""
         for group in self.orthogonal_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for p in group["params"]:
-                if leaf(p).grad is not None:
-                    by_shape.setdefault(p.shape, []).append(p)
-            for parameters in by_shape.values():
-                self._update(group, parameters, [leaf(p) for p in parameters])
+            parameters = [p for p in group["params"] if leaf(p).grad is not None]
+            if parameters:
+                self._update(group["lr"], group["weight_decay"], parameters, [leaf(p) for p in parameters])
 
-    def _update(self, group: dict[str, Any], parameters: list[Tensor], leaves: list[Tensor]) -> None:
-        direction = self._momentum(parameters, leaves)
-        count, rows, columns = direction.shape
-        parts = 3 if rows == 3 * columns else 1  # queries, keys and values are three matrices in one
-        found = orthogonalized(direction.reshape(parts * count, rows // parts, columns))
-        size = AS_ADAMW * max(rows // parts, columns) ** 0.5
-        steps = (found.float() * (group["lr"] * size)).reshape(direction.shape).contiguous()
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_sub_(parameters, list(steps.unbind()))
+    def _update(self, lr: Tensor | float, decay: float, parameters: list[Tensor], leaves: list[Tensor]) -> None:
+        steps = self._directions(parameters, leaves)
+        orthogonalize_(steps)
+        torch._foreach_mul_(steps, lr)
+        torch._foreach_mul_(parameters, 1 - lr * decay)
+        torch._foreach_sub_(parameters, steps)
         if leaves[0] is not parameters[0]:
             torch._foreach_copy_(leaves, parameters)
 
-    def _momentum(self, parameters: list[Tensor], leaves: list[Tensor]) -> Tensor:
-        """The mean of past gradients brought up to date, and a look ahead from it (Nesterov), stacked."""
+    def _directions(self, parameters: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
+        """The means of past gradients brought up to date, and a look ahead from them (Nesterov)."""
         for p in parameters:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        kept = [self.state[p]["momentum_buffer"] for p in parameters]
-        gradients = torch.stack([leaf.grad for leaf in leaves if leaf.grad is not None]).float()
-        momentum = torch.stack(kept).lerp_(gradients, 1 - MOMENTUM)
-        torch._foreach_copy_(kept, list(momentum.unbind()))
-        return gradients.lerp_(momentum, MOMENTUM)
+        momentum = [self.state[p]["momentum_buffer"] for p in parameters]
+        directions = [torch.empty_like(p) for p in parameters]
+        torch._foreach_copy_(directions, [leaf.grad for leaf in leaves if leaf.grad is not None])
+        torch._foreach_lerp_(momentum, directions, 1 - MOMENTUM)
+        torch._foreach_lerp_(directions, momentum, MOMENTUM)
+        return directions
