@@ -198,6 +198,15 @@ def test_a_file_older_than_muon_has_adamw(tmp_path: Path) -> None:
     assert resolve(read_config(tmp_path / "config.json"), 10_000, (3, 32, 32))[0].optim.name == "adamw"
 
 
+def test_a_setting_that_was_taken_out_is_left_out_unless_the_run_used_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"masking": {"whole_view": false, "prefix": "shorter"}}')
+    assert read_config(file) == Config(masking=MaskingConfig(prefix="shorter"))
+    file.write_text('{"masking": {"whole_view": true}}')
+    with pytest.raises(UserError, match=r"masking\.whole_view must be False, as it was taken out again, got True"):
+        read_config(file)
+
+
 def test_every_published_run_loads() -> None:
     paths = sorted((Path(__file__).parent.parent / "results").glob("*/*/config.json"))
     assert len(paths) > 60

@@ -89,7 +89,7 @@ def test_the_second_task_is_the_default_where_it_was_found_to_help(
 
 
 def test_a_contrastive_loss_that_is_named_is_used_however_few_the_images() -> None:
-    config, _ = resolve(replace(Config(), objective__contrastive="moco"), 300, (3, 64, 64))
+    config, _ = resolve(replace(Config(), objective__contrastive="data2vec"), 300, (3, 64, 64))
     assert config.objective.contrastive_weight == 1.0
 
 
@@ -213,7 +213,7 @@ def test_what_is_not_like_the_photographs_has_neither_colors_nor_local_views(
         ({}, (3, 224, 224), {}, "adamw"),
         ({}, (3, 64, 64), {"gpu": False}, "adamw"),
         ({"objective__contrastive_weight": 0.0}, (3, 64, 64), {}, "adamw"),
-        ({"objective__contrastive": "moco"}, (3, 64, 64), {}, "adamw"),
+        ({"objective__contrastive": "data2vec"}, (3, 64, 64), {}, "adamw"),
         ({"encoder__name": "resnet50"}, (3, 64, 64), {}, "adamw"),  # without blocks of matrices
         ({"encoder__weights": "weights/"}, (3, 64, 64), {}, "adamw"),
         ({"train__shard": True}, (3, 64, 64), {}, "adamw"),  # which cannot divide matrices

@@ -36,7 +36,6 @@ CHANGES = {
     "solarize": "solarization too",
     "no-local": "no local views",
     "smaller-crops": "crops from 8% of the area instead of 20%",
-    "moco": "a momentum encoder (MoCo v3) instead of NT-Xent",
     "patch-masks": "75% of the patches hidden instead of components: `mae_ours`",
     "no-colors": "no colour jitter and greyscale",
 }
@@ -46,7 +45,6 @@ STAGES = {
     "frontier/control": "patches of 4, 30 epochs",
     "patches/8": "patches of 8, 56 epochs",
     "patches/8-rate": "patches of 8, 56 epochs, twice the rate",
-    "patches/8-whole-view": "patches of 8, 56 epochs, the second crop of two stays whole",
     "patches/8-then-4": "patches of 8, 56 epochs, then of 4, 14 epochs",
     "patches/8-then-4-half-rate": "the same, the encoder goes on at half the rate",
     "patches/8-then-4-fifth-rate": "the same, at a fifth of the rate",

@@ -149,8 +149,6 @@ class MaskingConfig(Settings):
     """The prefix whose share is closest to the ratio, or the released code's, one component shorter."""
     enabled: bool = True
     """Hide anything at all: off, the encoder sees whole images, as in SimCLR."""
-    whole_view: bool = False
-    """Hide nothing of the second crop, which the contrastive loss compares with the first."""
 
 
 @dataclass(frozen=True)
@@ -170,13 +168,13 @@ class ObjectiveConfig(Settings):
     contrastive_weight: NonNegative | None = None
     """Weight of the loss between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
     contrastive: str = "nt_xent"
-    """The loss between the two crops: nt_xent (SimCLR); with an EMA teacher of whole crops moco (MoCo v3), data2vec or,
-    for both, moco(tokens=1.0), options momentum, temperature, layers, hidden; or a registered one."""
+    """The loss between the two crops: nt_xent (SimCLR); or, of one crop, data2vec (options momentum, layers): at each
+    position the token that an EMA teacher has of the whole crop; or a registered one."""
     temperature: Positive = 0.2
     """For NT-Xent: its softmax temperature."""
     local_views: WholeNumber | None = None
-    """For nt_xent and moco of a ViT: so many windows of each crop, of half its patches a side, are to find the image's
-    other crop too (multi-crop, Caron et al. 2020); none if not given, or 2 for photographs."""
+    """For nt_xent and a ViT: so many windows of each crop, of half its patches a side, are to find the image's other
+    crop too (multi-crop, Caron et al. 2020); none if not given, or 2 for photographs."""
 
 
 @dataclass(frozen=True)
@@ -375,9 +373,6 @@ class Config(Settings):
         require(predicts or self.objective.contrastive_weight != 0, "objective.reconstruction_weight", rule, 0)
         rule = "true unless objective.reconstruction_weight is 0 and components are hidden, not patches"
         require(masking.enabled or not (predicts or pixels), "masking.enabled", rule, masking.enabled)
-        hides, contrasts = masking.enabled and not pixels, self.objective.contrastive_weight != 0
-        rule = "false unless components are hidden beside a contrastive loss, which takes two crops"
-        require(not masking.whole_view or (hides and contrasts), "masking.whole_view", rule, masking.whole_view)
         constant = self.space.name != "learned" or self.objective.scale == "constant"
         rule = "'constant' where space.name is 'learned', whose loss is relative to the hidden energy"
         require(constant, "objective.scale", rule, self.objective.scale)

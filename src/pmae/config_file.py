@@ -22,6 +22,10 @@ USUAL = {"augment.extra": (), "objective.local_views": 0, "optim.name": "adamw"}
 """What some settings are derived to be unless a GPU and the images call for something else."""
 
 
+RETIRED = {"masking.whole_view": False}
+"""Settings that were taken out again, and what they are in runs that did not use them."""
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """Plain nested dictionary, ready for JSON."""
     return dataclasses.asdict(config)
@@ -54,6 +58,11 @@ def of_older_versions(values: Any) -> Any:
         if isinstance(part, dict) and before in part:
             require(after not in part, old, f"left out, for it is called {new} now and that is there too", part[before])
             part[after] = part.pop(before)
+    for name, unused in RETIRED.items():
+        section, key = name.split(".")
+        if isinstance(part := values.get(section), dict):
+            found = part.pop(key, unused)
+            require(found == unused, name, f"{unused}, as it was taken out again", found)
     if isinstance(values.get("objective"), dict):
         values["objective"] = {"contrastive_weight": 0.0, "local_views": 0, **values["objective"]}
     if isinstance(values.get("augment"), dict):

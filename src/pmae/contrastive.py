@@ -1,13 +1,12 @@
-"""Losses between two crops of an image, beside masked prediction: NT-Xent (SimCLR), and targets from an EMA teacher.
+"""Losses beside masked prediction: NT-Xent between two crops of an image (SimCLR), and tokens of an EMA teacher.
 
-The teacher (momentum encoder) gives keys for InfoNCE as in MoCo v3, and tokens as in data2vec. The student sees masked
-crops, the teacher whole ones. It moves in the forward pass of a training step, so that plain, captured, resumed and
-distributed runs have the same one; it is saved with the decoder and thrown away with it.
+The student sees masked crops, the teacher (momentum encoder) whole ones, as in data2vec. It moves in the forward pass
+of a training step, so that plain, captured, resumed and distributed runs have the same one; it is saved with the
+decoder and thrown away with it.
 """
 
 import copy
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
@@ -15,13 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pmae.config import ObjectiveConfig
-from pmae.errors import UserError, require
+from pmae.errors import require
 from pmae.models.encoder import Encoder
 from pmae.plugins import find, register
-from pmae.validation import Count, NonNegative, Positive, Rule
+from pmae.validation import Count, Rule
 
 HIDDEN, OUT = 1024, 128  # widths of the projection head
-KEY = 256  # numbers of a query and of a key of MoCo v3, as published
 LAYERS = 4  # how many of a ViT's last blocks make a token's target
 
 Gather = Callable[[Tensor], Tensor]
@@ -55,10 +53,9 @@ def nt_xent(z: Tensor, temperature: float) -> Tensor:
 
 
 def info_nce(queries: Tensor, keys: Tensor, temperature: float) -> Tensor:
-    """Symmetric InfoNCE (MoCo v3, Chen et al. 2021) of points (2B, D) on the unit sphere, first views first.
+    """InfoNCE (van den Oord et al. 2018) of points (2B, D) on the unit sphere, first views first.
 
-    Each query is to find the key of the other view of its image among those of all B. The mean, without the paper's
-    factor of 4 temperature.
+    Each query is to find the key of the other view of its image among those of all B.
     """
     q, k = queries.unflatten(0, (2, -1)), keys.unflatten(0, (2, -1)).flip(0)
     partner = torch.arange(q.shape[1], device=q.device).repeat(2)
@@ -87,36 +84,24 @@ def token_targets(layers: list[Tensor]) -> Tensor:
     return torch.stack([functional.layer_norm(each.float(), each.shape[2:]) for each in layers]).mean(0)
 
 
-def mlp_head(*widths: int) -> nn.Sequential:
-    """Linear layers with batch normalization; ReLU between them, and no affine map at the end (MoCo v3)."""
-    layers: list[nn.Module] = []
-    for depth, (before, after) in enumerate(pairwise(widths), 2):
-        last = depth == len(widths)
-        norm = nn.BatchNorm1d(after, affine=not last, track_running_stats=False)
-        layers += [nn.Linear(before, after, bias=False), norm, *([] if last else [nn.ReLU()])]
-    return nn.Sequential(*layers)
-
-
 class Teacher(nn.Module):
-    """An encoder and a head whose weights are exponential moving averages of the student's."""
+    """An encoder whose weights are exponential moving averages of the student's."""
 
-    def __init__(self, encoder: Encoder, head: nn.Module, momentum: float, layers: int) -> None:
+    def __init__(self, encoder: Encoder, momentum: float, layers: int) -> None:
         super().__init__()
         self.encoder = copy.deepcopy(encoder).requires_grad_(False)
-        self.head = copy.deepcopy(head).requires_grad_(False)
         self.momentum, self.layers = momentum, layers
         # The fp32 master weights: a captured step computes with bf16 copies of them in the layers' places.
         self._masters: list[Tensor] = list(self.parameters())
-        self._students: list[Tensor] = [*encoder.parameters(), *head.parameters()]
+        self._students: list[Tensor] = list(encoder.parameters())
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
-    def forward(self, x: Tensor, gather: Gather) -> tuple[Tensor, list[Tensor]]:
-        """Keys (2B, D) of whole crops on the unit sphere, and their tokens after each of the last blocks."""
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """The tokens of whole crops after each of the last blocks."""
         with torch.no_grad():
             if self.training:
                 self._move()
-            tokens, layers = self.encoder.layers(x, self.layers)
-            return functional.normalize(self.head(gather(tokens.mean(1))).float(), dim=1), layers
+            return self.encoder.layers(x, self.layers)[1]
 
     def _move(self) -> None:
         torch._foreach_lerp_(self._masters, self._students, 1 - self.momentum)
@@ -136,40 +121,6 @@ class TokenPredictor(nn.Sequential):
         return functional.smooth_l1_loss(self(tokens).float(), token_targets(layers))
 
 
-@register("contrastive", "moco")
-class MoCo(nn.Module):
-    """MoCo v3: masked crops as queries, whole ones as the teacher's keys; `tokens` is the weight of data2vec's loss."""
-
-    takes_tokens = takes_local = True
-
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        momentum: Momentum = 0.99,
-        temperature: Positive = 0.2,
-        tokens: NonNegative = 0.0,
-        layers: Count = LAYERS,
-        hidden: Count = 1024,
-    ) -> None:
-        super().__init__()
-        self.projector = mlp_head(encoder.width, hidden, hidden, KEY)
-        self.predictor = mlp_head(KEY, hidden, KEY)
-        self.token_predictor = TokenPredictor(encoder.width) if tokens else None
-        self.teacher = Teacher(encoder, self.projector, momentum, layers if tokens else 0)
-        self.temperature, self.token_weight = temperature, tokens
-
-    def forward(self, tokens: Tensor, x: Tensor, gather: Gather, local: Sequence[Tensor] = ()) -> Tensor:
-        keys, layers = self.teacher(x, gather)
-        found = [self.predictor(self.projector(each)).float() for each in (gather(tokens.mean(1)), *local)]
-        with torch.autocast(x.device.type, enabled=False):
-            queries = [functional.normalize(each, dim=1) for each in found]
-            loss = torch.stack([info_nce(each, keys, self.temperature) for each in queries]).mean()
-        if self.token_predictor is None:
-            return loss
-        return loss + self.token_weight * self.token_predictor.loss(tokens, layers)
-
-
 @register("contrastive", "data2vec")
 class Data2Vec(nn.Module):
     """data2vec (Baevski et al. 2022): at each position of a masked crop, the teacher's token of the whole one."""
@@ -179,10 +130,10 @@ class Data2Vec(nn.Module):
     def __init__(self, encoder: Encoder, *, momentum: Momentum = 0.99, layers: Count = LAYERS) -> None:
         super().__init__()
         self.token_predictor = TokenPredictor(encoder.width)
-        self.teacher = Teacher(encoder, nn.Identity(), momentum, layers)
+        self.teacher = Teacher(encoder, momentum, layers)
 
     def forward(self, tokens: Tensor, x: Tensor, gather: Gather) -> Tensor:
-        return self.token_predictor.loss(tokens, self.teacher(x, nn.Identity())[1])
+        return self.token_predictor.loss(tokens, self.teacher(x))
 
 
 def draw_windows(count: int, grid: tuple[int, int], device: torch.device) -> Tensor:
@@ -215,9 +166,8 @@ class Contrastive:
         self.predicts_tokens = any(isinstance(part, TokenPredictor) for part in self.module.modules())
         self.encoder, self.local_views = encoder, config.local_views or 0
         takes = encoder.is_vit and getattr(self.module, "takes_local", False)
-        if self.local_views and not takes:
-            rule = "0 unless encoder.name is a ViT and objective.contrastive nt_xent or moco"
-            raise UserError(f"objective.local_views must be {rule}, got {self.local_views}")
+        rule = "0 unless encoder.name is a ViT and objective.contrastive nt_xent"
+        require(takes or not self.local_views, "objective.local_views", rule, self.local_views)
 
     def __call__(self, tokens: Tensor, x: Tensor) -> Tensor:
         """The weighted loss of tokens (2B, N, width), first views before second ones, of the whole images (2B, ...)."""

@@ -34,7 +34,6 @@ ALIKE = 0.8
 Those have 0.36 to 0.69 (CIFAR-10, Imagenette, Tiny ImageNet, flowers), blood cells, skin and H&E 0.93 to 0.98."""
 PLAIN_VIT = re.compile(r"vit_tiny|vit_(tiny|small|base|large)_patch\d+(_reg\d+)?_\d+(\..*)?")
 """Names of encoders that can drop tokens, as local views need; of others it would have to be looked up."""
-LOCAL = ("nt_xent", "moco")
 """Contrastive losses that take local views."""
 SMALL_NETWORKS = {"encoder.width": 96, "encoder.depth": 4, "encoder.heads": 6}
 SMALL_NETWORKS |= {"decoder.width": 96, "decoder.depth": 1, "decoder.heads": 6}
@@ -112,8 +111,8 @@ class Case:
     @property
     def takes_windows(self) -> bool:
         """Whether encoder and contrastive loss can have local views."""
-        vit = PLAIN_VIT.fullmatch(self.config.encoder.name) is not None
-        return vit and self.config.objective.contrastive in LOCAL
+        vit, nt_xent = PLAIN_VIT.fullmatch(self.config.encoder.name), ObjectiveConfig().contrastive
+        return vit is not None and self.config.objective.contrastive == nt_xent
 
     @property
     def distorts_colors(self) -> bool | None:

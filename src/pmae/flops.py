@@ -1,20 +1,19 @@
 """Floating-point operations of a training step in closed form: what the work is, however it is carried out."""
 
 import functools
-import inspect
 import math
 from typing import Any
 
 import timm
 import torch
 
-from pmae.config import VIT_TINY, Config, EncoderConfig, ObjectiveConfig
-from pmae.contrastive import HIDDEN, KEY, OUT, Data2Vec, MoCo
+from pmae.config import VIT_TINY, Config, EncoderConfig
+from pmae.contrastive import HIDDEN, OUT
 from pmae.errors import UserError
 from pmae.masking import nominal_ratio, visible_patches
 from pmae.models.decoder import SIZES
 from pmae.models.encoder import is_vit_name, patch_sides, timm_recipe
-from pmae.plugins import find
+from pmae.plugins import parse
 from pmae.spaces.fixed import FEW_CHANNELS
 from pmae.spaces.pca import patch_side
 
@@ -40,9 +39,8 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     What would be predicted in vain is MAE's, and taken off unless `whole`: the peers do that work, we do not. The fused
     blocks also leave out the last projection of those tokens, 3 x 2Tw^2, which is not taken off. The last line is
     PMAE's, whose T is N + 1; with pixels as target it is half of that. With a contrastive loss there are two views
-    of everything (of a whole one the encoder's alone), with its heads and the forward pass of its teacher; the batch's
-    similarities are left out, as they grow with it. Crops, norms, activations, masks and the optimizer are not counted:
-    they are costs, not work.
+    of everything, with its heads or the forward pass of its teacher; the batch's similarities are left out, as they
+    grow with it. Crops, norms, activations, masks and the optimizer are not counted: they are costs, not work.
     """
     channels, height, width = shape
     patch = config.encoder.patch_size
@@ -68,17 +66,17 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     one = linear + 3 * blocks + projection_flops(config, shape)
     if not config.objective.contrastive_weight:
         return one
-    encoded = 2 * 2 * patches * numbers * wide + 3 * deep * _block(tokens, wide)
-    both = one + (encoded if config.masking.whole_view else one)
-    window = max(1, height // rows // 2) * max(1, width // columns // 2)
-    views = config.objective.local_views or 0
-    local = views * 3 * deep * _block(window + 1, wide)
-    local += 2 * 2 * patches * numbers * wide if views else 0  # patches to tokens, once more
+    embedded = 2 * patches * numbers * wide
     if config.objective.contrastive == "nt_xent":
-        head = 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
-        return both + 2 * (local + (1 + views) * head)
-    whole_crop = 2 * patches * numbers * wide + deep * _block(patches + 1, wide)  # the teacher's
-    return both + 2 * (local + whole_crop + _teacher_heads(config.objective, wide, patches))
+        window = max(1, height // rows // 2) * max(1, width // columns // 2)
+        local, heads = config.objective.local_views or 0, 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
+        windows = local * 3 * deep * _block(window + 1, wide) + bool(local) * 2 * embedded
+        return 2 * (one + windows + (1 + local) * heads)
+    name, _ = parse(config.objective.contrastive, "objective.contrastive")
+    if name != "data2vec":
+        raise UserError(f"operations are counted for objective.contrastive nt_xent and data2vec, got {name!r}")
+    teacher, predictor = embedded + deep * _block(patches + 1, wide), 3 * 2 * 2 * patches * wide**2
+    return 2 * (one + teacher + predictor)
 
 
 @functools.cache  # one of timm takes a tenth of a second to build, and tables count the same one for many runs
@@ -94,20 +92,6 @@ def _encoder_sides(encoder: EncoderConfig, shape: tuple[int, int, int]) -> tuple
     if net.num_prefix_tokens != 1 or weights != depth * 12 * width**2:
         raise UserError(f"operations are counted for a ViT with [CLS] and MLPs four times as wide, got {name!r}")
     return width, depth
-
-
-def _teacher_heads(config: ObjectiveConfig, width: int, patches: int) -> int:
-    """Projectors of student and teacher and the student's predictor (MoCo v3), and the predictor of tokens."""
-    name, views = config.contrastive, 1 + (config.local_views or 0)
-    loss = find("contrastive", name, "objective.contrastive")
-    if loss.func not in (MoCo, Data2Vec):
-        raise UserError(f"operations are counted for objective.contrastive nt_xent, moco and data2vec, got {name!r}")
-    options, tokens = inspect.signature(loss).parameters, 3 * 2 * 2 * patches * width**2
-    if loss.func is Data2Vec:
-        return tokens
-    hidden = options["hidden"].default
-    projector, predictor = width * hidden + hidden**2 + hidden * KEY, 2 * KEY * hidden
-    return 2 * (projector + views * 3 * (projector + predictor)) + (tokens if options["tokens"].default else 0)
 
 
 def _block(tokens: int, width: int) -> int:

@@ -54,21 +54,14 @@ class MaskedAutoencoder(nn.Module):
         noise = torch.rand(rows, self.mask_group_count, generator=generator, device=device)
         return masking.Draw(noise, torch.full((), ratio, device=device), masking.visible_patches(self.patches, ratio))
 
-    def predict(
-        self, x: Tensor, mask: masking.PatchMask | None = None, whole: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Patches (B, N, P), or the hidden ones in a mask's order, and the encoder's patch tokens (B, N, width).
-
-        Of `whole` images, which hide nothing, there are tokens after those of the others.
-        """
+    def predict(self, x: Tensor, mask: masking.PatchMask | None = None) -> tuple[Tensor, Tensor]:
+        """Patches (B, N, P), or the hidden ones in a mask's order, and the encoder's patch tokens (B, N, width)."""
         with self._autocast(x):
-            seen = x if whole is None else torch.cat([x, whole])
-            prefix, tokens = self.encoder(seen) if mask is None else self.encoder(seen, mask.keep)
+            prefix, tokens = self.encoder(x) if mask is None else self.encoder(x, mask.keep)
             if not self.config.objective.reconstruction_weight:
                 count = self.patches if mask is None else mask.drop.shape[1]
                 return x.new_zeros(len(x), count, x[0].numel() // self.patches), tokens
-            masked = (prefix, tokens) if whole is None else (prefix[: len(x)], tokens[: len(x)])
-            patches = self.decoder(*masked, None if mask is None else mask.order)
+            patches = self.decoder(prefix, tokens, None if mask is None else mask.order)
         return patches.float(), tokens
 
     def compare(
@@ -106,21 +99,17 @@ class PrincipalMAE(MaskedAutoencoder):
         return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
 
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
-        crops, whole = x, None
-        if self.config.masking.whole_view and self.training:
-            x, whole = x.chunk(2)  # second crops come after the first
-            draw = masking.Draw(draw.noise[: len(x)], draw.ratio, draw.visible)
         z, hidden, visible = self.hide(x, draw)
-        patches, tokens = self.predict(visible if self.config.masking.enabled else x, whole=whole)
+        patches, tokens = self.predict(visible if self.config.masking.enabled else x)
         y = unpatchify(patches, self.patch, self.encoder.shape)
         share = (self.space.variance_share * hidden).sum(1).expand(len(x))
         if not self.on_pixels:
             found = objectives.on_components(self.space.project_bf16(y), z, hidden, self.objective)
-            return self.compare(found, self.space.variance.sum(), tokens, share, crops)
+            return self.compare(found, self.space.variance.sum(), tokens, share, x)
         # Standardized pixels have a variance of 1 each, which coefficients without an inverse do not add up to.
         energy = float(x[0].numel()) if math.isinf(self.space.tolerance) else self.space.variance.sum()
         found = objectives.on_pixels(y, x - visible, self.objective)
-        return self.compare(found, energy, tokens, share, crops)
+        return self.compare(found, energy, tokens, share, x)
 
 
 class MAE(MaskedAutoencoder):

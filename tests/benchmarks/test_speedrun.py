@@ -18,7 +18,7 @@ STILL = ["--set", "optim.base_lr", "1e-30", "--set", "optim.weight_decay", "0"]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("speedrun")
-    arguments = ["--tiny", "--epochs", "2", "1", "--target", "0.01", "--set", "masking.whole_view", "true", *STILL]
+    arguments = ["--tiny", "--epochs", "2", "1", "--target", "0.01", "--set", "objective.temperature", "0.3", *STILL]
     assert main([*arguments, "--out", str(out)]) == 0
     assert main([*arguments, "--out", str(out)]) == 2  # the folder is taken
     return out
@@ -32,7 +32,7 @@ def test_it_runs_to_its_end_and_writes_what_it_found(made: Path) -> None:
     logged = [line["linear"] for run in runs for line in run.metrics() if "linear" in line]
     assert [look["linear"] for look in found["looks"]] == logged
     assert found["test"].keys() == {"linear", "knn"}
-    assert [run.config.masking.whole_view for run in runs] == [True, True]
+    assert [run.config.objective.temperature for run in runs] == [0.3, 0.3]
     assert [len(run.evaluations) for run in runs] == [0, 1]  # the test images were looked at once
     page = (made / "speedrun.md").read_text()
     assert page.startswith("# Speedrun: 1% after ")

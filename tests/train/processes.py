@@ -128,7 +128,7 @@ def every_scenario(folder: Path, most: int) -> dict[str, list[int]]:
     codes["mae-of-2"] = together(2, folder / "mae-of-2", **MAE)
     for count in (1, 2):
         codes[f"contrast-{count}"] = together(count, folder / f"contrast-{count}", objective__contrastive_weight=1.0)
-        codes[f"moco-{count}"] = together(count, folder / f"moco-{count}", **MOCO)
+        codes[f"teacher-{count}"] = together(count, folder / f"teacher-{count}", **TEACHER)
         codes[f"muon-{count}"] = together(count, folder / f"muon-{count}", optim__name="muon")
         codes[f"staged-{count}"] = together(count, folder / f"staged-{count}", **STAGED)
     codes["staged occupied"] = together(2, folder / "staged-2", **STAGED)
@@ -229,7 +229,7 @@ MAE = {"space__name": "pixels", "masking__masked_variance": None, "masking__mask
 RESNET = {"encoder__name": "resnet10t", **dict.fromkeys(("encoder__width", "encoder__depth", "encoder__heads"))}
 MAE |= {"objective__target": "patches", "objective__scale": "mean", "masking__ratio_schedule": "uniform"}
 
-MOCO = {"objective__contrastive_weight": 1.0, "objective__contrastive": "moco(tokens=1.0, hidden=32)"}
+TEACHER = {"objective__contrastive_weight": 1.0, "objective__contrastive": "data2vec"}
 CLIPPED = {"optim__clip_norm": 0.05}
 STAGED = {"encoder__patch_size": 2, "encoder__first_patch_size": 4, "train__epochs": 2, "optim__warmup_epochs": 0.4}
 

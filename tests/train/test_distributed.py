@@ -65,7 +65,7 @@ def tensors(run: Run) -> dict[str, torch.Tensor]:
         ("of-1", "parts"),
         ("mae", "mae-of-2"),
         ("contrast-1", "contrast-2"),
-        ("moco-1", "moco-2"),
+        ("teacher-1", "teacher-2"),
         ("muon-1", "muon-2"),
         ("contrast-1", "sharded-contrast"),
     ],
