@@ -1,16 +1,22 @@
 """Every run of every study is a command that the program takes, and what is done is not done again."""
 
 import argparse
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from benchmarks.studies import STUDIES, commands, pretraining
+from benchmarks.studies import STUDIES, Study
+from benchmarks.studies.__main__ import commands, main, pretraining
 
 from pmae import api
 from pmae.cli import parsed
 from pmae.config import Config, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
+from pmae.errors import UserError
+from pmae.runs import Run
+from pmae.sweep.find import finished
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -41,3 +47,38 @@ def test_a_finished_run_is_left_and_a_begun_one_goes_on(tmp_path: Path, tiny: Co
 def test_a_study_to_choose_by_leaves_the_test_images_alone() -> None:
     options = argparse.Namespace(data="photographs/", root="data", seed=0, out="runs", epochs=None)
     assert [command[1] for command in commands(STUDIES["steps"], "local", options)] == ["pretrain"]
+
+
+@pytest.fixture
+def tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments that run a study of three: one waits for another's encoder, one is refused."""
+    np.save(tmp_path / "images.npy", np.random.default_rng(0).integers(0, 255, (40, 8, 8, 3), dtype=np.uint8))
+    runs = {"first": "", "second": "--encoder.weights {out}/first", "refused": "--optim.base-lr -1"}
+    sizes = "--encoder.width 16 --encoder.depth 1 --encoder.heads 2 --decoder.width 16 --decoder.depth 1"
+    shared = f"--patch-size 4 --epochs 1 --decoder.heads 2 --train.device cpu {sizes}"
+    monkeypatch.setitem(STUDIES, "tiny", Study("?", runs, shared, ""))
+    return ["studies", "tiny", "--data", str(tmp_path / "images.npy"), "--out", str(tmp_path / "out"), "--run"]
+
+
+def test_several_run_at_a_time_and_what_fails_leaves_the_others_alone(
+    tiny_study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*tiny_study, "--jobs", "2"])
+    with pytest.raises(
+        UserError, match=r"not all runs .*: refused \(exit code must be 0 of pmae pretrain .*, got 2\)$"
+    ):
+        main()
+    first, second = (Run(tmp_path / "out" / name) for name in ("first", "second"))
+    assert finished(first)
+    assert finished(second)
+    assert str(second.config.encoder.weights) == str(first.path)
+    assert "must be above 0, got -1" in (tmp_path / "out" / "refused.log").read_text()
+
+
+def test_nothing_begins_when_the_time_is_up(
+    tiny_study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*tiny_study, "--minutes", "1e-9"])
+    with pytest.raises(UserError, match=r"first \(the time was up\); second \(first came to none\)"):
+        main()
+    assert not list((tmp_path / "out").iterdir())

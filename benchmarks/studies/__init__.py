@@ -1,25 +1,7 @@
-"""The studies behind the pages in results/, each run as two commands: pretraining, then one look at the test images.
-Where a study is there to choose by, the second is left out.
+"""The studies behind the pages in results/: questions, and the runs that answer them."""
 
-    python -m benchmarks.studies                                    all studies and their runs
-    python -m benchmarks.studies photographs --data imagenette/     the commands of one study
-    python -m benchmarks.studies photographs ours simclr --data imagenette/ --out runs/photographs --run
-
-What is finished in --out is left as it is, what was stopped goes on from its checkpoint. `--epochs` shortens all
-runs, to see on a small set that they work; several calls with other names may share a card.
-"""
-
-import argparse
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
-from pathlib import Path
-
-from pmae.errors import UserError, require_known
-from pmae.runs import Run
-from pmae.sweep.find import finished
 
 ADAMW = "--optim.name adamw"
 """What is derived for small images now is Muon; these were, or are to be set beside, runs with AdamW."""
@@ -42,6 +24,11 @@ class Study:
     runs: dict[str, str]
     shared: str
     evaluate: str = "--protocols linear mlp knn --seeds 0 1 2"
+
+    def base(self, name: str) -> str | None:
+        """The run from whose encoder one starts, if there is one."""
+        found = re.search(r"\{out\}/(\S+)", self.runs[name])
+        return found[1] if found else None
 
 
 PHOTOGRAPHS = Study(
@@ -241,57 +228,3 @@ STUDIES = {
     "stages": STAGES,
     "medical": MEDICAL,
 }
-
-
-def pretraining(study: Study, name: str, options: argparse.Namespace) -> list[str]:
-    """The command that pretrains one run of a study, or goes on with it."""
-    out = Path(options.out) / name
-    if (out / "config.json").exists():
-        return ["pmae", "pretrain", "--out", str(out), "--resume"]
-    given = ["--data", options.data, "--root", options.root, "--seed", str(options.seed), "--out", str(out)]
-    shorter = ["--epochs", str(options.epochs)] if options.epochs else []
-    own = f"{study.shared} {study.runs[name]}".replace("{out}", shlex.quote(str(options.out)))
-    return ["pmae", "pretrain", *shlex.split(own), *given, *shorter]
-
-
-def commands(study: Study, name: str, options: argparse.Namespace) -> Iterator[list[str]]:
-    """What is still to be done for one run; the baselines of a study are measured with its first run."""
-    out = Path(options.out) / name
-    if not (out.exists() and finished(Run(out))):
-        yield pretraining(study, name, options)
-    if study.evaluate and not (out.exists() and Run(out).evaluations):
-        alone = [] if name == next(iter(study.runs)) else ["--no-baselines"]
-        yield ["pmae", "evaluate", str(out), *shlex.split(study.evaluate), *alone]
-
-
-def main() -> None:
-    """List the studies, print the commands of one, or run them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?")
-    parser.add_argument("names", nargs="*", help="runs of the study; all if not given")
-    parser.add_argument("--data", default="cifar10", help="a named set, or a folder")
-    parser.add_argument("--root", default="data", help="folder of named sets")
-    parser.add_argument("--out", default="runs")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, help="instead of the study's own")
-    parser.add_argument("--run", action="store_true", help="run the commands instead of printing them")
-    options = parser.parse_args()
-    if options.study is None:
-        for name, study in STUDIES.items():
-            print(f"{name}: {study.question}\n  {' '.join(study.runs)}")
-        return
-    require_known("study", [options.study], STUDIES)
-    study = STUDIES[options.study]
-    require_known("names", options.names, study.runs)
-    for name in options.names or study.runs:
-        for command in commands(study, name, options):
-            print(shlex.join(command), flush=True)
-            if options.run:
-                subprocess.run([sys.executable, "-m", *command], check=True)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(f"error: {error}")
