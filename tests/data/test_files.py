@@ -144,6 +144,35 @@ def test_split_folders_are_honoured(tmp_path: Path, held_out: tuple[str, ...]) -
     assert (splits.val is None) == ("val" not in held_out)
 
 
+@pytest.mark.parametrize("train, val, test", [("train", "valid", None), ("Training", None, "Testing"),
+                                              ("TRAIN", "validation", "test")])  # fmt: skip
+def test_split_folders_have_several_names(tmp_path: Path, train: str, val: str | None, test: str | None) -> None:
+    """Else all would be trained on, and the splits would be taken for the classes."""
+    for place in (name for name in (train, val, test) if name):
+        save(tmp_path / place / "cat" / "1.png", pixels(4, 4))
+        save(tmp_path / place / "dog" / "2.png", pixels(4, 4))
+    splits = read(tmp_path, labels="folders")
+    assert splits.train.names == (f"{train}/cat/1.png", f"{train}/dog/2.png")
+    assert (splits.val and splits.val.names[0], splits.test and splits.test.names[0]) == (
+        val and f"{val}/cat/1.png", test and f"{test}/cat/1.png"
+    )  # fmt: skip
+    assert splits.train.classes == ("cat", "dog")
+
+
+def test_two_folders_for_one_split_are_refused(tmp_path: Path) -> None:
+    for place in ("train", "val", "valid"):
+        save(tmp_path / place / "1.png", pixels(4, 4))
+    with pytest.raises(UserError, match="one folder for val, got val/ and valid/"):
+        read(tmp_path)
+
+
+def test_classes_named_like_a_split_stay_classes(tmp_path: Path) -> None:
+    """A train beside a tram, or beside a test tube."""
+    for place in ("train", "tram", "test tube"):
+        save(tmp_path / place / "1.png", pixels(4, 4))
+    assert read(tmp_path, labels="folders").train.classes == ("test tube", "train", "tram")
+
+
 def test_a_lone_train_folder_is_not_a_split(tmp_path: Path) -> None:
     save(tmp_path / "train" / "1.png", pixels(4, 4))
     save(tmp_path / "more" / "2.png", pixels(4, 4))
