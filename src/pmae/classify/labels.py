@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmae.config import DataConfig
-from pmae.data.files import FileSamples
+from pmae.data.files import FileSamples, split_called
 from pmae.data.images import ImageSet, Splits
 from pmae.data.sets import LARGEST_KEPT, converts, is_sharded, load_settled
 from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown, with_shape
@@ -20,6 +21,7 @@ from pmae.evaluate.features import hold_out
 SEPARATOR = ";"
 """Between the labels of one image, in a table."""
 TABLES = (".csv", ".parquet")
+WHOLE = re.compile(r"[+-]?\d+")
 Rows = list[dict[str, Any]]
 
 
@@ -144,7 +146,7 @@ def _read_rows(path: Path) -> Rows:
             rows: Rows = _parquet().read_table(path).to_pylist()
         else:
             with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file, strict=True))
+                rows = list(csv.DictReader(file, strict=True, skipinitialspace=True))
     require(bool(rows), f"labels: {path}", "a table with rows", "none")
     columns = len([name for name in rows[0] if name is not None])
     for number, row in enumerate(rows, 2):
@@ -157,9 +159,7 @@ def _from_table(path: Path, folder: Path, config: DataConfig) -> tuple[DataConfi
     require(config.max_images is None, "data.max_images", "left unset for a table of files", config.max_images)
     rows = _read_rows(path)
     targets, classes = _targets(rows, path)
-    files, splits = [str(row["file"]) for row in rows], [str(row.get("split") or "train") for row in rows]
-    for split in splits:
-        require(split in SPLITS, f"split in {path}", f"one of {', '.join(SPLITS)}", split)
+    files, splits = [str(row["file"]) for row in rows], [_split_of(row.get("split") or "train", path) for row in rows]
     _check_files(files, splits, folder, path)
     # The number of a sample is its row, so that a file that cannot be read takes its row with it.
     places = {split: [i for i, own in enumerate(splits) if own == split] for split in SPLITS if split in splits}
@@ -172,6 +172,13 @@ def _from_table(path: Path, folder: Path, config: DataConfig) -> tuple[DataConfi
         split: Labelled(replace(p.images, labels=None, classes=()), targets[p.targets]) for split, p in parts.items()
     }
     return config, LabelledData(path.stem, classes, notes=read.notes, **kept)
+
+
+def _split_of(cell: object, path: Path) -> str:
+    split = split_called(str(cell))
+    if split is None:
+        raise UserError(f"split in {path} must be one of {', '.join(SPLITS)}, got {str(cell)!r}")
+    return split
 
 
 def _check_files(files: list[str], splits: list[str], folder: Path, path: Path) -> None:
@@ -222,10 +229,10 @@ def _is_float(cell: object) -> bool:
             float(cell)
         except ValueError:
             return False
-        return not cell.strip().lstrip("+-").isdigit()
+        return not WHOLE.fullmatch(cell.strip())
     return isinstance(cell, float)
 
 
 def _in_order(label: str) -> tuple[int, str]:
-    """Numbers by value, before names."""
-    return (int(label), "") if label.lstrip("-").isdigit() else (2**63, label)
+    """Numbers by value, before names; 07 and 7 are two labels."""
+    return (int(label), label) if WHOLE.fullmatch(label) else (2**63, label)
