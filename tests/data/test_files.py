@@ -144,8 +144,10 @@ def test_split_folders_are_honoured(tmp_path: Path, held_out: tuple[str, ...]) -
     assert (splits.val is None) == ("val" not in held_out)
 
 
-@pytest.mark.parametrize("train, val, test", [("train", "valid", None), ("Training", None, "Testing"),
-                                              ("TRAIN", "validation", "test")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [("train", "valid", None), ("Training", None, "Testing"), ("TRAIN", "validation", "test")],
+)
 def test_split_folders_have_several_names(tmp_path: Path, train: str, val: str | None, test: str | None) -> None:
     """Else all would be trained on, and the splits would be taken for the classes."""
     for place in (name for name in (train, val, test) if name):
@@ -153,9 +155,8 @@ def test_split_folders_have_several_names(tmp_path: Path, train: str, val: str |
         save(tmp_path / place / "dog" / "2.png", pixels(4, 4))
     splits = read(tmp_path, labels="folders")
     assert splits.train.names == (f"{train}/cat/1.png", f"{train}/dog/2.png")
-    assert (splits.val and splits.val.names[0], splits.test and splits.test.names[0]) == (
-        val and f"{val}/cat/1.png", test and f"{test}/cat/1.png"
-    )  # fmt: skip
+    for part, name in ((splits.val, val), (splits.test, test)):
+        assert (None if part is None else part.names[0]) == (name and f"{name}/cat/1.png")
     assert splits.train.classes == ("cat", "dog")
 
 

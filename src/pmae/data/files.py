@@ -82,7 +82,7 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
-    """The folders of splits by the names that they usually have (Training, valid, ...); none unless some are held out."""
+    """The folders of splits under the names they usually have (Training, valid); none unless some are held out."""
     found: dict[str, Path] = {}
     for entry in _entries(folder):
         split = split_called(entry.name)
