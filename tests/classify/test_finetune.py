@@ -379,9 +379,17 @@ def other_shape(tmp: Path) -> list[object]:
     return ["--data", tmp / "t.npz"]
 
 
+def no_number(tmp: Path) -> list[object]:
+    images = stripes(np.arange(6) % 3).astype(np.float32)
+    images[5, 0, 0, 0] = np.nan
+    np.savez(tmp / "t.npz", images=images, labels=np.arange(6) % 3)
+    return ["--data", tmp / "t.npz"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        (no_number, "the train images must be finite numbers, got NaN or infinity in 1 of 6 images"),
         (one_image, "class 'down' must be of at least 2 training images, got 1"),
         (other_classes, "labels of test must be classes of train (across, down, slanted), got 'up'"),
         (

@@ -288,6 +288,16 @@ def test_a_folder_of_broken_files_alone_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_a_float_file_with_nan_counts_as_unreadable(tmp_path: Path) -> None:
+    """As where a satellite saw nothing: it would be an answer of NaN, or NaN in what is fitted."""
+    whole = save(tmp_path / "a.tif", pixels(8, 8).astype(np.float32))
+    for number, value in enumerate((np.nan, np.inf)):
+        save(tmp_path / f"b{number}.tif", np.where(np.arange(64).reshape(8, 8) == 9, np.float32(value), whole))
+    with pytest.warns(UserWarning, match=r"2 unreadable files: 'b0.tif' \(ValueError: NaN or infinity"):
+        splits = read(tmp_path)
+    np.testing.assert_array_equal(splits.train.images, whole[None, None])
+
+
 def test_a_decompression_bomb_counts_as_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "a.png", pixels(8, 8))
     save(tmp_path / "bomb.png", np.zeros((100, 100), np.uint8))

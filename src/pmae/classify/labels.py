@@ -12,7 +12,7 @@ import numpy as np
 
 from pmae.config import DataConfig
 from pmae.data.files import FileSamples, split_called
-from pmae.data.images import ImageSet, Splits
+from pmae.data.images import ImageSet, Splits, require_finite
 from pmae.data.sets import LARGEST_KEPT, converts, is_sharded, load_settled
 from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown, with_shape
 from pmae.errors import UserError, failing_as, optional, require
@@ -101,7 +101,10 @@ def with_validation(data: LabelledData, share: float, seed: int) -> LabelledData
 
 
 def _check(data: LabelledData) -> None:
-    """Refuse what cannot be learned: too few images of a class, or a class that only a held-out part has."""
+    """Refuse what cannot be learned: NaN, too few images of a class, or a class that only a held-out part has."""
+    for name, part in {"train": data.train, "val": data.val, "test": data.test}.items():
+        if part is not None:
+            require_finite(f"the {name} images", part.images.images)
     require(len(data.classes) >= 2 or data.multi_label, "labels", "of two classes or more", data.classes)
     counts = per_class(data.train, len(data.classes))
     for name, part in {"val": data.val, "test": data.test}.items():
