@@ -20,6 +20,8 @@ from pmae.data.streamed import untold
 from pmae.derive import resolve
 from pmae.evaluate.probes import online_probe
 from pmae.models.described import adopted
+from pmae.models.encoder import require_network
+from pmae.models.weights import require_weights
 from pmae.runs import Run, learned_on
 from pmae.train import loop
 from pmae.train.distributed import is_main
@@ -80,6 +82,10 @@ class Prepared:
 def prepare(config: Config, images: Any, draw: Callable[[Run], object] | None) -> Prepared:
     """Read what `config.data` names, or take `images` in memory, and settle what follows from them."""
     asked = config.data
+    # Images may take minutes to read; what is wrong without them is told before.
+    require_network(config.encoder.name)
+    if config.encoder.weights:
+        require_weights(config.encoder.weights)
     data, whole = load_settled(asked) if images is None else (asked, in_memory(images, asked))
     splits = with_held_out(whole)
     encoder = adopted(config.encoder, splits.train.shape)
