@@ -47,6 +47,17 @@ def test_a_run_is_given_as_itself_or_as_its_path(tiny: Config, tmp_path: Path) -
         pmae.load_encoder(tmp_path / "nothing")
 
 
+def test_nan_in_held_out_images_is_told_before_training(tiny: Config, tmp_path: Path) -> None:
+    """It would be the R2 at the end."""
+    images = np.random.default_rng(0).normal(size=(64, 1, 16, 16)).astype(np.float32)
+    held_out = images[:8].copy()
+    held_out[3, 0, 0, 0] = np.nan
+    splits = Splits("toy", ImageSet(images), val=ImageSet(held_out))
+    with pytest.raises(UserError, match="the val images must be finite numbers, got NaN or infinity in 1 of 8 images"):
+        pmae.pretrain(tiny, splits, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("loader", [False, True])
 def test_a_torch_data_set_is_data(tiny: Config, tmp_path: Path, loader: bool) -> None:
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (64, 3, 16, 16), dtype=np.uint8))

@@ -69,6 +69,16 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.filterwarnings("ignore:the images are float32")
+def test_an_array_with_nan_is_refused_and_nothing_is_written(run: Run, tmp_path: Path) -> None:
+    images = pixels(6, *SHAPE).astype(np.float32)
+    images[4, 0, 0, 0] = np.nan
+    np.save(tmp_path / "in.npy", images)
+    with pytest.raises(UserError, match="finite numbers, got NaN or infinity in 1 of 6 images"):
+        embed(run, tmp_path / "in.npy", tmp_path / "out.csv", device="cpu")
+    assert left_in(tmp_path) == {"in.npy"}
+
+
 def test_a_folder_becomes_features_names_and_labels(run: Run, tmp_path: Path) -> None:
     names = ["b/2.png", "a/1.png", "a/deep/0.png", "b/10.png", "a.png/3.png"]
     images = dict(zip(names, write_images(tmp_path / "in", names), strict=True))

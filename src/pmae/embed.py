@@ -14,7 +14,7 @@ from torch import Tensor
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import read_ahead, to_device
-from pmae.data.images import ImageSet, as_tensor, require_like
+from pmae.data.images import ImageSet, as_tensor, require_finite, require_like
 from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, require_known
 from pmae.evaluate.features import evaluating
@@ -89,6 +89,7 @@ class Embedder:
 
     def _parts(self, images: np.ndarray) -> Iterator[Tensor]:
         """Features on the device, of batches of one size each."""
+        require_finite("data", images)
         with evaluating(self.encoder), exact_products():
             for start in range(0, len(images), self.at_once):
                 x = to_device(as_tensor(images[start : start + self.at_once]), self.device)

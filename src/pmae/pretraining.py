@@ -13,13 +13,15 @@ from pmae.config import Config, DataConfig, replace
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.color import hues_of
-from pmae.data.images import ImageSet, Splits, fingerprint, require_like
+from pmae.data.images import ImageSet, Splits, fingerprint, require_finite, require_like
 from pmae.data.limit import limited_images
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.data.streamed import untold
 from pmae.derive import resolve
 from pmae.evaluate.probes import online_probe
 from pmae.models.described import adopted
+from pmae.models.encoder import require_network
+from pmae.models.weights import require_weights
 from pmae.runs import Run, learned_on
 from pmae.train import loop
 from pmae.train.distributed import is_main
@@ -80,6 +82,10 @@ class Prepared:
 def prepare(config: Config, images: Any, draw: Callable[[Run], object] | None) -> Prepared:
     """Read what `config.data` names, or take `images` in memory, and settle what follows from them."""
     asked = config.data
+    # Images may take minutes to read; what is wrong without them is told before.
+    require_network(config.encoder.name)
+    if config.encoder.weights:
+        require_weights(config.encoder.weights)
     data, whole = load_settled(asked) if images is None else (asked, in_memory(images, asked))
     splits = with_held_out(whole)
     encoder = adopted(config.encoder, splits.train.shape)
@@ -91,7 +97,16 @@ def prepare(config: Config, images: Any, draw: Callable[[Run], object] | None) -
         reasons["data.channels"] = "some files are grey and others in color"
     probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
     require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
+    _require_finite(splits, probe)
     return Prepared(config, reasons, given, whole, splits, probe, draw)
+
+
+def _require_finite(splits: Splits, probe: Splits) -> None:
+    """Of the images that are not trained on; fitting tells of NaN in the others."""
+    held_out = {f"the {name} images": part for name, part in splits.parts.items() if name != "train"}
+    probing = {f"{name} of probe.data": part for name, part in probe.parts.items() if probe is not splits}
+    for name, part in {**held_out, **probing}.items():
+        require_finite(name, part.images)
 
 
 def resolved(config: Config, splits: Splits) -> tuple[Config, dict[str, str]]:

@@ -173,6 +173,34 @@ def test_labels_come_in_every_form(
     assert classes == (["0", "1", "2"] if form is in_npz else list(CLASSES))
 
 
+@pytest.mark.parametrize("names", [("-1", "7", "007"), ("²", "--3", "1.b"), ("日本", "été à Paris", "3")])
+def test_labels_may_be_any_names(
+    names: tuple[str, ...], run: Run, labelled: Path, linear: Path, tmp_path: Path, command: Command
+) -> None:
+    called = dict(zip(CLASSES, names, strict=True))
+    table = write_table(tmp_path / "t.csv", table_of(labelled, lambda path: called[path.parent.name]))
+    given = ("--data", labelled, "--labels", table, "--method", "linear", "--out", tmp_path / "c")
+    code, said = command("finetune", run.path, *given)
+    assert code == 0, said
+    kept = pmae.load_classifier(tmp_path / "c", "cpu")
+    assert set(kept.classes) == set(names)
+    images = stripes(np.repeat(np.arange(3), 9), seed=3)
+    own = pmae.load_classifier(linear, "cpu").predict(images)
+    assert kept.predict(images) == [called[name] for name in own]
+
+
+def test_a_table_may_have_spaces_and_other_names_of_splits(
+    run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    splits = ("Training", "valid", "test", "train")
+    lines = [f"{row['file']}, {row['label']}, {splits[i % 4]}" for i, row in enumerate(table_of(labelled))]
+    (tmp_path / "t.csv").write_text("\n".join(["file, label, split", *lines]))
+    given = ("--data", labelled, "--labels", tmp_path / "t.csv", "--method", "linear", "--out", tmp_path / "c")
+    code, said = command("finetune", run.path, *given)
+    assert code == 0, said
+    assert "30 train, 15 val, 15 test images, 3 classes" in said
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_tables_are_evaluated_on_as_folders_are(labelled: Path, tmp_path: Path, command: Command) -> None:
     run = make_run(tmp_path / "run")
@@ -316,6 +344,11 @@ def floats(tmp: Path) -> list[object]:
     return ["--data", write_table(folder / "t.csv", table_of(folder, lambda path: 0.5))]
 
 
+def other_split(tmp: Path) -> list[object]:
+    folder = write_folder(tmp / "d", 2)
+    return ["--data", write_table(folder / "t.csv", [{**row, "split": "holdout"} for row in table_of(folder)])]
+
+
 def no_label(tmp: Path) -> list[object]:
     folder = write_folder(tmp / "d", 2)
     rows = table_of(folder)
@@ -346,9 +379,17 @@ def other_shape(tmp: Path) -> list[object]:
     return ["--data", tmp / "t.npz"]
 
 
+def no_number(tmp: Path) -> list[object]:
+    images = stripes(np.arange(6) % 3).astype(np.float32)
+    images[5, 0, 0, 0] = np.nan
+    np.savez(tmp / "t.npz", images=images, labels=np.arange(6) % 3)
+    return ["--data", tmp / "t.npz"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        (no_number, "the train images must be finite numbers, got NaN or infinity in 1 of 6 images"),
         (one_image, "class 'down' must be of at least 2 training images, got 1"),
         (other_classes, "labels of test must be classes of train (across, down, slanted), got 'up'"),
         (
@@ -362,6 +403,7 @@ def other_shape(tmp: Path) -> list[object]:
         (floats, "must be a name or a whole number, got '0.5'"),
         (lambda tmp: ["--data", tmp, "--labels", "nowhere.csv"], "labels: there is no file 'nowhere.csv'"),
         (no_label, "must be a class, got nothing"),
+        (other_split, "t.csv must be one of train, val, test, got 'holdout'"),
         (other_shape, "that the run was trained on, 3 channels of 8x8, got 3 channels of 9x9; give arrays of"),
         (lambda tmp: ["--data", "digits", "--epochs", "0"], ": --epochs must be at least 1, got 0"),
         (lambda tmp: ["--data", tmp / "nowhere"], "nowhere"),

@@ -18,6 +18,7 @@ from scipy.special import softmax
 import pmae
 from pmae.classify import FinetuneConfig
 from pmae.classify.finetune import finetune
+from pmae.errors import UserError
 from pmae.runs import Run
 
 from .conftest import CLASSES, SIDE, make_run, stripes, write_folder
@@ -113,6 +114,18 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     code, said = command("predict", linear, "--data", new, *words)
     assert (code, message in said) == (2, True), said
     assert {path.name for path in tmp_path.iterdir()} == {"new"}
+
+
+@pytest.mark.filterwarnings("ignore:the images are float32")
+def test_no_number_gets_no_answer(linear: Path, tmp_path: Path, command: Command) -> None:
+    images = stripes(np.arange(3)).astype(np.float32)
+    images[1, 2, 2, 0] = np.nan
+    np.save(tmp_path / "new.npy", images)
+    code, said = command("predict", linear, "--data", tmp_path / "new.npy", "-o", tmp_path / "p.csv")
+    assert (code, "--data must be finite numbers, got NaN or infinity in 1 of 3 images" in said) == (2, True), said
+    assert not (tmp_path / "p.csv").exists()
+    with pytest.raises(UserError, match="NaN or infinity in 1 of 3 images"):
+        pmae.load_classifier(linear, "cpu").predict(images)
 
 
 @pytest.fixture(scope="module")

@@ -113,6 +113,13 @@ def test_several_labels_an_image_and_several_classifiers(
     assert "All labels are right for" in page
     assert "average precision (%)" in page
     assert page.count("<figure>") == 3
+    alone = load(tmp_path / "c", "c")
+    assert not alone.main.coverage, "which probability an answer has is not asked of several"
+    (rough,) = (own.words for own in advice(alone) if own.title == "Rough probabilities")
+    assert "diagram of how often answers are right" in rough
+    assert command("report", tmp_path / "c", "-o", tmp_path / "c.html")[0] == 0
+    assert "With 95% intervals." in page
+    assert "With 95% intervals." not in (tmp_path / "c.html").read_text()
 
 
 def test_a_damaged_or_foreign_folder_is_one_sentence(tested: Path, run: Run, tmp_path: Path, command: Command) -> None:

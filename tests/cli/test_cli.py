@@ -42,6 +42,20 @@ def pretrain(*arguments: object) -> int:
     return main(["pretrain", *map(str, arguments), *SMALL])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--encoder", "vit_tinny"], "--encoder: unknown name 'vit_tinny'; did you mean 'vit_tiny'"),
+        (["--init", "weights/nowhere"], "--init must be a run folder"),
+    ],
+)
+def test_what_is_wrong_without_the_images_is_told_before_they_are_read(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pretrain", "--data", str(tmp_path / "missing/"), *words, "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_pretrain_prints_its_settings_and_says_what_it_derived(
     array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

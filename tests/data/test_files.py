@@ -144,6 +144,36 @@ def test_split_folders_are_honoured(tmp_path: Path, held_out: tuple[str, ...]) -
     assert (splits.val is None) == ("val" not in held_out)
 
 
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [("train", "valid", None), ("Training", None, "Testing"), ("TRAIN", "validation", "test")],
+)
+def test_split_folders_have_several_names(tmp_path: Path, train: str, val: str | None, test: str | None) -> None:
+    """Else all would be trained on, and the splits would be taken for the classes."""
+    for place in (name for name in (train, val, test) if name):
+        save(tmp_path / place / "cat" / "1.png", pixels(4, 4))
+        save(tmp_path / place / "dog" / "2.png", pixels(4, 4))
+    splits = read(tmp_path, labels="folders")
+    assert splits.train.names == (f"{train}/cat/1.png", f"{train}/dog/2.png")
+    for part, name in ((splits.val, val), (splits.test, test)):
+        assert (None if part is None else part.names[0]) == (name and f"{name}/cat/1.png")
+    assert splits.train.classes == ("cat", "dog")
+
+
+def test_two_folders_for_one_split_are_refused(tmp_path: Path) -> None:
+    for place in ("train", "val", "valid"):
+        save(tmp_path / place / "1.png", pixels(4, 4))
+    with pytest.raises(UserError, match="one folder for val, got val/ and valid/"):
+        read(tmp_path)
+
+
+def test_classes_named_like_a_split_stay_classes(tmp_path: Path) -> None:
+    """A train beside a tram, or beside a test tube."""
+    for place in ("train", "tram", "test tube"):
+        save(tmp_path / place / "1.png", pixels(4, 4))
+    assert read(tmp_path, labels="folders").train.classes == ("test tube", "train", "tram")
+
+
 def test_a_lone_train_folder_is_not_a_split(tmp_path: Path) -> None:
     save(tmp_path / "train" / "1.png", pixels(4, 4))
     save(tmp_path / "more" / "2.png", pixels(4, 4))
@@ -256,6 +286,16 @@ def test_a_folder_of_broken_files_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(UserError, match=r"at least one readable image.*a.png"):
         read(tmp_path)
+
+
+def test_a_float_file_with_nan_counts_as_unreadable(tmp_path: Path) -> None:
+    """As where a satellite saw nothing: it would be an answer of NaN, or NaN in what is fitted."""
+    whole = save(tmp_path / "a.tif", pixels(8, 8).astype(np.float32))
+    for number, value in enumerate((np.nan, np.inf)):
+        save(tmp_path / f"b{number}.tif", np.where(np.arange(64).reshape(8, 8) == 9, np.float32(value), whole))
+    with pytest.warns(UserWarning, match=r"2 unreadable files: 'b0.tif' \(ValueError: NaN or infinity"):
+        splits = read(tmp_path)
+    np.testing.assert_array_equal(splits.train.images, whole[None, None])
 
 
 def test_a_decompression_bomb_counts_as_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

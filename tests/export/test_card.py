@@ -34,6 +34,9 @@ def test_the_card_tells_data_input_use_and_settings(make_run: Any, tmp_path: Pat
     assert text.startswith("---\nlibrary_name: timm\n")
     assert 'timm.create_model("local-dir:mine", pretrained=True)' in text
     assert "3 x 16 x 16 (channels, height, width), trained on uint8, values 0 to 255." in text
+    assert (
+        "the short side to 16 (bicubic, with antialiasing), then the centre of 16 x 16. Photographs are upright" in text
+    )
     assert "toy: 64 train images.\n- a note" in text
     assert "Not evaluated with labels." in text
     assert "encoder.width               16" in text

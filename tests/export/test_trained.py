@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
-from pmae.config import Config, DataConfig, replace
+from pmae.config import Config, replace
 from pmae.data.decode import decode
 from pmae.data.images import Splits
 from pmae.derive import resolve
@@ -17,6 +17,7 @@ from pmae.export import export
 from pmae.models.weights import load_weights
 from pmae.train.checkpoint import load_encoder
 from pmae.train.loop import pretrain
+from pmae.train.start import reading_for
 
 
 def test_a_trained_run_goes_out_and_comes_back_bit_for_bit(tiny: Config, toy: Splits, tmp_path: Path) -> None:
@@ -31,13 +32,16 @@ def test_a_trained_run_goes_out_and_comes_back_bit_for_bit(tiny: Config, toy: Sp
         assert all(torch.equal(tensor, start.tensors[name]) for name, tensor in encoder.net.state_dict().items())
 
 
-def test_others_cut_a_picture_as_the_run_cut_its_files(make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("resize", [16, None])
+def test_others_cut_a_picture_as_embed_does(make_run, tmp_path: Path, resize: int | None) -> None:  # type: ignore[no-untyped-def]
+    """Also where the run's own files had one size, and one of another size comes later."""
     transformers = pytest.importorskip("transformers")
-    run = make_run(resize=16)
+    run = make_run(resize=resize)
     smooth = np.add.outer(np.arange(32), 2 * np.arange(48)).astype(np.uint8)
     Image.fromarray(np.stack([smooth, smooth[::-1], smooth // 2], -1)).save(tmp_path / "a.png")
     _, _, standardize = load_encoder(run)
-    ours = standardize(torch.tensor(decode(tmp_path / "a.png", DataConfig(resize=16))))
+    reading = reading_for(run, str(tmp_path / "a.png"))
+    ours = standardize(torch.tensor(decode(tmp_path / "a.png", reading)))
     for kind in ("timm", "huggingface"):
         export(run.path, kind, tmp_path / kind)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "huggingface")

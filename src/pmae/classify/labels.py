@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmae.config import DataConfig
-from pmae.data.files import FileSamples
-from pmae.data.images import ImageSet, Splits
+from pmae.data.files import FileSamples, split_called
+from pmae.data.images import ImageSet, Splits, require_finite
 from pmae.data.sets import LARGEST_KEPT, converts, is_sharded, load_settled
 from pmae.data.streamed import SPLITS, SampleSet, read_samples, shown, with_shape
 from pmae.errors import UserError, failing_as, optional, require
@@ -20,6 +21,7 @@ from pmae.evaluate.features import hold_out
 SEPARATOR = ";"
 """Between the labels of one image, in a table."""
 TABLES = (".csv", ".parquet")
+WHOLE = re.compile(r"[+-]?\d+")
 Rows = list[dict[str, Any]]
 
 
@@ -99,7 +101,10 @@ def with_validation(data: LabelledData, share: float, seed: int) -> LabelledData
 
 
 def _check(data: LabelledData) -> None:
-    """Refuse what cannot be learned: too few images of a class, or a class that only a held-out part has."""
+    """Refuse what cannot be learned: NaN, too few images of a class, or a class that only a held-out part has."""
+    for name, part in {"train": data.train, "val": data.val, "test": data.test}.items():
+        if part is not None:
+            require_finite(f"the {name} images", part.images.images)
     require(len(data.classes) >= 2 or data.multi_label, "labels", "of two classes or more", data.classes)
     counts = per_class(data.train, len(data.classes))
     for name, part in {"val": data.val, "test": data.test}.items():
@@ -144,7 +149,7 @@ def _read_rows(path: Path) -> Rows:
             rows: Rows = _parquet().read_table(path).to_pylist()
         else:
             with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file, strict=True))
+                rows = list(csv.DictReader(file, strict=True, skipinitialspace=True))
     require(bool(rows), f"labels: {path}", "a table with rows", "none")
     columns = len([name for name in rows[0] if name is not None])
     for number, row in enumerate(rows, 2):
@@ -157,9 +162,7 @@ def _from_table(path: Path, folder: Path, config: DataConfig) -> tuple[DataConfi
     require(config.max_images is None, "data.max_images", "left unset for a table of files", config.max_images)
     rows = _read_rows(path)
     targets, classes = _targets(rows, path)
-    files, splits = [str(row["file"]) for row in rows], [str(row.get("split") or "train") for row in rows]
-    for split in splits:
-        require(split in SPLITS, f"split in {path}", f"one of {', '.join(SPLITS)}", split)
+    files, splits = [str(row["file"]) for row in rows], [_split_of(row.get("split") or "train", path) for row in rows]
     _check_files(files, splits, folder, path)
     # The number of a sample is its row, so that a file that cannot be read takes its row with it.
     places = {split: [i for i, own in enumerate(splits) if own == split] for split in SPLITS if split in splits}
@@ -172,6 +175,13 @@ def _from_table(path: Path, folder: Path, config: DataConfig) -> tuple[DataConfi
         split: Labelled(replace(p.images, labels=None, classes=()), targets[p.targets]) for split, p in parts.items()
     }
     return config, LabelledData(path.stem, classes, notes=read.notes, **kept)
+
+
+def _split_of(cell: object, path: Path) -> str:
+    split = split_called(str(cell))
+    if split is None:
+        raise UserError(f"split in {path} must be one of {', '.join(SPLITS)}, got {str(cell)!r}")
+    return split
 
 
 def _check_files(files: list[str], splits: list[str], folder: Path, path: Path) -> None:
@@ -222,10 +232,10 @@ def _is_float(cell: object) -> bool:
             float(cell)
         except ValueError:
             return False
-        return not cell.strip().lstrip("+-").isdigit()
+        return not WHOLE.fullmatch(cell.strip())
     return isinstance(cell, float)
 
 
 def _in_order(label: str) -> tuple[int, str]:
-    """Numbers by value, before names."""
-    return (int(label), "") if label.lstrip("-").isdigit() else (2**63, label)
+    """Numbers by value, before names; 07 and 7 are two labels."""
+    return (int(label), label) if WHOLE.fullmatch(label) else (2**63, label)

@@ -63,9 +63,7 @@ class FileSamples(Samples):
 
 def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
     """The image files of each split in order, none of them opened."""
-    roots = {split: folder / split for split in SPLITS if (folder / split).is_dir()}
-    if "train" not in roots or len(roots) == 1:
-        roots = {"train": folder}
+    roots = _split_folders(folder) or {"train": folder}
     passed_over: Counter[str] = Counter()
     found = {s: [str(path.relative_to(folder)) for path in walk_images(root, passed_over)] for s, root in roots.items()}
     if not any(found.values()):
@@ -83,6 +81,25 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
     return SampleSet(printable(folder.resolve().name), samples, tuple(notes))
 
 
+def _split_folders(folder: Path) -> dict[str, Path]:
+    """The folders of splits under the names they usually have (Training, valid); none unless some are held out."""
+    found: dict[str, Path] = {}
+    for entry in _entries(folder):
+        split = split_called(entry.name)
+        if split and entry.is_dir():
+            if split in found:
+                both = f"{found[split].name}/ and {entry.name}/"
+                raise UserError(f"data.source: the folder {folder} must have one folder for {split}, got {both}")
+            found[split] = folder / entry.name
+    return {split: found[split] for split in SPLITS if split in found} if "train" in found and len(found) > 1 else {}
+
+
+def split_called(name: str) -> str | None:
+    """The split that a name stands for: `Training` and `valid` are train and val."""
+    named = _NAMED.fullmatch(name)
+    return named[1].lower() if named else None
+
+
 def image_sample(path: Path) -> SampleSet:
     """One image file as a folder of one."""
     return SampleSet(printable(path.stem), {"train": FileSamples(path.parent, [path.name], None, ())})
@@ -96,12 +113,7 @@ def is_image(path: Path) -> bool:
 def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
     """Image files below a folder in sorted order; hidden ones are skipped, linked folders and runs are counted."""
     passed_over = Counter() if passed_over is None else passed_over
-    try:
-        with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise UserError(f"data.source: the folder {folder} cannot be listed: {error.strerror}") from error
-    for entry in found:
+    for entry in _entries(folder):
         if entry.is_dir(follow_symlinks=False):
             if all(os.path.isfile(os.path.join(entry, file)) for file in RUN_FILES):
                 passed_over["folders of runs were passed over"] += 1
@@ -111,6 +123,15 @@ def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterat
             passed_over["linked folders were not followed"] += 1
         elif entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".") and os.path.isfile(entry):
             yield folder / entry.name
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder, by name."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"data.source: the folder {folder} cannot be listed: {error.strerror}") from error
 
 
 def printable(path: str | Path) -> str:

@@ -102,6 +102,16 @@ def require_like(parameter: str, images: ImageSet, shape: Sequence[int], dtype: 
         )
 
 
+def require_finite(parameter: str, images: np.ndarray | OnDemand) -> None:
+    """Refuse arrays with NaN or infinity, which would come out as an answer; files of such are unreadable."""
+    if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
+        return
+    bad = sum(not np.isfinite(image).all() for image in images)
+    rule = f"{parameter} must be finite numbers, got NaN or infinity"
+    if bad:
+        raise UserError(f"{rule} in {bad:,} of {len(images):,} images")
+
+
 def _require_shape(parameter: str, shape: Sequence[int], found: Sequence[int]) -> None:
     if tuple(found) == tuple(shape):
         return

@@ -203,6 +203,8 @@ def _read(
             pixels = decode(Path(name), config, content)
         if pixels.dtype.name not in DTYPES:
             raise ValueError(f"unsupported depth {pixels.dtype}")
+        if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
+            raise ValueError("NaN or infinity among its values")
         return Picture(name, pixels, vector=isinstance(content, np.ndarray) and content.ndim == 1)
     # Decoders raise whatever a broken file trips over (OSError, SyntaxError, struct.error, MemoryError, ...).
     except Exception as error:

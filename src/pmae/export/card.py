@@ -167,7 +167,8 @@ def _picture(source: Source) -> str:
     (height, width), resized = source.shape[1:], source.resized
     sides = f"the short side to {resized[0]}" if source.crop_mode == "center" else f"to {resized[0]} x {resized[1]}"
     kept = "" if source.crop_mode == "squash" and source.crop_pct == 1 else f", then the centre of {height} x {width}"
-    return f"A picture of another size is resized, {sides} ({source.interpolation}, with antialiasing){kept}."
+    turned = "Photographs are upright first, as their EXIF data say: `PIL.ImageOps.exif_transpose(image)`."
+    return f"A picture of another size is resized, {sides} ({source.interpolation}, with antialiasing){kept}. {turned}"
 
 
 def _data(source: RunSource) -> str:

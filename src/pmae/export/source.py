@@ -141,16 +141,17 @@ def load_source(path: Run | Path | str, epoch: int | None) -> Source:
         head = Head(*own.head, own.card.pooling, own.classes, own.card.multi_label)
         network, dtype = EncoderConfig(**own.card.encoder), np.dtype(own.card.dtype)
         parts: dict[str, Any] = {"encoder": own.encoder, "standardize": own.embedder.standardize}
-        return Source(**parts, network=network, dtype=dtype, head=head, **_reading(own.card))
+        return Source(**parts, network=network, dtype=dtype, head=head, **_reading(own.card, own.card.shape))
     run = Run(path)
     require(run.method != "weights", "run", "one that was trained here, not weights that were given", str(run.path))
     config, encoder, standardize = load_encoder(run, epoch)
     state, dtype = read_state(run.checkpoint(epoch)), np.dtype(run.environment["data"]["dtype"])
     parts = {"encoder": encoder, "standardize": standardize, "network": config.encoder, "dtype": dtype}
-    return RunSource(**parts, run=run, epoch=state["epoch"], config=config, **_reading(config.data))
+    reading = _reading(config.data, run.shape)
+    return RunSource(**parts, run=run, epoch=state["epoch"], config=config, **reading)
 
 
-def _reading(read: DataConfig | Card) -> dict[str, Any]:
-    """Arrays were taken whole, so pictures are; files as the settings say."""
-    names = ("crop_mode", "crop_pct", "interpolation") if read.resize else ()
+def _reading(read: DataConfig | Card, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """How files of another size become such images, as `pmae embed` and `pmae predict` make them; only squares do."""
+    names = ("crop_mode", "crop_pct", "interpolation") if shape[1] == shape[2] else ()
     return {name: getattr(read, name) for name in names}

@@ -126,10 +126,9 @@ def pool(prefix: Tensor, patches: Tensor) -> dict[str, Tensor]:
 
 def build_encoder(config: EncoderConfig, shape: tuple[int, int, int]) -> Encoder:
     """An untrained encoder for images (C, H, W); `config.patch_size` must be resolved for a ViT."""
-    if config.name != "vit_tiny" and is_registered("encoder", parse(config.name, "encoder.name")[0]):
+    require_network(config.name)
+    if _is_ours(config.name):
         return _tried(config.name, shape, lambda: find("encoder", config.name, "encoder.name")(shape))
-    if config.name != "vit_tiny" and not timm.is_model(config.name):
-        raise unknown_name("encoder.name", config.name, ["vit_tiny", *TABLES["encoder"], *timm.list_models()])
     name, options = timm_recipe(config, shape)
     if config.name == "vit_tiny":
         # Without memory nothing is drawn: timm would take four times as long for it as for real weights.
@@ -141,6 +140,17 @@ def build_encoder(config: EncoderConfig, shape: tuple[int, int, int]) -> Encoder
         net.pos_embed = nn.Parameter(sine_cosine(options["embed_dim"], *net.patch_embed.grid_size), requires_grad=False)
         return Encoder(net, shape)
     return _tried(name, shape, lambda: timm.create_model(name, num_classes=0, pretrained=False, **options))
+
+
+def require_network(name: str) -> None:
+    """Refuse a name of no network, for which neither images nor weights are needed."""
+    if name != "vit_tiny" and not _is_ours(name) and not timm.is_model(name):
+        raise unknown_name("encoder.name", name, ["vit_tiny", *TABLES["encoder"], *timm.list_models()])
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an encoder of somebody's own is registered under this name."""
+    return name != "vit_tiny" and is_registered("encoder", parse(name, "encoder.name")[0])
 
 
 def _tried(name: str, shape: tuple[int, int, int], make: Callable[[], nn.Module]) -> Encoder:

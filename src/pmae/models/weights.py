@@ -88,6 +88,11 @@ def require_fit(said: str, expected: Mapping[str, Tensor], tensors: Mapping[str,
         raise UserError(f"{said}: {'; '.join(wrong[:3])}{more}")
 
 
+def require_weights(path: str) -> None:
+    """Refuse what are no weights by the names of the files, none of which is read."""
+    _locate(local(path))
+
+
 def _locate(path: Path) -> tuple[Path, Origin]:
     """The file of weights of a run, a folder or itself, and what lies beside it about its network."""
     if (path / "checkpoints").is_dir():

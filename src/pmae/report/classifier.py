@@ -62,6 +62,7 @@ def _chapter(one: ClassifierContents, anchor: str) -> Chapter:
         drawn = confusion(Score("finetune", one.card["pooling"], part.split, part.images, {}, **named))
         said = f"{part.images:,} images of {part.split}: percent of each true class (row) given each answer (column)."
         drawings.append(replace(drawn, caption=said))
+    if part.coverage:
         tables = [coverage_table(one), *tables]
     if part.mistakes:
         tables.append(mistakes_table(one))
@@ -134,7 +135,8 @@ def advice(one: ClassifierContents) -> Iterator[Advice]:
         )
         yield Advice("Uneven classes", words)
     if part.calibration.calibration_error > TRUSTED:
-        words = "Use the table of least probabilities below, not the probabilities themselves, to decide what to check."
+        table = "table of least probabilities" if part.coverage else "diagram of how often answers are right"
+        words = f"Use the {table} below, not the probabilities themselves, to decide what to check."
         yield Advice("Rough probabilities", words)
     commands = [command_line("predict", one.path, "--data", "new/", "-o", "predictions.csv")]
     commands += [command_line("explore", one.path)]
@@ -194,7 +196,9 @@ def metrics_table(classifiers: Sequence[ClassifierContents]) -> Table:
             error = 100 * part.calibration.calibration_error
             rows.append([one.name, part.split, part.images, *cells, error, 100 * part.drifted])
     header = ("classifier", "part", "images", *(n.replace("_", " ") for n in names), "calibration error", "drifted")
-    return Table("metrics", "Scores on images that were not trained on (%)", header, rows, "With 95% intervals.")
+    known = any(isinstance(cell, Interval) and cell.low is not None for row in rows for cell in row)
+    said = "With 95% intervals." if known else ""
+    return Table("metrics", "Scores on images that were not trained on (%)", header, rows, said)
 
 
 def coverage_table(one: ClassifierContents) -> Table:
