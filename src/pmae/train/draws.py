@@ -34,14 +34,19 @@ class Draws:
         self._config, self._model, self._world, self._device = config, model, world, batches.device
         self._batches, self._crops, self._augmentations = batches, crops, augmentations
 
+    def order(self, epoch: int) -> Tensor:
+        """Positions of the images (steps, batch) of an epoch."""
+        generator = torch.Generator(self._device).manual_seed(step_seed(self._config.train.seed, epoch, -1))
+        return self._batches.order(generator)[: self.steps * self.batch_size].view(self.steps, self.batch_size)
+
     def images(self, epoch: int, first: int) -> Iterator[Tensor]:
         """The images of every batch of an epoch from `first` on, or the crops of them that are cut from files."""
-        return self._images(epoch, first, self._order(epoch)[first:, self._world.rank_slice(self.batch_size)])
+        return self._images(epoch, first, self.order(epoch)[first:, self._world.rank_slice(self.batch_size)])
 
     def whole(self, step: int) -> tuple[Tensor, Inputs]:
         """Positions of the images of a step, and its inputs, of all processes together."""
         epoch, position = divmod(step, self.steps)
-        index = self._order(epoch)[position]
+        index = self.order(epoch)[position]
         images = next(self._images(epoch, position, index[None], whole=True))
         return index, self.inputs(epoch, position, images, whole=True)
 
@@ -59,11 +64,6 @@ class Draws:
         # Another seed than that of crops and masks, whose numbers it would repeat, and each process its own.
         own = seed ^ (self._world.rank + 1)
         return Inputs(images, None if self._crops else crops, draw, lr, mine, self.views, own)
-
-    def _order(self, epoch: int) -> Tensor:
-        """Positions of the images (steps, batch) of an epoch."""
-        generator = torch.Generator(self._device).manual_seed(step_seed(self._config.train.seed, epoch, -1))
-        return self._batches.order(generator)[: self.steps * self.batch_size].view(self.steps, self.batch_size)
 
     def _images(self, epoch: int, first: int, order: Tensor, whole: bool = False) -> Iterator[Tensor]:
         if self._crops is None:

@@ -17,11 +17,13 @@ from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.files import folder_path
+from pmae.models.weights import Pretrained
 from pmae.plugins import command_line, plugin_errors
 from pmae.runs import Run
 from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
+from pmae.train.distributed import ONE_PROCESS, World
 from pmae.train.draws import Draws
 from pmae.train.engines import Compiled, FastEngine, Graph
 from pmae.train.environment import BY_CALLBACK, StopSignal, kept_precision, pick_engine, same_bits, stop_signals
@@ -81,7 +83,7 @@ def ready(
 ) -> Iterator["Pretraining"]:
     """A run ready for its next step; inside, errors of plug-ins are sentences."""
     with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"):
-        training = Pretraining(config, splits, begun, on_checkpoint)
+        training = Pretraining(config, splits, *begun, on_checkpoint)
     with plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact"):
         yield training
 
@@ -90,11 +92,19 @@ class Pretraining:
     """A run in progress: the data on its device, the model, its optimizer and the step that joins them."""
 
     def __init__(
-        self, config: Config, splits: Splits, begun: Opened, on_checkpoint: Callable[[], None] = lambda: None
+        self,
+        config: Config,
+        splits: Splits,
+        run: Run,
+        device: torch.device,
+        pretrained: Pretrained | None = None,
+        world: World = ONE_PROCESS,
+        require_folder: Callable[[], None] = lambda: None,
+        on_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
-        run, device, world = self.run, self.device, self.world = begun.run, begun.device, begun.world
-        self.config, train, shape = config, config.train, splits.train.shape
-        self._require_folder, self._on_checkpoint = begun.require_folder, on_checkpoint
+        self.config, self.run, self.device, self.world = config, run, device, world
+        self._require_folder, self._on_checkpoint = require_folder, on_checkpoint
+        train, shape = config.train, splits.train.shape
         settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
         if None in (*settled, config.optim.base_lr):
             raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
@@ -107,7 +117,7 @@ class Pretraining:
         self.looks = torch.device("cpu") if lacks_float64(device) else device
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, shape, world)
-        self.model = setup.build_model(config, shape, space, begun.pretrained, device, world)
+        self.model = setup.build_model(config, shape, space, pretrained, device, world)
         self.metrics: dict[str, float] = {}
         augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
         self.draws = Draws(config, self.model, self.batches, crops, augmentations, world)
@@ -133,7 +143,7 @@ class Pretraining:
     def rehearse(self) -> None:
         """Take a step that nobody keeps, which tells whether there is memory for it."""
         self.model.train()
-        inputs = self.inputs(next(self.draws.images(0, 0)))
+        inputs = self.inputs(0, 0, next(self.draws.images(0, 0)))
         with same_bits(self.config.train.deterministic):
             self.stepper.rehearse(inputs) if isinstance(self.stepper, FastEngine) else self.stepper(inputs)
 
@@ -183,7 +193,7 @@ class Pretraining:
         self.model.train()
         for position, images in enumerate(self.draws.images(epoch, first), first):
             lr = self.peak_lr * rate_of_step(self.config.optim, self.step, self.steps, self.epochs)
-            self.stepper(self.inputs(images, lr))
+            self.stepper(self.inputs(epoch, position, images, lr))
             self.step += 1
             if self.config.train.callbacks:
                 self.callbacks("on_step", self)
@@ -206,9 +216,9 @@ class Pretraining:
         if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == self._last:
             self._save()
 
-    def inputs(self, images: Tensor, lr: float = 0.0) -> Inputs:
-        """All that the next step consumes."""
-        return self.draws.inputs(*divmod(self.step, self.steps), images, lr)
+    def inputs(self, epoch: int, position: int, images: Tensor, lr: float = 0.0) -> Inputs:
+        """All that a step consumes, given its images."""
+        return self.draws.inputs(epoch, position, images, lr)
 
     def _start_clock(self) -> None:
         self._timed_from, self._began = self.step, time.monotonic()

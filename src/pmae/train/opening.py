@@ -28,9 +28,9 @@ class Opened(NamedTuple):
 
     run: Run
     device: torch.device
-    world: World
     pretrained: Pretrained | None
     """The weights that it starts from, if it has not begun and there are any."""
+    world: World
     require_folder: Callable[[], None]
     """Refuses to go on where its folder was moved."""
 
@@ -65,7 +65,7 @@ def opened(
         forked = torch.random.fork_rng([device] if device.type == "cuda" else [])  # which every step seeds anew
         folder = run_folder(config, splits, out, resume, pretrained, world)
         with folder as (run, require_folder), memory_errors(config.train, device), forked:
-            yield Opened(run, device, world, pretrained, require_folder)
+            yield Opened(run, device, pretrained, world, require_folder)
 
 
 @contextlib.contextmanager
