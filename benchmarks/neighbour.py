@@ -84,7 +84,7 @@ def speed(seconds: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = create_run(Path(folder) / "run", config, describe_environment(splits, torch.device("cpu")))
         training = Pretraining(config, splits, run, torch.device("cpu"))
-        order, count, began = training.order(0), -2, 0.0
+        order, count, began = training.draws.order(0), -2, 0.0
         while count < 1 or time.monotonic() - began < seconds:
             position = (count + 2) % training.steps
             training.stepper(training.inputs(0, position, training.batches.take(order[position]), 1e-4))

@@ -23,7 +23,7 @@ def build(work: Work, engine: str) -> Steps:
     if engine == "compiled":
         # The step looks this method up at every call: the instance's own comes first.
         trainer.stepper.__dict__["measure"] = compiled(trainer.stepper.measure)
-    order = trainer.order(0)
+    order = trainer.draws.order(0)
 
     def steps(count: int) -> None:
         for number in range(count):

@@ -4,16 +4,18 @@ import copy
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from pmae import muon
 from pmae.config import Config, OptimConfig, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import build_method
-from pmae.muon import COEFFICIENTS, ITERATIONS, Muon, orthogonalized
+from pmae.muon import COEFFICIENTS, ITERATIONS, Muon, is_block_matrix, orthogonalized
 from pmae.runs import Run
 from pmae.train.distributed import require_divisible
 from pmae.train.loop import pretrain
@@ -41,16 +43,21 @@ def pieces(p: Tensor) -> list[Tensor]:
     return list(p.detach().chunk(3 if p.shape[0] == 3 * p.shape[1] else 1))
 
 
+def after_iterations(values: Tensor) -> Tensor:
+    """What becomes of singular values."""
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        values = a * values + b * values**3 + c * values**5
+    return values
+
+
 @pytest.mark.parametrize("size", [(5, 32, 32), (3, 24, 60)])
 def test_singular_vectors_stay_and_singular_values_are_near_one(size: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     given = torch.randn(size).double()
     left, values, right = torch.linalg.svd(given, full_matrices=False)
     values = values / values.norm(dim=-1, keepdim=True)
-    large = values > 0.02
-    for _ in range(ITERATIONS):
-        a, b, c = COEFFICIENTS
-        values = a * values + b * values**3 + c * values**5
+    large, values = values > 0.02, after_iterations(values)
     assert 0.6 < values[large].min() < values[large].max() < 1.3
     torch.testing.assert_close(left.mT @ orthogonalized(given) @ right.mT, torch.diag_embed(values), atol=1e-5, rtol=0)
 
@@ -83,6 +90,55 @@ def test_steps_are_those_of_torchs_muon_and_adamw() -> None:
         assert float((p.detach() - exact).norm() / (exact - before).norm()) < 0.03
     torch.testing.assert_close(model.head.weight, other.head.weight)
     torch.testing.assert_close(model.blocks[1]["fc1"].bias, other.blocks[1]["fc1"].bias)
+
+
+def test_groups_have_their_own_rates_and_are_orthogonalized_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first step, whose direction is the gradient's, in float64 against singular value decompositions."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(p.detach().double()) for p in matrices(Model())]
+    before, halves = [p.detach().clone() for p in parameters], (parameters[:5], parameters[5:])
+    given = zip(halves, (LR, LR / 4), (DECAY, 0.0), strict=True)
+    groups = [{"params": half, "lr": lr, "weight_decay": decay, "orthogonal": True} for half, lr, decay in given]
+    optimizer, stacks = Muon(groups), list[torch.Size]()
+    monkeypatch.setattr(muon, "orthogonalized", lambda x: stacks.append(x.shape) or orthogonalized(x))
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    gradients = [p.grad.clone() for p in parameters if p.grad is not None]
+    optimizer.step()
+    assert sorted(stacks) == [(4, 16, 40), (8, 16, 16)]
+    rates = [(group["lr"], group["weight_decay"]) for group in groups for _ in group["params"]]
+    for p, was, gradient, (lr, decay) in zip(parameters, before, gradients, rates, strict=True):
+        step = torch.cat([by_decomposition(piece) * 0.2 * max(piece.shape) ** 0.5 for piece in pieces(gradient)])
+        torch.testing.assert_close(p.detach(), was - lr * decay * was - lr * step, atol=1e-7, rtol=0)
+
+
+def by_decomposition(matrix: Tensor) -> Tensor:
+    """The polynomial of its singular values."""
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left @ torch.diag(after_iterations(values / values.norm())) @ right
+
+
+def test_copies_follow_where_only_some_matrices_have_one() -> None:
+    model = Model()
+    optimizer = build_optimizer(model, OptimConfig(name="muon"), on_graph=False)
+    assert isinstance(optimizer, Muon)
+    copies = {p: nn.Parameter(p.detach().bfloat16()) for p in matrices(model)[1:]}
+    for group in optimizer.param_groups:
+        group["lr"] = LR
+    for p in matrices(model):
+        leaf = copies.get(p, p)
+        leaf.grad = torch.randn_like(leaf)
+    before = [p.detach().clone() for p in matrices(model)]
+    optimizer.update_matrices(lambda p: copies.get(p, p))
+    assert not any(torch.equal(p, was) for p, was in zip(matrices(model), before, strict=True))
+    assert all(torch.equal(copy, p.bfloat16()) for p, copy in copies.items())
+
+
+def test_tables_of_relative_positions_are_no_matrices() -> None:
+    with torch.device("meta"):
+        swin = timm.create_model("swin_tiny_patch4_window7_224", num_classes=0)
+    chosen = {name.rpartition(".")[2] for name, p in swin.named_parameters() if is_block_matrix(name, p)}
+    assert chosen == {"weight"}
 
 
 def test_a_matrix_without_a_gradient_stays_as_it_is() -> None:

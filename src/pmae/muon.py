@@ -20,7 +20,8 @@ AS_ADAMW = 0.2
 
 def is_block_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Whether it is the matrix of a linear layer in a block of an encoder or decoder."""
-    return parameter.ndim == 2 and "blocks." in name
+    # Tables of relative positions (Swin, BEiT) have two dimensions too, but are no maps with singular vectors.
+    return parameter.ndim == 2 and "blocks." in name and name.endswith(".weight")
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -46,10 +47,11 @@ def orthogonalize_(matrices: list[Tensor]) -> None:
     for each in (piece for matrix in matrices for piece in pieces(matrix)):
         rows, columns = each.shape
         by_shape.setdefault((min(rows, columns), max(rows, columns)), ([], []))[rows > columns].append(each)
-    for (_, longer), (wide, tall) in by_shape.items():
-        found = orthogonalized(torch.stack([*wide, *(each.mT for each in tall)])).float() * (AS_ADAMW * longer**0.5)
-        turned = found[len(wide) :].mT.contiguous()
-        torch._foreach_copy_([*wide, *tall], [*found[: len(wide)].unbind(), *turned.unbind()])
+    for wide, tall in by_shape.values():
+        found = orthogonalized(torch.stack([*wide, *(each.mT for each in tall)]))
+        straight, turned = found.split([len(wide), len(tall)])
+        torch._foreach_copy_([*wide, *tall], [*straight.unbind(), *turned.mT.contiguous().unbind()])
+    torch._foreach_mul_(matrices, [AS_ADAMW * max(pieces(matrix)[0].shape) ** 0.5 for matrix in matrices])
 
 
 class Muon(torch.optim.AdamW):
@@ -75,19 +77,17 @@ class Muon(torch.optim.AdamW):
     @torch.no_grad()
     def update_matrices(self, leaf: Callable[[Any], Tensor] = lambda p: p) -> None:
         """Take a step with every matrix; `leaf` is where its gradient is, which becomes its copy if it is another."""
-        for group in self.orthogonal_groups:
-            parameters = [p for p in group["params"] if leaf(p).grad is not None]
-            if parameters:
-                self._update(group["lr"], group["weight_decay"], parameters, [leaf(p) for p in parameters])
-
-    def _update(self, lr: Tensor | float, decay: float, parameters: list[Tensor], leaves: list[Tensor]) -> None:
-        steps = self._directions(parameters, leaves)
+        parameters = [p for group in self.orthogonal_groups for p in group["params"] if leaf(p).grad is not None]
+        if not parameters:
+            return
+        steps = self._directions(parameters, [leaf(p) for p in parameters])
         orthogonalize_(steps)
-        torch._foreach_mul_(steps, lr)
-        torch._foreach_mul_(parameters, 1 - lr * decay)
-        torch._foreach_sub_(parameters, steps)
-        if leaves[0] is not parameters[0]:
-            torch._foreach_copy_(leaves, parameters)
+        step_of = dict(zip(parameters, steps, strict=True))
+        for group in self.orthogonal_groups:
+            if used := [p for p in group["params"] if p in step_of]:
+                _move(used, [step_of[p] for p in used], group["lr"], group["weight_decay"])
+        if copied := [p for p in parameters if leaf(p) is not p]:
+            torch._foreach_copy_([leaf(p) for p in copied], copied)
 
     def _directions(self, parameters: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
         """The means of past gradients brought up to date, and a look ahead from them (Nesterov)."""
@@ -100,3 +100,9 @@ class Muon(torch.optim.AdamW):
         torch._foreach_lerp_(momentum, directions, 1 - MOMENTUM)
         torch._foreach_lerp_(directions, momentum, MOMENTUM)
         return directions
+
+
+def _move(parameters: list[Tensor], steps: list[Tensor], lr: Tensor | float, decay: float) -> None:
+    torch._foreach_add_(steps, parameters, alpha=decay)
+    torch._foreach_mul_(steps, lr)
+    torch._foreach_sub_(parameters, steps)

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from pmae.plugins import register
 from pmae.runs import FIRST, Run
 from pmae.train.callbacks import Callback, Training
 from pmae.train.stages import first_stage
+from pmae.train.step import Plain
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -112,6 +114,24 @@ def test_a_first_stage_that_cannot_begin_leaves_nothing(staged: Config, toy: Spl
     weights = str(api.pretrain(narrow, toy, out=tmp_path / "narrow", quiet=True).path)
     with pytest.raises(UserError, match="does not fit the encoder"):
         api.pretrain(replace(staged, encoder__weights=weights), toy, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_stage_without_enough_memory_is_refused_before_the_first(
+    staged: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, patches = Plain.measure, list[int]()
+
+    def on_a_small_card(self: Plain, *inputs: Any) -> tuple[Tensor, Tensor]:
+        patches.append(self.model.patch)
+        if self.model.patch == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return measure(self, *inputs)
+
+    monkeypatch.setattr(Plain, "measure", on_a_small_card)
+    with pytest.raises(UserError, match=r"train.batch_size must fit in the memory of cpu, got 32"):
+        api.pretrain(staged, toy, out=tmp_path / "run", quiet=True)
+    assert patches == [4]
     assert not (tmp_path / "run").exists()
 
 

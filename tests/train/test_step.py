@@ -14,6 +14,7 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import build_method
+from pmae.train.engines import Compiled, FastEngine, Graph
 from pmae.train.environment import pick_engine
 from pmae.train.loop import pretrain
 from pmae.train.step import Inputs, Plain, build_optimizer
@@ -124,6 +125,22 @@ def test_what_parts_of_a_batch_cannot_do_is_refused(
     with pytest.raises(UserError, match=message):
         losses(tiny, toy, tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rehearsal_takes_a_step_without_the_compiler() -> None:
+    given = replace(Config(), encoder__patch_size=8, encoder__depth=1, decoder__depth=1, train__batch_size=2)
+    config, built = resolve(given, 8, (3, 16, 16), gpu=False)[0], list[type[Plain]]()
+    model = build_method(config, (3, 16, 16)).train()
+    standardize = Standardize(torch.zeros(3, 1, 1), torch.ones(3, 1, 1))
+
+    def build(kind: type[Plain]) -> Plain:
+        built.append(kind)
+        return Plain(model, standardize, config, build_optimizer(model, config.optim, on_graph=False))
+
+    engine = FastEngine(build, Compiled, asked=False, check=False)
+    engine.rehearse(Inputs(torch.randn(2, 3, 16, 16), None, model.draw(2, 0.2, torch.Generator()), lr=1e-3))
+    assert built == [Compiled, Graph]
+    assert engine.tally.steps == 1
 
 
 def test_steps_that_save_memory_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,22 @@
 """Pretraining from top to bottom: fit, step, log, save."""
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pmae import masking
-from pmae.config import Config
-from pmae.data.augment import build_augmentations, draw_crops, draw_noise
+from pmae.config import Config, replace
+from pmae.data.augment import build_augmentations
 from pmae.data.batches import Batches
 from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
-from pmae.files import folder_path, write_tensors
+from pmae.files import folder_path
 from pmae.models.weights import Pretrained
 from pmae.plugins import command_line, plugin_errors
 from pmae.runs import Run
@@ -26,11 +24,13 @@ from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
+from pmae.train.draws import Draws
 from pmae.train.engines import Compiled, FastEngine, Graph
 from pmae.train.environment import BY_CALLBACK, StopSignal, kept_precision, pick_engine, same_bits, stop_signals
 from pmae.train.journal import Journal, say
-from pmae.train.monitor import OnlineProbe, hidden_parts, hidden_r2, picture_of, save_samples
-from pmae.train.schedule import rate_of_step, step_seed
+from pmae.train.monitor import OnlineProbe, hidden_r2, not_finite, picture_of, save_samples
+from pmae.train.opening import Opened, opened
+from pmae.train.schedule import rate_of_step
 from pmae.train.stages import starts_from, train_first
 from pmae.train.step import Inputs, Plain, build_optimizer
 from pmae.train.trackers import open_tracker
@@ -52,39 +52,40 @@ def pretrain(
     model = setup.dry_build(config, splits.train.shape, device)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
+    place = (config, splits, out, device, model)
     if config.encoder.first_patch_size is not None:
+
+        @kept_precision()
+        def rehearse() -> None:
+            alone = replace(config, train__callbacks=())
+            with opened(*place, None, False, quiet) as begun, ready(alone, splits, begun) as training:
+                training.rehearse()
 
         def train(first: Config, folder: Path, again: bool) -> None:
             if not quiet and distributed.is_main():
                 say(f"patches of {first.encoder.patch_size} come first, {first.train.epochs} epochs in {folder}")
             pretrain(first, splits, folder, again, quiet, online_probe, on_checkpoint=on_checkpoint)
 
-        train_first(config, splits, out, resume, device, train)
+        train_first(config, out, resume, rehearse, train)
         resume = True
-    precision = environment.pick_precision(config.train.precision, device)
-    with distributed.process_group(device) as world, environment.steady_products(precision, device):
-        distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
-        # As the first process sees it: a moment later the folder may be there.
-        resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
-        begun = resume and Run(out).checkpoints()
-        pretrained = None if begun else setup.given_weights(starts_from(config, out), model.encoder)
-        notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
-        with world.all_agree():
-            fit = model.space, len(splits.train), device
-            notes += setup.threads_note(out, device) if resume else setup.expected_fit(*fit)
-        notes += [str(plan)] if (plan := plan_crops(splits.train, config, device)) else []
-        quiet = quiet or not world.main
-        for note in [] if quiet else notes:
-            say(note)
-        with setup.run_folder(config, splits, out, resume, pretrained, world) as (run, require_folder):
-            fits = environment.memory_errors(config.train, device)
-            with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"), fits:
-                training = Pretraining(config, splits, run, device, pretrained, world, require_folder, on_checkpoint)
-            blamed = plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact")
-            forked = torch.random.fork_rng([device] if device.type == "cuda" else [])  # which every step seeds anew
-            with environment.memory_errors(config.train, device), stop_signals() as stop, blamed, forked:
-                training.fit(stop, quiet, online_probe, until)
-    return run
+    with (
+        opened(*place, starts_from(config, out), resume, quiet) as begun,
+        ready(config, splits, begun, on_checkpoint) as training,
+        stop_signals() as stop,
+    ):
+        training.fit(stop, quiet or not begun.world.main, online_probe, until)
+    return begun.run
+
+
+@contextmanager
+def ready(
+    config: Config, splits: Splits, begun: Opened, on_checkpoint: Callable[[], None] = lambda: None
+) -> Iterator["Pretraining"]:
+    """A run ready for its next step; inside, errors of plug-ins are sentences."""
+    with same_bits(config.train.deterministic), plugin_errors(config, lambda: "before the first step"):
+        training = Pretraining(config, splits, *begun, on_checkpoint)
+    with plugin_errors(config, lambda: f"after step {training.step}; the last checkpoint is intact"):
+        yield training
 
 
 class Pretraining:
@@ -102,7 +103,8 @@ class Pretraining:
         on_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         self.config, self.run, self.device, self.world = config, run, device, world
-        self._require_folder, self._on_checkpoint, train = require_folder, on_checkpoint, config.train
+        self._require_folder, self._on_checkpoint = require_folder, on_checkpoint
+        train, shape = config.train, splits.train.shape
         settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
         if None in (*settled, config.optim.base_lr):
             raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
@@ -110,21 +112,21 @@ class Pretraining:
         self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
         plan = plan_crops(splits.train, config, device)
-        self.crops = Crops(plan, splits.train.shape[1:], config.augment, device) if plan else None
+        crops = Crops(plan, shape[1:], config.augment, device) if plan else None
         # Where the model is looked at: fits, R2 and probes need float64.
         self.looks = torch.device("cpu") if lacks_float64(device) else device
-        self.steps = len(splits.train) // self.batch_size
         self.held_out = splits.test or splits.val
-        self.standardize, space = setup.fit_or_load(config, run, self.batches, splits.train.shape, world)
-        self.model = setup.build_model(config, splits.train.shape, space, pretrained, device, world)
-        self.views = 2 if self.model.contrastive else 1
+        self.standardize, space = setup.fit_or_load(config, run, self.batches, shape, world)
+        self.model = setup.build_model(config, shape, space, pretrained, device, world)
         self.metrics: dict[str, float] = {}
-        self.augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
+        augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
+        self.draws = Draws(config, self.model, self.batches, crops, augmentations, world)
+        self.steps = self.draws.steps
         self.callbacks = Callbacks(train.callbacks)
         if train.callbacks:
             self.callbacks.start(self)
             self.model.to("cpu" if train.shard else device)
-        pixels = self.epochs * self.steps * self.batch_size * self.views * math.prod(splits.train.shape[1:])
+        pixels = self.epochs * self.steps * self.batch_size * self.draws.views * math.prod(shape[1:])
         self.engine = pick_engine(train, device, pixels / world.size)
         self.next_compiles = captured = self.engine != "plain"
         self.optimizer = build_optimizer(self.model, config.optim, on_graph=captured)
@@ -132,20 +134,27 @@ class Pretraining:
         world.require_same(self.model.state_dict() | checkpoint.optimizer_tensors(self.model, self.optimizer))
         if train.shard:
             distributed.shard(self.model, self.optimizer, world)
-        given = (self.model, self.standardize, config, self.optimizer, world, self.augmentations)
+        given = (self.model, self.standardize, config, self.optimizer, world, augmentations)
         self.stepper: Plain | FastEngine = Plain(*given)
         if captured:
             kind = Compiled if self.engine == "compiled" else Graph
             self.stepper = FastEngine(lambda kind: kind(*given), kind, train.engine != "auto", train.self_check)
 
+    def rehearse(self) -> None:
+        """Take a step that nobody keeps, which tells whether there is memory for it."""
+        self.model.train()
+        inputs = self.inputs(0, 0, next(self.draws.images(0, 0)))
+        with same_bits(self.config.train.deterministic):
+            self.stepper.rehearse(inputs) if isinstance(self.stepper, FastEngine) else self.stepper(inputs)
+
     def fit(self, stop: StopSignal, quiet: bool, online_probe: OnlineProbe | None, until: int | None = None) -> None:
         """Train to the last epoch, or `until` an earlier one; on a signal, save and raise `Interrupted`."""
         self._last, self._stop, self._online_probe = min(until or self.epochs, self.epochs), stop, online_probe
-        opened: AbstractContextManager[Journal | None] = nullcontext()
+        journal: AbstractContextManager[Journal | None] = nullcontext()
         if self.world.main:  # of several processes the first one writes
             tracker = open_tracker(self.config, self.run.path, self.step)
-            opened = Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet, tracker)
-        with opened as self._journal:
+            journal = Journal(self.run.path / "metrics.jsonl", self.epochs, self.steps, self.step, quiet, tracker)
+        with journal as self._journal:
             # A run that was stopped right after an epoch was not looked at yet: that comes first.
             self._monitor()
             if self._journal and self.next_compiles and self.step < self._last * self.steps:
@@ -182,8 +191,7 @@ class Pretraining:
         self._unread_from = self.step
         self._start_clock()
         self.model.train()
-        order = self.order(epoch)[first:, self.world.rank_slice(self.batch_size)]
-        for position, images in enumerate(self._images(epoch, first, order), first):
+        for position, images in enumerate(self.draws.images(epoch, first), first):
             lr = self.peak_lr * rate_of_step(self.config.optim, self.step, self.steps, self.epochs)
             self.stepper(self.inputs(epoch, position, images, lr))
             self.step += 1
@@ -208,39 +216,9 @@ class Pretraining:
         if (epoch + 1) % self.checkpoint_every == 0 or epoch + 1 == self._last:
             self._save()
 
-    def _images(self, epoch: int, first: int, order: Tensor, whole: bool = False) -> Iterator[Tensor]:
-        """The images of every batch from `first` on, or the crops of them that are cut from files."""
-        if self.crops is None:
-            return self.batches.each(order)
-        # Drawn on the host, where it is then known without waiting which pixels a crop needs.
-        seeds = (step_seed(self.config.train.seed, epoch, -2 - first - row) for row in range(len(order)))
-        generators, host = (torch.Generator().manual_seed(seed) for seed in seeds), torch.device("cpu")
-        noise = (self._mine(draw_crops(self.batch_size * self.views, g, host), whole) for g in generators)
-        return self.crops.each(zip(order.cpu(), noise, strict=True))
-
-    def _mine(self, drawn: Tensor, whole: bool) -> Tensor:
-        """Of what was drawn for every view of a batch, the part of this process."""
-        rows = slice(None) if whole else self.world.rank_slice(self.batch_size)
-        return drawn.unflatten(0, (self.views, -1))[:, rows].flatten(0, 1)
-
-    def inputs(self, epoch: int, position: int, images: Tensor, lr: float = 0.0, whole: bool = False) -> Inputs:
-        """All that a step consumes: a function of seed, epoch and position, however many processes share it."""
-        seed = step_seed(self.config.train.seed, epoch, position)
-        generator = torch.Generator(self.device).manual_seed(seed)
-        count = self.batch_size * self.views
-        crops = self._mine(draw_crops(count, generator, self.device), whole)
-        ratio = masking.draw_ratio(self.config.masking, random.Random(seed))
-        draw = self.model.draw(count, ratio, generator)
-        draw = draw if len(draw.noise) == 1 else draw._replace(noise=self._mine(draw.noise, whole))
-        noise = draw_noise(self.augmentations, count, generator, self.device)
-        mine = tuple(self._mine(each, whole) for each in noise)
-        # Another seed than that of crops and masks, whose numbers it would repeat, and each process its own.
-        return Inputs(images, None if self.crops else crops, draw, lr, mine, self.views, seed ^ (self.world.rank + 1))
-
-    def order(self, epoch: int) -> Tensor:
-        """Positions of the images (steps, batch) of an epoch: a function of the seed and the epoch."""
-        generator = torch.Generator(self.device).manual_seed(step_seed(self.config.train.seed, epoch, -1))
-        return self.batches.order(generator)[: self.steps * self.batch_size].view(self.steps, self.batch_size)
+    def inputs(self, epoch: int, position: int, images: Tensor, lr: float = 0.0) -> Inputs:
+        """All that a step consumes, given its images."""
+        return self.draws.inputs(epoch, position, images, lr)
 
     def _start_clock(self) -> None:
         self._timed_from, self._began = self.step, time.monotonic()
@@ -250,7 +228,8 @@ class Pretraining:
         values, bad = self.stepper.tally.read(self.world)
         stopped = max(self.world.all_gather(self._stop.number))
         if bad >= 0:
-            self._stop_on_bad(self._unread_from + bad)
+            step = self._unread_from + bad
+            raise not_finite(self.run, self.model, self.standardize, step, step // self.steps, *self.draws.whole(step))
         self._require_folder()
         speed = (self.step - self._timed_from) * self.batch_size / max(time.monotonic() - self._began, 1e-9)
         line = {"epoch": self.step / self.steps, "step": self.step, **values, "lr": lr, "images_per_second": speed}
@@ -302,19 +281,3 @@ class Pretraining:
         self._journal.write(epoch=self.step / self.steps, step=self.step, **values)
         if self.config.train.track != "none":
             self._journal.picture(self.step, "reconstructions", picture_of(self.run))
-
-    def _stop_on_bad(self, step: int) -> None:
-        """Repeat the draw of the first non-finite step, which its number determines, and save it for inspection."""
-        epoch, position = divmod(step, self.steps)
-        index = self.order(epoch)[position]
-        inputs = self.inputs(epoch, position, next(self._images(epoch, position, index[None], True)), whole=True)
-        finite = self.standardize(inputs.images).flatten(1).isfinite().all(1)
-        path, hidden = self.run.path / f"failure_step_{step:08d}.safetensors", hidden_parts(self.model, inputs.draw)
-        tensors = {"images": inputs.images, "index": index, "hidden": hidden, "finite_images": finite}
-        if self.world.main:
-            write_tensors(path, {name: value.cpu() for name, value in tensors.items()})
-        cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"
-        raise UserError(
-            f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
-            f"{str(path)!r}; the last checkpoint is intact; a lower optim.base_lr or an optim.clip_norm may help"
-        )

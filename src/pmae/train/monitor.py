@@ -20,6 +20,8 @@ from pmae.method import MaskedAutoencoder, PrincipalMAE
 from pmae.models import Encoder, patchify, unpatchify
 from pmae.models.maps import attention_maps, colours, token_maps
 from pmae.runs import Run
+from pmae.train.distributed import is_main
+from pmae.train.step import Inputs
 
 OnlineProbe = Callable[[Encoder, Standardize, torch.device], dict[str, float]]
 """Scores an encoder while it trains; its labels are used for this alone."""
@@ -69,6 +71,28 @@ def hidden_parts(model: MaskedAutoencoder, draw: Draw) -> Tensor:
     if isinstance(model, PrincipalMAE):
         return model.space.expand_mask(model.hidden_groups(draw))
     return masking.hide_patches(draw.noise, draw.visible).hidden
+
+
+def not_finite(
+    run: Run,
+    model: MaskedAutoencoder,
+    standardize: Standardize,
+    step: int,
+    epoch: int,
+    index: Tensor,
+    inputs: Inputs,
+) -> UserError:
+    """What is wrong with the first step whose loss was not finite: its images and mask are saved for inspection."""
+    finite = standardize(inputs.images).flatten(1).isfinite().all(1)
+    path, hidden = run.path / f"failure_step_{step:08d}.safetensors", hidden_parts(model, inputs.draw)
+    tensors = {"images": inputs.images, "index": index, "hidden": hidden, "finite_images": finite}
+    if is_main():
+        write_tensors(path, {name: value.cpu() for name, value in tensors.items()})
+    cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"
+    return UserError(
+        f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
+        f"{str(path)!r}; the last checkpoint is intact; a lower optim.base_lr or an optim.clip_norm may help"
+    )
 
 
 def component_errors(model: PrincipalMAE, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:

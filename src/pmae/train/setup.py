@@ -1,4 +1,4 @@
-"""Setting up a run: its folder, what is fitted to the images before training, and the initial weights."""
+"""Setting up a run: the lock on its folder, what is fitted to the images before training, and the initial weights."""
 
 import contextlib
 import errno
@@ -8,17 +8,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pmae import fast
 from pmae.config import Config
-from pmae.config_file import FREE, flat, to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
-from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
 from pmae.method import MaskedAutoencoder, build_method
@@ -27,13 +24,13 @@ from pmae.models.described import pixels_note
 from pmae.models.encoder import run_blocks_checkpointed, set_drop_path
 from pmae.models.weights import Pretrained, load_weights
 from pmae.plugins import plugin_errors, require_plugins
-from pmae.runs import Run, create_run, discard, require_vacant
+from pmae.runs import Run
 from pmae.spaces import Learned, Space, build_space
 from pmae.spaces.moments import DistributedFit
 from pmae.system import available_bytes, lacks_float64, take_lock
 from pmae.train import checkpoint
 from pmae.train.distributed import AllGather, World
-from pmae.train.environment import describe_environment, pick_engine, pick_precision
+from pmae.train.environment import pick_engine, pick_precision
 from pmae.train.trackers import require_tracker
 
 FIT_RATE = {"cpu": 1e11, "cuda": 2e13}
@@ -83,50 +80,6 @@ def threads_note(out: Path, device: torch.device) -> list[str]:
     before, now = Run(out).environment.get("threads"), torch.get_num_threads()
     note = f"the run began with {before} threads and goes on with {now}: results agree to rounding, not bit for bit"
     return [note] if device.type == "cpu" and before not in (None, now) else []
-
-
-@contextlib.contextmanager
-def run_folder(
-    config: Config, splits: Splits, out: Path, resume: bool, pretrained: Pretrained | None, world: World
-) -> Iterator[tuple[Run, Callable[[], None]]]:
-    """A new or the old folder, held by the main process, and a check that it is; taken back if nothing was trained."""
-    with contextlib.ExitStack() as held:
-        require_held: Callable[[], None] = lambda: None  # noqa: E731
-        with world.all_agree():
-            if world.main:
-                if not resume:
-                    require_vacant(out)
-                require_held = held.enter_context(locked(out))
-                environment = describe_environment(splits, world.device)
-                environment |= {"start": pretrained.notes} if pretrained else {}
-                _resume(config, out, environment) if resume else create_run(out, config, environment)
-        run = Run(out)
-        try:
-            yield run, require_held
-        except UserError:
-            # What only the fit or the first step could tell, such as a batch that does not fit in memory.
-            trained = any(run.path.glob("failure_*")) or (run.path / "metrics.jsonl").exists()
-            if world.main and not resume and not trained and run.path.exists():
-                discard(run)
-            raise
-
-
-def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
-    """Refuse other settings than those a run began with, where they matter, and other data."""
-    run, now = Run(out), flat(config)
-    require(run.method != "weights", "out", "a run that can go on, not weights as given: init takes those", str(out))
-    require_plugins(run.config, unchanged=True)
-    for name, value in flat(run.config).items():
-        if value != now[name] and name not in FREE:
-            raise UserError(f"{name} must stay {value!r} when a run is resumed, got {now[name]!r}")
-    known = run.environment["data"]
-    # Earlier versions said less of their data, such as no fingerprint.
-    given = {name: environment["data"].get(name) for name in known}
-    if [name for name in known if known[name] != given[name]] == ["fingerprint"]:
-        raise UserError("data must be the images that the run began with, got others of the same shapes and names")
-    if known != given:
-        raise UserError(f"data must be what the run began with, {known}, got {given}")
-    write_json(run.path / "config.json", to_dict(config))
 
 
 def require_shapes(space: Space, x: Tensor) -> None:

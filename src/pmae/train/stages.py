@@ -4,15 +4,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-import torch
-
 from pmae.config import Config, replace
-from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.plugins import command_line
-from pmae.runs import FIRST, Run, create_run, discard, require_vacant
-from pmae.train.distributed import is_main, process_group, was_restarted
-from pmae.train.environment import describe_environment, release_memory
+from pmae.runs import FIRST, Run, discard
+from pmae.train.distributed import is_main, was_restarted
+from pmae.train.environment import release_memory
 from pmae.train.setup import locked
 
 WARMUP = 0.05
@@ -47,22 +44,22 @@ def starts_from(config: Config, out: Path) -> str | None:
 
 def train_first(
     config: Config,
-    splits: Splits,
     out: Path,
     resume: bool,
-    device: torch.device,
+    rehearse: Callable[[], object],
     train: Callable[[Config, Path, bool], object],
 ) -> None:
-    """Begin a run in `out`, or find it there, and train its first stage to its end, wherever that was stopped."""
+    """Begin a run in `out`, or find it there, and train its first stage to its end, wherever that was stopped.
+
+    `rehearse` begins it, and takes a step of the second stage: its small patches need the most memory, and whether
+    there is enough is to be known before the first stage, not after it.
+    """
     folder, first = out / FIRST, first_stage(config)
-    if resume or was_restarted(out):
-        if Run(out).checkpoints():
-            return  # the second stage has begun
-    else:
-        with process_group(device) as world, world.all_agree():
-            if world.main:
-                require_vacant(out)
-                create_run(out, config, describe_environment(splits, device))
+    if not (resume or was_restarted(out)):
+        rehearse()
+        release_memory()
+    elif Run(out).checkpoints():
+        return  # the second stage has begun
     try:
         with locked(out) if is_main() else nullcontext():
             train(first, folder, (folder / "config.json").exists())
