@@ -12,6 +12,7 @@ from pmae.config_file import with_settings
 from pmae.evaluate.protocols import Protocols, preset
 from pmae.paper import comparisons, figures
 from pmae.paper.comparisons import EPOCHS, CellRuns, measure, title
+from pmae.paper.differences import differences, in_words
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import ITEMS, PAIRS, PICTURES, Item, Row, RunChoices, ratios_of, resolved, spec_of, specs_of
 from pmae.report import samples
@@ -125,7 +126,9 @@ def page_of(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Pag
     if item.kind == "ratio":
         tables = [comparisons.ratio_grid(cells), comparisons.ratio_table(cells)]
         return Page([*tables, comparisons.comparison("ratio-cells", item.title, cells)], figures.ratio_curves(cells))
-    return Page([show(item.name, item.title, cells) for show in (comparisons.grid, comparisons.comparison)])
+    tables = [show(item.name, item.title, cells) for show in (comparisons.grid, comparisons.comparison)]
+    between = differences(item.name, item.title, filled, wanted, needed.pooling)
+    return Page([tables[0], *[between] * bool(between.rows), tables[1]], notes=list(in_words(between)))
 
 
 def _pictures(kind: str, filled: Sequence[CellRuns]) -> Iterator[Drawing]:
