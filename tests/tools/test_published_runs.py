@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from pmae.files import write_json
 from pmae.flops import flops_per_image
 from pmae.report.compare import difference
 from pmae.report.contents import load
+from pmae.results import Interval
 from pmae.runs import Run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -238,6 +240,27 @@ def test_the_speedrun_is_drawn_as_it_was_logged(tool: Any) -> None:
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
     assert drawn["linear probe, patches of 8"] == [100 * look["linear"] for look in found if look["patch_size"] == 8]
     assert drawn["k-NN, patches of 4"][-1] == 100 * found[-1]["knn"]
+
+
+def test_pairs_are_told_apart_by_what_their_folders_say(tool: Any) -> None:
+    pairs: ModuleType = tool("pairs")
+
+    def of_both(data: str, *wanted: str) -> list[Interval]:
+        """Accuracies of PMAE and MAE after 800 epochs, under a preset, by protocol, pooling and split."""
+        runs = [Run(RESULTS / "runs" / f"{data}-{method}-paper-800") for method in ("pmae", "mae")]
+        scores = [score for run in runs for one in run.evaluations for score in one.scores]
+        return [s.accuracy for s in scores if (s.preset, s.protocol, s.pooling, s.split) == wanted]
+
+    (derma,) = cells(pairs.pairs_table(pairs.MEDICAL), "DermaMNIST")
+    assert derma[1:3] == ["paper, [CLS]", "val"]
+    # Of these runs accuracies alone were kept, shares of 1,003 images.
+    mine, other = (each.value / 100 for each in of_both("dermamnist", "paper", "knn", "cls", "val"))
+    points, half = 100 * (mine - other), 196 * ((mine * (1 - mine) + other * (1 - other)) / 1003) ** 0.5
+    assert derma[5] == f"{points:+.1f} ({points - half:+.1f} to {points + half:+.1f})"
+    first, *_ = cells(pairs.pairs_table(pairs.CIFAR10), "the text's settings")
+    mine, other = of_both("cifar10", "paper", "mlp", "cls", "test")
+    points, half = mine.value - other.value, 0.5 * math.hypot(mine.high - mine.low, other.high - other.low)
+    assert first[4] == f"**{points:+.1f} ({points - half:+.1f} to {points + half:+.1f})**"
 
 
 def test_operations_of_stages_are_added(tool: Any) -> None:
