@@ -161,6 +161,7 @@ def _notes(filled: Sequence[CellRuns], needed: Requirements) -> Iterator[str]:
     runs = list(dict.fromkeys(run for one in filled for run in one.runs))
     data = [run.environment["data"] for run in runs]
     yield from dict.fromkeys(f"{each['name']}: {note}" for each in data for note in each["notes"])
+    yield from dict.fromkeys(_shared(runs))
     for name in dict.fromkeys(str(each["name"]) for each in data):
         if published_split(published_data(name)) != "test":
             yield f"{name}: published of validation images, ours of test images"
@@ -180,6 +181,13 @@ def _notes(filled: Sequence[CellRuns], needed: Requirements) -> Iterator[str]:
     if needed.pictures and (without := sum(not has_pictures(run) for run in runs)):
         said = "published results leave them out, and without --only-found they are made"
         yield f"{without} of {len(runs)} runs have no sample pictures: {said}"
+
+
+def _shared(runs: Sequence[Run]) -> Iterator[str]:
+    """What test images the training part holds too, as evaluation found."""
+    for described in (evaluation.data for run in runs for evaluation in run.evaluations):
+        for words in described.duplicates["test"].in_words("test") if "test" in described.duplicates else ():
+            yield f"{described.name}: {words}"
 
 
 def _nearest_run(item: Item, chosen: RunChoices, scoring: Scoring) -> str:
