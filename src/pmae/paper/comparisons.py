@@ -157,7 +157,9 @@ def grid(name: str, heading: str, cells: Sequence[Measured]) -> Table:
     missing = sum(c.value is None for c in cells)
     over = " or ".join(sorted({f"between {'its ' * (c.over == 'heads')}{c.over}" for c in cells if c.over}))
     spread = f" ± the standard deviation {over}" if over else ""
-    note = f"Test accuracy in %, ours{spread}, and the published number in brackets"
+    lengths = " or ".join(map(str, sorted({c.epoch for c in cells if c.value is not None})))
+    ours = f"ours after {lengths} epoch{'s' * (lengths != '1')} of pretraining" if lengths else "ours"
+    note = f"Test accuracy in %, {ours}{spread}, and the published number in brackets, after {EPOCHS}"
     note += f"; {NOTHING} is not measured yet ({missing} of {len(cells)} cells)." if missing else "."
     header = ["protocol", *["preset"] * several, "method", *(title("data", name) for name in datasets)]
     return Table(name, heading, header, rows, f"{note} {features_of(cells)}".strip())
@@ -238,7 +240,7 @@ def epoch_table(cells: Sequence[Measured]) -> Table:
             first = str(min(above)) if above and len(pmae) > 1 else None
             when: list[Cell] = [first, str(end.epoch) if end else None, len(pmae)]
             rows.append([title("data", data), with_ratio(method), *ends, *when])
-    note = f"The paper: {published()['claims']['epochs']}."
+    note = f"The paper: {published()['claims']['epochs']}. Above is by any margin, chance or not."
     return Table("epochs-comparison", "Epochs: published and ours", header, rows, note)
 
 
