@@ -1,7 +1,8 @@
 """Copy the small files of finished runs into results/runs, compactly: python tools/publish.py RUN...
 
 Settings, environment, results, and one line of metrics an epoch, or every few epochs of long runs; data in `data/`.
-What its probes said of every test image goes along, a byte each: `pmae report` then compares two runs image by image.
+What its probes said of every test image goes along, a byte each, and by the paper's protocol of every validation image
+that the paper scores: `pmae report` and the tables then compare two runs image by image.
 """
 
 import dataclasses
@@ -18,7 +19,9 @@ from pmae.config import Config, replace
 from pmae.config_file import to_dict
 from pmae.errors import UserError
 from pmae.files import read_tensors, write_json, write_tensors, write_text
-from pmae.results import Evaluation, pretrained, primary_pooling, scores_of, standing
+from pmae.paper.comparisons import AUGMENTED
+from pmae.report.published import published_data, published_split
+from pmae.results import Evaluation, Score, pretrained, primary_pooling, scores_of, standing
 from pmae.runs import Run
 from pmae.sweep.find import finished
 
@@ -94,13 +97,20 @@ def scored_once(run: Run) -> dict[str, object]:
 
 
 def answers_of(run: Run) -> dict[str, Tensor]:
-    """True and predicted classes of the test images by score, of the features that stand for the run alone."""
+    """True and predicted classes by score, of those that tables compare; what else was answered stays where it is."""
     file = run.path / "answers.safetensors"
     known = read_tensors(file) if file.exists() else {}
     scores = pretrained(scores_of(standing(run.evaluations)))
-    shown = [score for score in scores if score.split == "test" and score.pooling == primary_pooling(scores)]
-    kept = {score.key: known[score.key] for score in shown if score.key in known}
+    pooling = primary_pooling(scores)
+    kept = {score.key: known[score.key] for score in scores if score.key in known and _is_compared(score, pooling)}
     return {key: each.byte() if each.max() < 256 else each for key, each in kept.items()}
+
+
+def _is_compared(score: Score, pooling: str) -> bool:
+    """Whether it is of test images by the features that stand for the run, or what the paper itself has."""
+    own = score.split == "test" and score.pooling == pooling
+    split = published_split(published_data(score.data))
+    return own or (score.preset in AUGMENTED and score.pooling == "cls" and score.split in ("test", split))
 
 
 def _small(one: Evaluation) -> Evaluation:

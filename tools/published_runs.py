@@ -12,6 +12,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
+from pmae.report.compare import Difference
 from pmae.results import Score, scores_of
 from pmae.runs import Run
 from pmae.sweep.find import MACHINE, flat
@@ -157,6 +158,14 @@ def interval(score: Score | None) -> str:
     if score is None or score.accuracy.value is None:
         return ""
     return f"{score.accuracy.value:.1f} ({score.accuracy.low:.1f} to {score.accuracy.high:.1f})"
+
+
+def gain(found: Difference | None) -> str:
+    """A difference with its interval, bold where it is more than chance; empty without one."""
+    if found is None:
+        return ""
+    shown = f"{found.points:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+    return f"**{shown}**" if found.clear else shown
 
 
 def line(cells: Iterable[str]) -> str:

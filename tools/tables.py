@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headline import COLUMNS, LONG, PUBLISHED, SETS, headline, long_kinds
+from pairs import CIFAR10, MEDICAL, pairs_table
 from published_runs import (
     FIGURES,
     ROOT,
@@ -201,6 +202,8 @@ def _ratio_operations(ratios: Sequence[str], folder: Path) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "paper": paper_table,
+    "pairs": lambda: pairs_table(CIFAR10),
+    "medical_pairs": lambda: pairs_table(MEDICAL),
     "ratio": ratio_tables,
     "test": lambda: accuracy_tables("test"),
     "val": lambda: accuracy_tables("val"),

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from published_runs import ROOT, interval, line, of_encoder, operations
+from published_runs import ROOT, gain, interval, line, of_encoder, operations
 
 from pmae.report.compare import difference
 from pmae.report.contents import Contents, load
@@ -103,11 +103,10 @@ def _score(run: Contents, protocol: str) -> Score:
 
 
 def _gain(mine: Contents, other: Contents, protocol: str) -> str:
-    """The difference and its interval, bold where it is more than chance."""
+    """The difference between two runs on the same images."""
     found = difference(_score(mine, protocol), _score(other, protocol))
     assert found.paired, "the answers of published trials are kept"
-    shown = f"{found.points:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
-    return f"**{shown}**" if found.clear else shown
+    return gain(found)
 
 
 def looked_at(runs: dict[str, str]) -> str:

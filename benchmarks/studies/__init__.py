@@ -110,6 +110,20 @@ PAPER = Study(
     "--patch-size 8 --epochs 800 --batch-size 512",
     "--preset paper --protocols linear mlp knn finetune --seeds 0 1 2",
 )
+RELEASED = Study(
+    "Which of the released code's settings costs MAE its 20 points: each taken back alone (results/RESULTS.md)?",
+    {
+        "mae_released": "",
+        "normalized-patches": "--objective.normalize-patches",
+        "decoder-text": "--decoder text",
+        "statistics-of-channels": "--data.standardize channel",
+        "xavier": "--encoder.init xavier --decoder.init xavier",
+        "cosine": "--optim.schedule cosine",
+        "decay-of-matrices": "--optim.no-decay-all",
+    },
+    "--recipe mae_released --epochs 800",
+    "--preset paper --protocols linear mlp knn --seeds 0 1 2",
+)
 VIEWS = {"crops": "--augment.extra", "colors": "--augment.extra color_jitter grayscale"}
 MASKS = {
     "": "",
@@ -220,6 +234,7 @@ STUDIES = {
     "longer": LONGER,
     "decoders": DECODERS,
     "paper": PAPER,
+    "released": RELEASED,
     "contrast": CONTRAST,
     "frontier": FRONTIER,
     "patches": PATCHES,

@@ -306,22 +306,35 @@ def primary_pooling(scores: Sequence[Score]) -> str:
 
     It is the mean of the patch tokens unless another is better by more than a point, which chance alone seldom gives.
     """
+    return _chosen_pooling(pretrained(scores)) or PRIMARY
+
+
+def _chosen_pooling(scores: Sequence[Score]) -> str | None:
+    """That pooling of one representation; None where k-NN did not measure it."""
     found: dict[str, float] = {}
-    for score in pretrained(scores):
+    for score in scores:
         if score.protocol == "knn" and score.by_k:
             best = max(one.validation for one in score.by_k)
             found[score.pooling] = max(found.get(score.pooling, 0.0), best + POINT * (score.pooling == PRIMARY))
-    return max(found, key=lambda pooling: (found[pooling], pooling == PRIMARY), default=PRIMARY)
+    return max(found, key=lambda pooling: (found[pooling], pooling == PRIMARY), default=None)
 
 
 def primary(scores: Sequence[Score], pooling: str | None = None) -> list[Score]:
     """For each representation, preset, data, protocol and split one pooling: this one, or the run's primary one.
 
-    Where it was not measured (a baseline has its own) the next of `POOLINGS` stands in.
+    A baseline is chosen its own in the same way: the run's, if it were the worse for it, would flatter the run. Where
+    it was not measured (raw pixels have their own) the next of `POOLINGS` stands in.
     """
-    order = [pooling or primary_pooling(scores), PRIMARY, *POOLINGS]
+    usual, own = pooling or primary_pooling(scores), dict[str, str | None]()
+    if pooling is None:
+        own = {name: _chosen_pooling([score for score in scores if score.method == name]) for name in BASELINES}
+
+    def rank(score: Score) -> int:
+        order = [own.get(score.method) or usual, PRIMARY, *POOLINGS]
+        return order.index(score.pooling) if score.pooling in order else len(order)
+
     kept: dict[tuple[object, ...], Score] = {}
-    for score in sorted(scores, key=lambda s: order.index(s.pooling) if s.pooling in order else len(order)):
+    for score in sorted(scores, key=rank):
         kept.setdefault(_what(dataclasses.replace(score, pooling="")), score)
     chosen = {id(score) for score in kept.values()}
     return [score for score in scores if id(score) in chosen]

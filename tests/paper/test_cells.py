@@ -43,7 +43,9 @@ def test_a_run_without_checkpoints_serves_the_search_but_not_a_missing_evaluatio
     assert len(list((tmp_path / "a/runs").iterdir())) == 1
 
 
-def test_published_results_of_the_repository_build_a_table(tmp_path: Path, forbid_work: Callable[[], None]) -> None:
+def test_published_results_of_the_repository_build_a_table(
+    tmp_path: Path, forbid_work: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     forbid_work()
     settings = ["--recipe", "masking", "--epochs", 100, "--set", "encoder.patch_size=8", "train.batch_size=512"]
     assert paper("main", *settings, "--runs", RESULTS, "--only-found", "--out", tmp_path) == 0
@@ -55,6 +57,8 @@ def test_published_results_of_the_repository_build_a_table(tmp_path: Path, forbi
     assert float(row["ours"]) == pytest.approx(100 * ours["metrics"]["accuracy"]["value"])
     assert (row["published"], row["runs"]) == ("95.5", "bloodmnist-pmae-100")
     assert found["PathMNIST", "linear probe", "MAE, 75% of patches"]["ours"] == ""
+    copies = "- bloodmnist: 6 images of test can be found byte for byte in the training part as well"
+    assert capsys.readouterr().out.count(copies) == 1
 
 
 def test_where_no_run_is_found_the_nearest_is_named(

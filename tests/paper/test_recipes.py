@@ -7,6 +7,7 @@ import pytest
 
 from pmae.api import mae_twin
 from pmae.config import Config, replace
+from pmae.config_file import flat
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
@@ -54,6 +55,16 @@ def test_what_a_recipe_expects_is_what_was_measured_and_what_the_paper_says(name
     entries = results[f"{method} epoch 800 [paper]"]["results"]
     found = {e["protocol"]: 100 * e["metrics"]["accuracy"]["value"] for e in entries if e["pooling"] == "cls"}
     assert ", ".join(f"{w} {found[p]:.1f}" for w, p in zip(words, protocols, strict=True)) in said
+
+
+def test_text_and_released_code_differ_in_what_the_page_lists_and_in_nothing_else() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reproduce-the-paper.md").read_text()
+    table = page.partition("| setting |")[2].partition("\n\n")[0]
+    listed = set(re.findall(r"`([a-z]+\.[a-z_]+)`", "\n".join(line.split(" | ")[0] for line in table.splitlines())))
+    pairs = [[flat(recipe(name)) for name in names] for names in (("paper", "released"), ("mae", "mae_released"))]
+    found = [{key for key in text if text[key] != code[key]} for text, code in pairs]
+    assert found[0] | found[1] == listed
+    assert found[0] ^ found[1] == {"objective.scale", "masking.prefix", "objective.normalize_patches"}
 
 
 def test_what_kmae_expects_is_what_the_paper_says() -> None:

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from pmae.cli import main
+from pmae.config import replace
 from pmae.config_file import with_settings
 from pmae.errors import UserError
+from pmae.files import write_json
 from pmae.paper.recipes import recipe
 from pmae.runs import Run
 from pmae.sweep.find import validation
@@ -139,6 +141,28 @@ def test_settings_that_tie_are_all_named() -> None:
     (axes,) = sweep_plot(trials).figure.axes
     rings = [line for line in axes.lines if line.get_markersize() == 12]
     assert [list(ring.get_xdata()) for ring in rings] == [[0.0], [2.0]]
+
+
+def test_a_lead_that_may_be_chance_is_called_so(store: Callable[..., Run], tmp_path: Path) -> None:
+    trials = [Trial({"a.b": str(value)}, value, images=10_000) for value in (80.0, 79.5, 78.0, 70.0)]
+    # 1.96 standard errors of the difference of two shares of 0.8.
+    margin = 1.96 * 100 * (2 * 0.8 * 0.2 / 10_000) ** 0.5
+    said = f"On 10,000 validation images less than {margin:.1f} points may be chance: 1 of the 3 others is that close."
+    assert said in verdict(trials)
+    assert "0 of the 1 others are that close." in verdict([trials[0], trials[3]])
+    # With 400 images of 400 right the share is at least 0.9905 (Clopper and Pearson), so a point may be chance.
+    assert "less than 1.0 points" in verdict([Trial({"a.b": str(v)}, v, images=400) for v in (100.0, 90.0)])
+    for name, images in (("bloodmnist", 1000), ("cifar10", 2400)):
+        ((_, specs),) = grid_specs(recipe("ours"), {"data.source": [name]}, [0])
+        run = store(tmp_path, specs[0], {}, 0.5)
+        if name == "bloodmnist":  # with a val split of its own, of which a CPU scores a thousand
+            environment = {"device": "CPU, 1 threads"}
+            environment["data"] = run.environment["data"] | {"counts": {"train": 12_000, "val": 1712}}
+            write_json(run.path / "environment.json", environment)
+        assert trial_of({}, [run]).images == images
+    other = replace(recipe("ours"), probe__data="digits")
+    ((_, specs),) = grid_specs(other, {"data.source": ["cifar10"]}, [0])
+    assert trial_of({}, [store(tmp_path / "other", specs[0], {}, 0.5)]).images is None
 
 
 def test_a_setting_of_text_is_read_as_its_type() -> None:

@@ -258,3 +258,29 @@ def test_scores_stand_in_the_order_of_the_best_probe() -> None:
         assert [text.get_text() for text in panel.get_yticklabels()] == ["wavelet", "pixels (MAE)", "pca"]
     dots = [tuple(found.get_offsets().tolist()[0]) for found in linear.collections]
     assert dots == [(50.0, 0.0), (52.0, 1.0), (51.0, 2.0), (53.0, 2.0)]
+
+
+def test_spaces_are_told_apart_from_the_first_on_the_same_images(
+    tmp_path: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ["--spaces", "pca", "cosine", "pixels", "--ratios", 0.2, 0.4, "--mae-ratios", 0.5]
+    assert spaces("table", "--data", files, *chosen, "--epochs", 1, *SMALL, "--out", tmp_path) == 0
+    assert "Which spaces differ from the first by more than chance" in capsys.readouterr().out
+    found, table = rows(tmp_path / "spaces-differences.csv"), rows(tmp_path / "spaces.csv")
+    assert [(row["space"].split()[0], row["protocol"]) for row in found] == [
+        (space, protocol) for space in ("cosine", "pixels") for protocol in ("linear probe", "k-NN")
+    ]
+    values = {f"{row['space']} {row['ratio']}": row for row in table}
+    for row in found:
+        column = {"linear probe": "linear %", "k-NN": "k-NN %"}[row["protocol"]]
+        points = float(values[row["space"]][column]) - float(values[row["against"]][column])
+        assert float(row["difference"]) == pytest.approx(points, abs=1e-5)
+        assert float(row["low"]) <= points <= float(row["high"])
+        assert row["how"] == "paired"
+    # Ratios are chosen by the probe of validation images, never by the test images of the table.
+    ends = {
+        run.name.rpartition("-seed0")[0]: Run(run).results["pretrain"]["linear"]
+        for run in (tmp_path / "runs").iterdir()
+    }
+    best = max((0.2, 0.4), key=lambda ratio: ends[f"pca-{ratio}"])
+    assert {row["against"] for row in found} == {f"pca {best}"}

@@ -84,24 +84,32 @@ class Measured:
 
 def measure(one: CellRuns, protocol: str, preset: str, pooling: str, epoch: int | None = None) -> Measured:
     """What the runs of a cell came to under a protocol, at their last epoch or a given one."""
-    ends = {run: (run.config.train.epochs or 0) if epoch is None else epoch for run in one.runs}
-
-    def scored(split: str) -> list[tuple[Run, Score]]:
-        found = {run: own_scores(run, protocol, preset, split, pooling) for run in one.runs}
-        return [(run, score) for run, scores in found.items() for score in scores if score.epoch == ends[run]]
-
-    test = scored("test")
+    how = (protocol, preset, pooling)
+    test, val = (scores_of_cell(one, *how, split, epoch) for split in ("test", "val"))
     diverged = [f"diverged in {run.path.name}" for run, score in test if score.accuracy.value is None]
     return Measured(
         one.data, one.row.key, protocol, preset, test[0][1].pooling if test else pooling, one.ratio,
         values=tuple(score.accuracy.value for _, score in test if score.accuracy.value is not None),
         heads=test[0][1].accuracy.std if len(test) == 1 else None,
-        on_val=mean([score.accuracy.value for _, score in scored("val")]),
+        on_val=mean([score.accuracy.value for _, score in val]),
         validation=mean([validation(run) for run in one.runs]),
-        epoch=max(ends.values(), default=0),
+        epoch=max((_end(run) if epoch is None else epoch for run in one.runs), default=0),
         runs=tuple(run.path.name for run, _ in test),
         note="; ".join(filter(None, [one.note, *diverged])),
     )  # fmt: skip
+
+
+def scores_of_cell(
+    one: CellRuns, protocol: str, preset: str, pooling: str, split: str = "test", epoch: int | None = None
+) -> list[tuple[Run, Score]]:
+    """What each run of a cell was scored by a protocol, at its last epoch or a given one."""
+    found = {run: own_scores(run, protocol, preset, split, pooling) for run in one.runs}
+    ends = {run: _end(run) if epoch is None else epoch for run in one.runs}
+    return [(run, score) for run, scores in found.items() for score in scores if score.epoch == ends[run]]
+
+
+def _end(run: Run) -> int:
+    return run.config.train.epochs or 0
 
 
 def grouped(cells: Sequence[Measured], *keys: str) -> dict[Any, list[Measured]]:
@@ -149,7 +157,9 @@ def grid(name: str, heading: str, cells: Sequence[Measured]) -> Table:
     missing = sum(c.value is None for c in cells)
     over = " or ".join(sorted({f"between {'its ' * (c.over == 'heads')}{c.over}" for c in cells if c.over}))
     spread = f" ± the standard deviation {over}" if over else ""
-    note = f"Test accuracy in %, ours{spread}, and the published number in brackets"
+    lengths = " or ".join(map(str, sorted({c.epoch for c in cells if c.value is not None})))
+    ours = f"ours after {lengths} epoch{'s' * (lengths != '1')} of pretraining" if lengths else "ours"
+    note = f"Test accuracy in %, {ours}{spread}, and the published number in brackets, after {EPOCHS}"
     note += f"; {NOTHING} is not measured yet ({missing} of {len(cells)} cells)." if missing else "."
     header = ["protocol", *["preset"] * several, "method", *(title("data", name) for name in datasets)]
     return Table(name, heading, header, rows, f"{note} {features_of(cells)}".strip())
@@ -230,7 +240,7 @@ def epoch_table(cells: Sequence[Measured]) -> Table:
             first = str(min(above)) if above and len(pmae) > 1 else None
             when: list[Cell] = [first, str(end.epoch) if end else None, len(pmae)]
             rows.append([title("data", data), with_ratio(method), *ends, *when])
-    note = f"The paper: {published()['claims']['epochs']}."
+    note = f"The paper: {published()['claims']['epochs']}. Above is by any margin, chance or not."
     return Table("epochs-comparison", "Epochs: published and ours", header, rows, note)
 
 

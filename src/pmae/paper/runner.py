@@ -12,6 +12,7 @@ from pmae.config_file import with_settings
 from pmae.evaluate.protocols import Protocols, preset
 from pmae.paper import comparisons, figures
 from pmae.paper.comparisons import EPOCHS, CellRuns, measure, title
+from pmae.paper.differences import differences, in_words
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import ITEMS, PAIRS, PICTURES, Item, Row, RunChoices, ratios_of, resolved, spec_of, specs_of
 from pmae.report import samples
@@ -125,7 +126,9 @@ def page_of(item: Item, filled: Sequence[CellRuns], needed: Requirements) -> Pag
     if item.kind == "ratio":
         tables = [comparisons.ratio_grid(cells), comparisons.ratio_table(cells)]
         return Page([*tables, comparisons.comparison("ratio-cells", item.title, cells)], figures.ratio_curves(cells))
-    return Page([show(item.name, item.title, cells) for show in (comparisons.grid, comparisons.comparison)])
+    tables = [show(item.name, item.title, cells) for show in (comparisons.grid, comparisons.comparison)]
+    between = differences(item.name, item.title, filled, wanted, needed.pooling)
+    return Page([tables[0], *[between] * bool(between.rows), tables[1]], notes=list(in_words(between)))
 
 
 def _pictures(kind: str, filled: Sequence[CellRuns]) -> Iterator[Drawing]:
@@ -158,6 +161,7 @@ def _notes(filled: Sequence[CellRuns], needed: Requirements) -> Iterator[str]:
     runs = list(dict.fromkeys(run for one in filled for run in one.runs))
     data = [run.environment["data"] for run in runs]
     yield from dict.fromkeys(f"{each['name']}: {note}" for each in data for note in each["notes"])
+    yield from dict.fromkeys(_shared(runs))
     for name in dict.fromkeys(str(each["name"]) for each in data):
         if published_split(published_data(name)) != "test":
             yield f"{name}: published of validation images, ours of test images"
@@ -177,6 +181,13 @@ def _notes(filled: Sequence[CellRuns], needed: Requirements) -> Iterator[str]:
     if needed.pictures and (without := sum(not has_pictures(run) for run in runs)):
         said = "published results leave them out, and without --only-found they are made"
         yield f"{without} of {len(runs)} runs have no sample pictures: {said}"
+
+
+def _shared(runs: Sequence[Run]) -> Iterator[str]:
+    """What test images the training part holds too, as evaluation found."""
+    for described in (evaluation.data for run in runs for evaluation in run.evaluations):
+        for words in described.duplicates["test"].in_words("test") if "test" in described.duplicates else ():
+            yield f"{described.name}: {words}"
 
 
 def _nearest_run(item: Item, chosen: RunChoices, scoring: Scoring) -> str:

@@ -17,6 +17,7 @@ from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
 from pmae.errors import UserError, require, require_known
+from pmae.evaluate.probes import MOST_IMAGES
 from pmae.evaluate.protocols import Protocols, only, preset
 from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run, learned_on
@@ -139,6 +140,15 @@ def validation(run: Run) -> float | None:
     """
     share = run.results.get("pretrain", {}).get("linear")
     return None if share is None else 100 * float(share)
+
+
+def validation_images(run: Run) -> int | None:
+    """How many images that accuracy is of; None where a run is probed on another set than its own."""
+    if run.config.probe.data is not None:
+        return None
+    counts = run.environment["data"]["counts"]
+    there = counts.get("val") or round(0.2 * counts["train"])
+    return min(there, MOST_IMAGES["cpu" if run.environment["device"].startswith("CPU") else "cuda"] // 4)
 
 
 def logged_speeds(run: Run) -> list[float]:

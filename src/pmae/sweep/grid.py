@@ -18,8 +18,9 @@ from pmae.report.page import Page
 from pmae.report.style import PALETTE, Drawing, color, marker, panels, short, styled
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run
+from pmae.sweep.differences import NORMAL
 from pmae.sweep.execute import Asha, InOrder, run_all
-from pmae.sweep.find import RunIndex, RunSpec, logged_speeds
+from pmae.sweep.find import RunIndex, RunSpec, logged_speeds, validation_images
 from pmae.sweep.workers import Workers
 
 RATIO = "ratio"  # a short name for the masked share, whichever of the two the masking space takes
@@ -98,6 +99,7 @@ class Trial:
     effective_rank: float | None = None
     speed: float | None = None
     runs: tuple[str, ...] = ()
+    images: int | None = None  # that the validation accuracy is of
     stopped: int | None = None  # the epoch after which a search gave it up; None if it came to its end
 
     @property
@@ -120,6 +122,7 @@ def trial_of(settings: Mapping[str, str], runs: Sequence[Run]) -> Trial:
         effective_rank=mean([end.get("effective_rank") for end in ends]),
         speed=statistics.median(speeds) if speeds else None,
         runs=tuple(run.path.name for run in runs),
+        images=validation_images(runs[0]) if runs else None,
         stopped=min((int(epoch) for epoch, last in reached if epoch is not None and epoch != last), default=None),
     )
 
@@ -148,7 +151,21 @@ def verdict(trials: Sequence[Trial]) -> str:
     stopped = sum(trial.stopped is not None for trial in trials)
     early = f" {stopped} of {len(trials)} were stopped early." if stopped else ""
     start = "Tied for the best by validation:" if len(best) > 1 else "The best by validation is"
-    return f"{start} {' and '.join(trial.name for trial in best)} ({best[0].validation:.1f}%).{early}"
+    named = " and ".join(trial.name for trial in best)
+    return f"{start} {named} ({best[0].validation:.1f}%).{early}{_unsure(best, trials)}"
+
+
+def _unsure(best: Sequence[Trial], trials: Sequence[Trial]) -> str:
+    """How many of the others the validation images cannot tell from the best, as if their answers were independent."""
+    share, images = (best[0].validation or 0.0) / 100, best[0].images
+    others = [trial for trial in trials if trial.stopped is None and trial.validation is not None and trial not in best]
+    if not images or not others:
+        return ""
+    share = (share * images + 2) / (images + 4)  # Agresti and Coull: no image wrong is no certainty
+    margin = 100 * NORMAL * (2 * share * (1 - share) / images) ** 0.5
+    close = sum((best[0].validation or 0.0) - (trial.validation or 0.0) < margin for trial in others)
+    said = f"less than {margin:.1f} points may be chance: {close} of the {len(others)} others"
+    return f" On {images:,} validation images {said} {'is' if close == 1 else 'are'} that close."
 
 
 def sweep_table(trials: Sequence[Trial]) -> Table:

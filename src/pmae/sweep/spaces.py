@@ -15,8 +15,11 @@ from pmae.paper.recipes import recipe
 from pmae.report.page import Page
 from pmae.report.style import FAINT, Drawing, color, minus, panels, styled
 from pmae.report.tables import Cell, Table
+from pmae.results import PROTOCOLS as PROTOCOL_NAMES
+from pmae.results import Score
 from pmae.runs import Run
 from pmae.spaces import SPACES, build_space
+from pmae.sweep.differences import COLUMNS, NOTE, between, cells
 from pmae.sweep.execute import get_runs
 from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, splits
 from pmae.sweep.grid import mean, trial_of
@@ -118,9 +121,9 @@ def table_page(grid: SpaceGrid, scoring: Scoring, workers: Workers | None = None
     needed = Requirements(protocols if labelled else (), device=grid.device, root=grid.data.root)
     found = iter(get_runs(scoring, workers=workers)([spec for some in cells.values() for spec in some], needed))
     runs = {cell: [run for run in islice(found, len(some)) if run is not None] for cell, some in cells.items()}
-    table = _run_table(grid, runs, protocols[0].name)
+    table, apart = _run_table(grid, runs, protocols[0].name), _differences(runs, protocols[0].name)
     scored = any(row[4] is not None for row in table.rows)
-    return Page([table], [scores_figure(table.rows)] if scored else [])
+    return Page([table, *[apart] * bool(apart.rows)], [scores_figure(table.rows)] if scored else [])
 
 
 def _run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset: str) -> Table:
@@ -144,13 +147,36 @@ def _row(space: str, ratio: float, runs: Sequence[Run], preset: str) -> list[Cel
     share = decimals(mean([line.get("masked_share") for run in runs for line in run.metrics()]), 3)
     seconds = decimals(mean([run.environment.get("fit_seconds") for run in runs]), 2)
     missed = decimals(mean([end.get("preimage_error_unseen") for end in ends]), 3)
-    accuracies: list[Cell] = []
-    for protocol in PROTOCOLS:
-        scores = [(run, score) for run in runs for score in own_scores(run, protocol, preset, pooling="mean")]
-        last = [s for run, s in scores if (s.pooling, s.epoch) == ("mean", run.config.train.epochs)]
-        accuracies.append(mean([score.accuracy.value for score in last]))
+    scored = [_scores(runs, protocol, preset) for protocol in PROTOCOLS]
+    accuracies = [mean([score.accuracy.value for _, score in found]) for found in scored]
     speed = None if trial.speed is None else round(trial.speed)
     return [space, f"{ratio:g}", share, decimals(trial.r2, 3), *accuracies, speed, seconds, missed]
+
+
+def _scores(runs: Sequence[Run], protocol: str, preset: str) -> list[tuple[Run, Score]]:
+    """The test score of mean-pooled tokens of each run at its end."""
+    found = [(run, score) for run in runs for score in own_scores(run, protocol, preset, pooling="mean")]
+    return [(run, s) for run, s in found if (s.pooling, s.epoch) == ("mean", run.config.train.epochs)]
+
+
+def _differences(runs: Mapping[SpaceRatio, Sequence[Run]], preset: str) -> Table:
+    """Each space against the first one, both at the ratio that the quick probe on validation images finds best."""
+    chosen: dict[str, tuple[float, SpaceRatio]] = {}
+    for cell, group in runs.items():
+        value = trial_of({}, group).validation
+        if value is not None and value > chosen.get(cell[0], (0.0, cell))[0]:
+            chosen[cell[0]] = value, cell
+    best = [cell for _, cell in chosen.values()]
+    rows: list[list[Cell]] = []
+    for cell in best[1:]:
+        for protocol in PROTOCOLS:
+            found = between(*(_scores(runs[each], protocol, preset) for each in (cell, best[0])))
+            if found is not None:
+                named = [f"{space} {ratio:g}" for space, ratio in (cell, best[0])]
+                rows.append([*named, PROTOCOL_NAMES[protocol], *cells(found)])
+    header = ("space", "against", "protocol", *COLUMNS)
+    note = f"Each space at the ratio that the quick probe on validation images finds best, on test images. {NOTE}"
+    return Table("spaces-differences", "Which spaces differ from the first by more than chance", header, rows, note)
 
 
 def decimals(value: float | None, digits: int) -> str | None:
