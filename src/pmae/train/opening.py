@@ -46,8 +46,10 @@ def opened(
     resume: bool,
     quiet: bool,
 ) -> Iterator[Opened]:
-    """A run to train, as the `model` without memory says; inside, memory errors are sentences and the caller's random
-    state is another."""
+    """Join the other processes, hold the run's folder and load the weights that it starts from, or refuse.
+
+    `model` may be without memory. Inside, running out of memory is one sentence, and the caller's random state is kept.
+    """
     precision = pick_precision(config.train.precision, device)
     with distributed.process_group(device) as world, steady_products(precision, device):
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
