@@ -173,6 +173,14 @@ def test_labels_come_in_every_form(
     assert classes == (["0", "1", "2"] if form is in_npz else list(CLASSES))
 
 
+@pytest.mark.filterwarnings("error")
+def test_many_classes_of_two_images_are_no_cause_for_warnings(run: Run, tmp_path: Path) -> None:
+    images = stripes(np.arange(60) % 3)
+    np.savez(tmp_path / "t.npz", images=images, labels=np.arange(60) // 2)
+    kept = finetune(run, tmp_path / "t.npz", tmp_path / "c", FinetuneConfig(method="linear"), device="cpu")
+    assert len(kept.classes) == 30
+
+
 @pytest.mark.parametrize("names", [("-1", "7", "007"), ("²", "--3", "1.b"), ("日本", "été à Paris", "3")])
 def test_labels_may_be_any_names(
     names: tuple[str, ...], run: Run, labelled: Path, linear: Path, tmp_path: Path, command: Command

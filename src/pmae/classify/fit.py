@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -134,7 +135,10 @@ def regression(x: np.ndarray, targets: np.ndarray, penalty: float, balanced: boo
         # All images have this label, or none has: it is likely, not certain, that so have the next.
         odds = np.log(len(x) + 1) * (targets[0] - 0.5)
         return np.zeros((2, x.shape[1])), np.array([-odds, odds])
-    model = LogisticRegression(C=1 / penalty, class_weight=weights, max_iter=MOST_STEPS).fit(x, targets)
+    with warnings.catch_warnings():
+        # So scikit-learn says of two images a class, which may be a regression elsewhere.
+        warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")
+        model = LogisticRegression(C=1 / penalty, class_weight=weights, max_iter=MOST_STEPS).fit(x, targets)
     if len(model.classes_) == 2:  # one row there, for both
         return np.concatenate([-model.coef_, model.coef_]) / 2, np.concatenate(
             [-model.intercept_, model.intercept_]
