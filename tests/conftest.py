@@ -22,6 +22,7 @@ gc.disable()  # while modules are imported: an eighth of that time, for nothing
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 torch.set_num_threads(THREADS)
+os.fsync = lambda handle: None  # no power is cut here; thousands of times a disk would be waited for
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: kernels run on the CPU, in this process
 AXE = Path(__file__).parent / "fixtures" / "axe-core" / "axe.min.js"

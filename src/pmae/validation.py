@@ -42,10 +42,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
-        section = _section(kind)
-        for name, hint in hints_of(kind).items():
-            value = coerced(getattr(self, name), hint, f"{section}.{name}".lstrip("."))
-            object.__setattr__(self, name, value)
+        for name, hint, whole_name in _settings_of(kind):
+            given = getattr(self, name)
+            if (value := coerced(given, hint, whole_name)) is not given:
+                object.__setattr__(self, name, value)
         self.check()
 
     def check(self) -> None:
@@ -81,6 +81,13 @@ def check_names(kind: type, given: Iterable[str]) -> None:
 def hints_of(kind: Any) -> Mapping[str, Any]:
     """The declared type of every field, rules included."""
     return typing.get_type_hints(kind, include_extras=True)
+
+
+@functools.cache
+def _settings_of(kind: Any) -> tuple[tuple[str, Any, str], ...]:
+    """Name, declared type and name with its section of every setting of a section."""
+    section = _section(kind)
+    return tuple((name, hint, f"{section}.{name}".lstrip(".")) for name, hint in hints_of(kind).items())
 
 
 @functools.cache  # files of results have tens of thousands of values
@@ -123,9 +130,11 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
 
 
 def _is_usual(value: Any) -> bool:
-    """Whether a value of the declared type is one of the many that need no closer look."""
+    """Whether a value of the declared type is one of the many that need no closer look; a section had its own."""
     kind = type(value)
-    return kind is bool or (kind is str and value.isascii()) or (kind in (float, int) and abs(value) < LARGEST)
+    if kind is bool or isinstance(value, Settings):
+        return True
+    return (kind is str and value.isascii()) or (kind in (float, int) and abs(value) < LARGEST)
 
 
 def _sequence(value: Any, hint: Any, name: str) -> Any:

@@ -32,6 +32,7 @@ def test_no_two_runs_of_a_study_are_the_same(name: str) -> None:
     assert len(set(found.values())) == len(found)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_finished_run_is_left_and_a_begun_one_goes_on(tmp_path: Path, tiny: Config, toy: Splits) -> None:
     study = STUDIES["contrast"]
     first, second, *_ = study.runs

@@ -210,6 +210,7 @@ def test_the_command_line_trains_on_a_file_of_signals_and_draws_lines(space: str
     assert "could not be drawn" not in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_vectors_in_memory_are_embedded_after_training(tiny: Config, tmp_path: Path) -> None:
     table = (normal(64, 12) * torch.logspace(-2, 3, 12) + 5).numpy()
     run = api.pretrain(

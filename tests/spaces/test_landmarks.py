@@ -246,7 +246,7 @@ def test_it_trains_resumes_and_reports(config: Config, toy: Splits, tmp_path: Pa
     shutil.rmtree(run.checkpoint())
     lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run.path / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= 4))
-    again = api.pretrain(config, toy, run.path, resume=True, quiet=True)
+    again = api.pretrain(config, toy, run.path, resume=True, quiet=True, figures=False)
     assert (again.checkpoint() / "encoder.safetensors").read_bytes() == whole
     assert again.results["pretrain"] == found
 

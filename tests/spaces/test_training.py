@@ -32,6 +32,7 @@ def test_a_run_makes_signals_samples_and_figures(name: str, tiny: Config, toy: S
     _check(run)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_r2_is_a_mean_of_its_bands_also_where_images_are_fewer_than_components(
     tiny: Config, toy: Splits, tmp_path: Path
 ) -> None:
@@ -87,7 +88,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
         patched.setattr(Pretraining, "inputs", stop)
         with pytest.raises(RuntimeError, match="power cut"):
             api.pretrain(config, toy, tmp_path / "halves", quiet=True)
-    resumed = api.pretrain(config, toy, tmp_path / "halves", resume=True, quiet=True)
+    resumed = api.pretrain(config, toy, tmp_path / "halves", resume=True, quiet=True, figures=False)
     assert resumed.results == whole.results
     first, second = (_weights(run) for run in (whole, resumed))
     assert first.keys() == second.keys()

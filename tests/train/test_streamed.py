@@ -114,6 +114,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one_and_as_one_in_memory(tmp_path
     assert weights(tmp_path / "array") == weights(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_everything_after_training_takes_shards(tmp_path: Path, small: Path) -> None:
     config = streamed.config_for(str(small), data__resize=12, train__epochs=1, data__channels=1)
     run = api.pretrain(config, out=tmp_path / "run", quiet=True)

@@ -200,6 +200,7 @@ def test_paths_and_seeds_that_nothing_can_take_are_one_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["dangling"]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_tilde_is_ones_home(
     array: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,9 @@
 """What the files beside weights say of their network and of the pixels it saw, in timm's or Hugging Face's words."""
 
+import functools
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict, get_args
@@ -117,7 +119,7 @@ def _of_timm(config: dict[str, Any]) -> Described:
     name, given = str(config["architecture"]), config.get("model_args") or {}
     pixels = config.get("pretrained_cfg") or {}
     require(isinstance(given, dict) and isinstance(pixels, dict), "config.json", "objects of settings", config)
-    usual_sizes = _vit_sizes(name)
+    usual_sizes = dict(_vit_sizes(name))
     patch = given.get("patch_size", usual_sizes.pop("patch_size", None))
     patch = patch[-1] if isinstance(patch, list) else patch
     sizes = {ours: given[theirs] for ours, theirs in SIZES.items() if theirs in given}
@@ -149,7 +151,8 @@ def _input_size(given: dict[str, Any]) -> dict[str, Any]:
     return {"input_size": (given.get("in_chans", 3), *_sides(given["img_size"]))} if "img_size" in given else {}
 
 
-def _vit_sizes(name: str) -> dict[str, int]:
+@functools.cache  # one command asks a dozen times, and timm builds the network each time
+def _vit_sizes(name: str) -> Mapping[str, int]:
     """Patch, width, depth and heads that a timm ViT has by its name; nothing of other networks."""
     if not is_vit_name(name):
         return {}

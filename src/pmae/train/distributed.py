@@ -130,6 +130,7 @@ def process_group(device: torch.device) -> Iterator[World]:
         store = torch.distributed.PrefixStore(group, store)  # type: ignore[attr-defined]
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, **options)
     try:
+        world.all_gather(0)  # one that is refused at once would leave those waiting that have not reached it yet
         yield world
     finally:
         torch.distributed.destroy_process_group()
