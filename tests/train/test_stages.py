@@ -137,7 +137,7 @@ def test_a_second_stage_without_enough_memory_is_refused_before_the_first(
 
 def test_both_stages_fit_into_the_time(staged: Config, toy: Splits, tmp_path: Path) -> None:
     assert Pace(3.0, 2.0, 0.5, 1.0).after(Pace(1.0, 0.25, 0.5, 2.0), 4) == Pace(4.0, 3.0, 1.0, 3.0)
-    run = api.pretrain(staged, toy, out=tmp_path / "run", quiet=True, minutes=0.15, figures=False)
+    run = api.pretrain(staged, toy, out=tmp_path / "run", quiet=True, minutes=0.25, figures=False)
     first = Run(run.path / FIRST).config
     assert first.train.epochs == 4 * (run.config.train.epochs or 0) > 0
 
