@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms.v2 import Resize
 
@@ -21,6 +22,7 @@ from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import only, preset
 from pmae.evaluate.suite import score_table
 from pmae.results import scores_of
+from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -45,6 +47,25 @@ def test_a_run_is_given_as_itself_or_as_its_path(tiny: Config, tmp_path: Path) -
         assert api.embed(given, tmp_path / "images.npy", tmp_path / "features.npz", device="cpu") == 64
     with pytest.raises(UserError, match="run must be a folder that pretraining wrote"):
         pmae.load_encoder(tmp_path / "nothing")
+
+
+def test_a_run_among_its_images_goes_on_wherever_they_lie_now(tiny: Config, tmp_path: Path) -> None:
+    """Its own folder is then one of the runs that are passed over, which is told of the images and is none of them."""
+    for number, image in enumerate(np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), dtype=np.uint8)):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        Image.fromarray(image).save(tmp_path / f"in/{number:02}.png")
+    config = replace(tiny, data__source=str(tmp_path / "in"))
+    whole = pmae.pretrain(config, out=tmp_path / "whole", quiet=True)
+    pmae.pretrain(config, out=tmp_path / "in/runs/a", quiet=True, until=1)
+    (tmp_path / "in").rename(tmp_path / "there")
+    moved = replace(config, data__source=str(tmp_path / "there"))
+    again = pmae.pretrain(moved, out=tmp_path / "there/runs/a", quiet=True, resume=True)
+    weights = [(run.checkpoint() / "encoder.safetensors").read_bytes() for run in (whole, again)]
+    assert weights[0] == weights[1]
+    assert Run(again.path).config.data.source == str(tmp_path / "there")
+    (tmp_path / "there/00.png").unlink()
+    with pytest.raises(UserError, match="data must be what the run began with"):
+        pmae.pretrain(moved, out=again.path, quiet=True, resume=True)
 
 
 def test_nan_in_held_out_images_is_told_before_training(tiny: Config, tmp_path: Path) -> None:

@@ -101,10 +101,12 @@ def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     run, now = Run(out), flat(config)
     require(run.method != "weights", "out", "a run that can go on, not weights as given: init takes those", str(out))
     require_plugins(run.config, unchanged=True)
+    # Images may lie elsewhere now, and this run among them: the fingerprint tells whether they are the same.
+    known = {name: value for name, value in run.environment["data"].items() if name not in ("name", "notes")}
+    free = FREE | {"data.source"} if "fingerprint" in known else FREE
     for name, value in flat(run.config).items():
-        if value != now[name] and name not in FREE:
+        if value != now[name] and name not in free:
             raise UserError(f"{name} must stay {value!r} when a run is resumed, got {now[name]!r}")
-    known = run.environment["data"]
     # Earlier versions said less of their data, such as no fingerprint.
     given = {name: environment["data"].get(name) for name in known}
     if [name for name in known if known[name] != given[name]] == ["fingerprint"]:
