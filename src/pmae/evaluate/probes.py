@@ -20,7 +20,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import require
 from pmae.evaluate.features import HEADS, Representation, batch_of, effective_rank, extract, generator, hold_out, order
-from pmae.evaluate.protocols import ProbeProtocol
+from pmae.evaluate.protocols import MOST_IMAGES, ProbeProtocol
 from pmae.fast import can_capture
 from pmae.fast.graph import Replay, falls_back
 from pmae.results import PRIMARY
@@ -33,8 +33,6 @@ Source = Callable[[int], Tensor]
 ROWS = 2048  # images whose logits are computed at once
 CELLS = 2**26  # distances that are held at once
 NEIGHBOURS = 20
-MOST_IMAGES = {"cuda": 50_000, "cpu": 4_000}
-"""Images that the quick probes fit on, at most; a quarter of them are scored."""
 
 
 @dataclass(frozen=True)

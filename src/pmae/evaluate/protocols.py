@@ -17,6 +17,8 @@ Kinds = Annotated[tuple[Literal["linear", "mlp"], ...], Rule("at least one of li
 Shots = Annotated[tuple[int, ...], Rule("numbers of at least 1", lambda shots: all(n >= 1 for n in shots))]
 Fractions = Annotated[tuple[float, ...], Rule("shares between 0 and 1", lambda shares: all(0 < x < 1 for x in shares))]
 UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
+MOST_IMAGES = {"cuda": 50_000, "cpu": 4_000}
+"""Images that the quick probes fit on, at most; a quarter of them are scored."""
 
 
 @dataclass(frozen=True)

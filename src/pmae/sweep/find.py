@@ -17,8 +17,7 @@ from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
 from pmae.errors import UserError, require, require_known
-from pmae.evaluate.probes import MOST_IMAGES
-from pmae.evaluate.protocols import Protocols, only, preset
+from pmae.evaluate.protocols import MOST_IMAGES, Protocols, only, preset
 from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run, learned_on
 
