@@ -47,7 +47,7 @@ def read(folder: Path, **settings: object) -> Splits:
     return load(DataConfig(source=str(folder), **settings))
 
 
-@pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "tiff", "PNG"])
+@pytest.mark.parametrize("suffix", ["png", "bmp", "gif", "tif", "tiff", "PNG"])
 def test_lossless_formats_come_back_exactly(tmp_path: Path, suffix: str) -> None:
     saved = [save(tmp_path / f"{i}.{suffix}", pixels(6, 9, 3, seed=i)) for i in range(3)]
     splits = read(tmp_path)
@@ -57,7 +57,7 @@ def test_lossless_formats_come_back_exactly(tmp_path: Path, suffix: str) -> None
     assert splits.notes == ("the folder has no train/ and test/ (or val/)",)
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "webp", "JPEG"])
+@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "jfif", "webp", "JPEG"])
 def test_lossy_formats_come_back_nearly(tmp_path: Path, suffix: str) -> None:
     smooth = np.broadcast_to(np.linspace(0, 255, 32)[:, None, None], (32, 24, 3)).astype(np.uint8)
     Image.fromarray(smooth).save(tmp_path / f"a.{suffix}", quality=95)
@@ -339,6 +339,28 @@ def test_odd_names_survive(tmp_path: Path) -> None:
     names = read(tmp_path).train.names
     assert set(names) == {*odd, "latin\\xe9.png"}
     assert all(name.encode("utf-8") for name in names)
+
+
+def test_pictures_of_other_kinds_are_told_of(tmp_path: Path) -> None:
+    for name in ("IMG_1.HEIC", "IMG_2.heic", "slide.svs", "labels.csv", ".hidden.heic"):
+        (tmp_path / name).touch()
+    told = ("2 .heic files were passed over, a format that is not read", "1 .svs files were passed over, a format")
+    with pytest.raises(UserError, match=f"holds no images .*; {told[0]}; {told[1]}"):
+        read(tmp_path)
+    save(tmp_path / "a.png", pixels(4, 4))
+    save(tmp_path / "b.png", pixels(4, 4))
+    notes = read(tmp_path).notes[1:]
+    assert [note.startswith(start) for note, start in zip(notes, told, strict=True)] == [True, True]
+
+
+def test_an_animation_is_left_out_by_name(tmp_path: Path) -> None:
+    frames = [Image.fromarray(pixels(4, 4, 3, seed=i)) for i in range(2)]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    for name in ("a.gif", "b.gif"):
+        frames[0].save(tmp_path / name)
+    splits = read(tmp_path)
+    assert splits.train.names == ("a.gif", "b.gif")
+    assert any("moving.gif" in note and "2 pages in one file" in note for note in splits.notes)
 
 
 def test_an_empty_folder_is_refused_with_its_path(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from pmae.system import available_bytes
 
 DICOM_SUFFIXES = (".dcm", ".dicom")
 TIFF_SUFFIXES = (".tif", ".tiff")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
 # Only these decoders may run, whatever a file claims to be.
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 # Grey of more than 8 bits, which Pillow can hold but hardly convert.
 DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 # Modes that are a way of writing another one.

@@ -24,6 +24,12 @@ SHARD_READERS: dict[str, Callable[[Sequence[Path]], Samples]] = {
     ".arrow": ArrowSamples,
     ".parquet": ParquetSamples,
 }
+OTHER_PICTURES = {
+    ".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl", ".jls", ".pgm", ".ppm", ".pnm", ".exr", ".psd", ".svg",
+    ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".svs", ".ndpi", ".mrxs", ".vsi", ".czi", ".nd2",
+    ".lif", ".oib", ".oif", ".ims", ".mrc", ".nii", ".mha", ".mhd", ".nrrd", ".avi", ".mp4", ".mov",
+}  # fmt: skip
+"""Suffixes of pictures that are not read; that they are there is told, as nobody would expect them to be left out."""
 MOST_SHARDS = 100_000
 TINY_ANNOTATIONS = Path("val", "val_annotations.txt")
 TINY_NOTE = "the published test images carry no labels and are not read; the validation images are the test split"
@@ -66,10 +72,10 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
     roots = _split_folders(folder) or {"train": folder}
     passed_over: Counter[str] = Counter()
     found = {s: [str(path.relative_to(folder)) for path in walk_images(root, passed_over)] for s, root in roots.items()}
+    told = [f"{count} {what}" for what, count in passed_over.items()]
     if not any(found.values()):
-        raise UserError(f"data.source: the folder {folder} holds no images ({', '.join(SUFFIXES)})")
-    notes = [] if len(roots) > 1 else ["the folder has no train/ and test/ (or val/)"]
-    notes += [f"{count} {what}" for what, count in passed_over.items()]
+        raise UserError("; ".join([f"data.source: the folder {folder} holds no images ({', '.join(SUFFIXES)})", *told]))
+    notes = [*([] if len(roots) > 1 else ["the folder has no train/ and test/ (or val/)"]), *told]
     depth = 0 if roots["train"] == folder else 1
     named = {s: [_class_of(path, depth) for path in paths if config.labels == "folders"] for s, paths in found.items()}
     classes = tuple(sorted(set().union(*named.values())))
@@ -107,11 +113,16 @@ def image_sample(path: Path) -> SampleSet:
 
 def is_image(path: Path) -> bool:
     """Whether a path is an image file, by its suffix."""
-    return path.name.lower().endswith(SUFFIXES) and os.path.isfile(path)
+    return is_image_name(path.name) and os.path.isfile(path)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file is one of those that are read, by its suffix."""
+    return name.lower().endswith(SUFFIXES)
 
 
 def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
-    """Image files below a folder in sorted order; hidden ones are skipped, linked folders and runs are counted."""
+    """Image files below a folder in sorted order; linked folders, runs and pictures of other kinds are counted."""
     passed_over = Counter() if passed_over is None else passed_over
     for entry in _entries(folder):
         if entry.is_dir(follow_symlinks=False):
@@ -121,8 +132,11 @@ def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterat
                 yield from walk_images(folder / entry.name, passed_over)
         elif entry.is_symlink() and os.path.isdir(entry):
             passed_over["linked folders were not followed"] += 1
-        elif entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".") and os.path.isfile(entry):
-            yield folder / entry.name
+        elif not entry.name.startswith(".") and os.path.isfile(entry):
+            if is_image_name(entry.name):
+                yield folder / entry.name
+            elif (suffix := os.path.splitext(entry.name)[1].lower()) in OTHER_PICTURES:
+                passed_over[f"{suffix} files were passed over, a format that is not read"] += 1
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
