@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ gc.disable()  # while modules are imported: an eighth of that time, for nothing
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 torch.set_num_threads(THREADS)
+# In the background of a shell and under nohup these are ignored; tests send them, and would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.fsync = lambda handle: None  # no power is cut here; thousands of times a disk would be waited for
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: kernels run on the CPU, in this process
