@@ -16,7 +16,7 @@ from pmae.budget import require_minutes
 from pmae.classify.labels import as_splits, read_labelled
 from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
 from pmae.config_file import to_dict
-from pmae.data.images import Splits
+from pmae.data.images import Splits, require_finite
 from pmae.data.sets import load
 from pmae.embed import embed
 from pmae.errors import require
@@ -130,6 +130,8 @@ def evaluate(
     place = opened(path)
     given, reading = _to_score(place, splits, data, encoder)
     splits, protocols = complete(given), protocols or preset("strong")
+    for name, part in splits.parts.items():
+        require_finite(f"the {name} images", part.images)
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
     require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
     where = local_device(pick_device(device))

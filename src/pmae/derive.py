@@ -34,7 +34,6 @@ ALIKE = 0.8
 Those have 0.36 to 0.69 (CIFAR-10, Imagenette, Tiny ImageNet, flowers), blood cells, skin and H&E 0.93 to 0.98."""
 PLAIN_VIT = re.compile(r"vit_tiny|vit_(tiny|small|base|large)_patch\d+(_reg\d+)?_\d+(\..*)?")
 """Names of encoders that can drop tokens, as local views need; of others it would have to be looked up."""
-"""Contrastive losses that take local views."""
 SMALL_NETWORKS = {"encoder.width": 96, "encoder.depth": 4, "encoder.heads": 6}
 SMALL_NETWORKS |= {"decoder.width": 96, "decoder.depth": 1, "decoder.heads": 6}
 """For a machine without a GPU, where the paper's networks learn nothing in the time these need to learn something."""

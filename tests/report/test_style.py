@@ -1,6 +1,7 @@
 """Figures under the house style: matplotlib left as it was, and SVG in the colours of the page."""
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -13,7 +14,7 @@ from skimage.color import deltaE_ciede2000, rgb2lab
 from pmae.report import charts
 from pmae.report.contents import load
 from pmae.report.page import save_figures
-from pmae.report.style import PALETTE, inline_svg
+from pmae.report.style import PALETTE, as_bytes, inline_svg
 from pmae.runs import Run
 
 MakeRun = Callable[..., Run]
@@ -23,6 +24,16 @@ def test_settings_of_matplotlib_are_left_as_they_were(make_run: MakeRun) -> None
     before = dict(matplotlib.rcParams)
     save_figures(make_run())
     assert dict(matplotlib.rcParams) == before
+
+
+def test_letters_that_no_font_has_are_no_warning(make_run: MakeRun) -> None:
+    """A box in a picture file stands for each; a browser finds a font for them in a page."""
+    run = load(make_run().path)
+    drawing = charts.learning_curves([replace(run, name="検査 \U00013000"), replace(run, name="other")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert as_bytes(drawing.figure, "png")
+    assert "検査" in inline_svg(drawing, "page")
 
 
 def test_inline_svg_takes_the_colours_of_the_page_and_keeps_ids_apart(make_run: MakeRun) -> None:

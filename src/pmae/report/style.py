@@ -8,6 +8,7 @@ import functools
 import html
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,13 @@ MARKERS = "os^DvPX*"
 STRIP = 600  # slices of a bar of variance
 FONTS = "'DejaVu Sans', Verdana, system-ui, sans-serif"
 WHOLE = "{x:,.0f}"  # how an axis writes whole numbers
+EAST_ASIAN = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Source Han Sans SC", "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "PingFang SC", "Hiragino Sans",
+    "Apple SD Gothic Neo", "Arial Unicode MS",
+)  # fmt: skip
+"""Fonts of systems that have the Chinese, Japanese and Korean letters which DejaVu lacks, for names of classes."""
 SETTINGS: Any = {
-    "font.family": ["DejaVu Sans"],
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
@@ -79,10 +85,17 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
         import matplotlib
 
-        with matplotlib.rc_context(SETTINGS):
+        with matplotlib.rc_context(SETTINGS | {"font.family": _fonts()}):
             return draw(*args, **kwargs)
 
     return inside
+
+
+@functools.cache
+def _fonts() -> list[str]:
+    from matplotlib.font_manager import get_font_names
+
+    return ["DejaVu Sans", *sorted({*EAST_ASIAN} & {*get_font_names()}, key=EAST_ASIAN.index)]
 
 
 def panels(heights: Sequence[float]) -> "tuple[Figure, list[Axes]]":
@@ -200,8 +213,11 @@ def as_bytes(figure: "Figure", kind: str) -> bytes:
     # Dates would make two reports of the same runs differ.
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     resolution = 200 if kind == "png" else rcParams["figure.dpi"]
-    _settle(figure)
-    figure.savefig(buffer, format=kind, dpi=resolution, facecolor="white", metadata=dated)
+    with warnings.catch_warnings():
+        # Once for every letter and every time it is drawn; it is a box where no font has it, in files alone.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from")
+        _settle(figure)
+        figure.savefig(buffer, format=kind, dpi=resolution, facecolor="white", metadata=dated)
     return buffer.getvalue()
 
 
