@@ -79,6 +79,17 @@ def test_nan_in_held_out_images_is_told_before_training(tiny: Config, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_nan_in_labelled_images_is_told_before_they_are_scored(tiny: Config, tmp_path: Path) -> None:
+    images, labels = np.random.default_rng(0).normal(size=(64, 1, 16, 16)).astype(np.float32), np.arange(64) % 2
+    run = pmae.pretrain(replace(tiny, train__epochs=1), images, tmp_path / "run", quiet=True)
+    broken = images.copy()
+    broken[5:7] = np.inf
+    parts = [ImageSet(each, labels, ("a", "b")) for each in (images, broken)]
+    with pytest.raises(UserError, match="the test images must be finite numbers, got NaN or infinity in 2 of 64"):
+        pmae.evaluate(run, splits=Splits("toy", parts[0], test=parts[1]))
+    assert not run.evaluations
+
+
 @pytest.mark.parametrize("loader", [False, True])
 def test_a_torch_data_set_is_data(tiny: Config, tmp_path: Path, loader: bool) -> None:
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (64, 3, 16, 16), dtype=np.uint8))
