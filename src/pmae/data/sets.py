@@ -172,7 +172,7 @@ def _find_all(config: DataConfig) -> SampleSet | Splits:
         return (read_npy if path.suffix.lower() == ".npy" else read_npz)(path, config.layout)
     if os.path.dirname(config.source) or path.suffix:
         raise UserError(f"data.source: there is no file or folder {path}")
-    raise unknown_name("data.source", config.source, NAMED)
+    raise UserError(f"{unknown_name('data.source', config.source, NAMED)}; nor is there a file or folder of that name")
 
 
 def _refuse_file_settings(config: DataConfig, settings: Sequence[str] = FILE_SETTINGS) -> None:
