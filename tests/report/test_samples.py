@@ -41,6 +41,17 @@ def test_predictions_that_borrow_contrast_claim_no_r2(make_run: MakeRun) -> None
     assert [t.get_text() for t in raw.figure.axes[0].texts if "R²" in t.get_text()] == ["R²\n75%"] * 6
 
 
+def test_the_worst_r2_fits_into_the_margin(make_run: MakeRun) -> None:
+    run = make_run()
+    tensors = load_file(run.path / "samples.safetensors")
+    tensors["prediction"][0] = 50 * tensors["target"][0]
+    save_file(tensors, run.path / "samples.safetensors")
+    figure = samples.reconstructions(load(run.path)).figure
+    told = [text for text in figure.axes[0].texts if "R²" in text.get_text()]
+    assert told[0].get_text() == "R²\n<−99%"
+    assert all(text.get_window_extent().x0 >= 0 for text in told)
+
+
 def test_bars_show_which_components_are_hidden(make_run: MakeRun) -> None:
     run = load(make_run().path)
     hidden, share = run.samples["hidden"] > 0, run.samples["variance"] / run.samples["variance"].sum()

@@ -47,8 +47,7 @@ def reconstructions(run: Contents) -> Drawing:
     target, prediction = (run.samples[name][:count] for name in ("target", "prediction"))
     error, energy = ((prediction - target) ** 2).sum((1, 2, 3)), (target**2).sum((1, 2, 3))
     borrowed = is_mae and run.config.objective.normalize_patches
-    shares = [f"R² {r2:.0%}".replace("-0%", "0%") for r2 in 1 - error / np.maximum(energy, 1e-12)]
-    labels = None if borrowed else list(map(minus, shares))
+    labels = None if borrowed else [_told(r2) for r2 in 1 - error / np.maximum(energy, 1e-12)]
     if is_signal(run):
         figure = _lines({"hidden": target, "predicted": prediction}, labels)
         said = "What was hidden (solid) and what was predicted for it (dashed), in standard deviations."
@@ -62,6 +61,11 @@ def reconstructions(run: Contents) -> Drawing:
         said += " Restored is visible plus predicted." if "restored" in columns else ""
     caption = f"{said} {BORROWED if borrowed else EXPLAINED} {_note(run)}"
     return Drawing("reconstructions", "Reconstructions", caption.strip(), figure)
+
+
+def _told(r2: float) -> str:
+    """For the margin, which has no room for the thousands of an image of which next to nothing is hidden."""
+    return minus(f"R² {'<-99%' if r2 < -0.99 else f'{r2:.0%}'}".replace("-0%", "0%"))
 
 
 @styled
