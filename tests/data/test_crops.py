@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -229,6 +230,20 @@ def odd_photographs(folder: Path) -> None:
     moving[0].save(folder / "moving.webp", save_all=True, append_images=moving[1:])
     photograph(9, 80, 80).save(folder / "short.jpg", quality=95)
     os.truncate(folder / "short.jpg", (folder / "short.jpg").stat().st_size // 2)
+
+
+def test_without_a_decoder_of_torch_pillow_reads_jpeg_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision will remove its own, and torchcodec need not be there."""
+    for name in ("a.jpg", "b.jpg"):
+        photograph(0, 40, 30).save(tmp_path / name)
+    content, plain = (tmp_path / "a.jpg").read_bytes(), np.asarray(Image.open(tmp_path / "a.jpg")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(jpeg.decode_plain(content, 64), plain)
+    monkeypatch.delattr("torchvision.io.decode_jpeg")
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    monkeypatch.setattr(jpeg, "decode_jpeg", jpeg._decoder())
+    assert jpeg.decode_plain(content, 64) is None
+    assert not jpeg.has_nvjpeg(CPU)
+    np.testing.assert_array_equal(load(DataConfig(str(tmp_path), crop_mode="squash")).train.images[0], plain)
 
 
 def test_batches_of_jpeg_files_are_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
