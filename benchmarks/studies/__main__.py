@@ -13,7 +13,6 @@ and stopped. `--epochs` shortens all runs, to see on a small set that they work.
 
 import argparse
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -67,13 +66,20 @@ def run_one(study: Study, name: str, options: argparse.Namespace, end: float, ba
     if base is not None and base.exception():
         raise UserError(f"{study.base(name)} came to none")
     for command in commands(study, name, options):
-        if time.monotonic() >= end:
-            raise UserError("the time was up")
+        require_time(end)
         print(shlex.join(command), flush=True)
         log = Path(options.out, f"{name}.log")
         with log.open("a", encoding="utf-8") if options.jobs > 1 else nullcontext() as output:
             code = carry_out(command, output, end)
+        if code:
+            require_time(end)
         require(code == 0, "exit code", f"0 of {shlex.join(command[:2])}" + f" (see {log})" * (options.jobs > 1), code)
+
+
+def require_time(end: float) -> None:
+    """Refuse to go on once the time is up."""
+    if time.monotonic() >= end:
+        raise UserError("the time was up")
 
 
 def carry_out(command: list[str], output: object, end: float) -> int:
@@ -82,7 +88,7 @@ def carry_out(command: list[str], output: object, end: float) -> int:
     try:
         return process.wait(timeout=max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # an interrupt would be ignored where this runs in the background of a shell
         return process.wait()
 
 

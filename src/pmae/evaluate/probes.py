@@ -20,7 +20,7 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import require
 from pmae.evaluate.features import HEADS, Representation, batch_of, effective_rank, extract, generator, hold_out, order
-from pmae.evaluate.protocols import MOST_IMAGES, ProbeProtocol
+from pmae.evaluate.protocols import MOST_IMAGES, PROBED, ProbeProtocol
 from pmae.fast import can_capture
 from pmae.fast.graph import Replay, falls_back
 from pmae.results import PRIMARY
@@ -249,7 +249,7 @@ def online_probe(splits: Splits) -> Callable[[Representation, Standardize, torch
     if train.labels is None or (val is not None and val.labels is not None):
         fit, score = train, val or train
     else:
-        fit, score = (train.take(part) for part in hold_out(train.labels, 0.2))
+        fit, score = (train.take(part) for part in hold_out(train.labels, PROBED))
 
     def probe(encoder: Representation, standardize: Standardize, device: torch.device) -> dict[str, float]:
         most = MOST_IMAGES.get(device.type, MOST_IMAGES["cpu"])

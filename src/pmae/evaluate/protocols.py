@@ -19,6 +19,8 @@ Fractions = Annotated[tuple[float, ...], Rule("shares between 0 and 1", lambda s
 UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 MOST_IMAGES = {"cuda": 50_000, "cpu": 4_000}
 """Images that the quick probes fit on, at most; a quarter of them are scored."""
+PROBED = 0.2
+"""Share of the training images that the quick probes score where there are no validation images."""
 
 
 @dataclass(frozen=True)

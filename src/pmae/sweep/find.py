@@ -17,7 +17,7 @@ from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
 from pmae.errors import UserError, require, require_known
-from pmae.evaluate.protocols import MOST_IMAGES, Protocols, only, preset
+from pmae.evaluate.protocols import MOST_IMAGES, PROBED, Protocols, only, preset
 from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run, learned_on
 
@@ -146,7 +146,7 @@ def validation_images(run: Run) -> int | None:
     if run.config.probe.data is not None:
         return None
     counts = run.environment["data"]["counts"]
-    there = counts.get("val") or round(0.2 * counts["train"])
+    there = counts.get("val") or round(PROBED * counts["train"])
     return min(there, MOST_IMAGES["cpu" if run.environment["device"].startswith("CPU") else "cuda"] // 4)
 
 
