@@ -45,8 +45,10 @@ FRONTIER: dict[str, Any] = {
 }
 """What differs from recipe `ours`: twice the rate. The rest is derived from photographs, and named here so that the run
 stays what it is (results/frontier.md)."""
-PATCHES, EPOCHS = (8, 4), (411, 128)
-"""Of each stage: 7 and 6 minutes on an H200."""
+PATCHES, EPOCHS, SCHEDULES = (8, 4), (411, 128), ("constant", "cosine")
+"""Of each stage: 7 and 6 minutes on an H200. The rate is kept until the last stage, which takes it to 0."""
+WARMUP = 0.05
+"""Share of the epochs of a stage."""
 LOOKS = 12
 """In a stage."""
 TINY: dict[str, Any] = {"data__source": "photos", "space__name": "cosine", "train__batch_size": 64}
@@ -161,9 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=0.9, help="accuracy of the linear probe whose minutes are told")
     parser.add_argument("--patches", type=int, nargs="+", default=PATCHES, help="patch size of each stage")
     parser.add_argument("--epochs", type=int, nargs="+", default=EPOCHS, help="length of each stage")
-    parser.add_argument(
-        "--encoder-rate", type=float, help="share of the rate at which an encoder goes on; 1 if not given"
-    )
+    parser.add_argument("--schedules", nargs="+", default=SCHEDULES, help="schedule of the rate in each stage")
+    parser.add_argument("--rates", type=float, nargs="+", help="share of the rate in each stage; 1 if not given")
     parser.add_argument("--set", action="append", nargs=2, default=[], metavar=("SETTING", "VALUE"), dest="changed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a tiny network and embedded images: seconds on a CPU")
@@ -184,18 +185,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 def stages_of(options: argparse.Namespace) -> list[Config]:
     """The settings of each stage, but for the encoder that it starts from."""
-    patches, lengths = options.patches, options.epochs
-    require(len(lengths) == len(patches), "epochs", f"as many numbers as patches ({len(patches)})", lengths)
-    require(len(set(patches)) == len(patches), "patches", "no two alike", patches)
+    patches, count = options.patches, len(options.patches)
+    rates = options.rates or [1.0] * count
+    given = {"epochs": options.epochs, "schedules": options.schedules, "rates": rates}
+    for name, values in given.items():
+        require(len(values) == count, name, f"one for each of the patches ({count})", values)
+    require(len(set(patches)) == count, "patches", "no two alike", patches)
     changes = FRONTIER | (TINY if options.tiny else {})
     shared = replace(Config(), **changes, data__root=options.root, train__seed=options.seed)
     shared = with_settings(shared, dict(options.changed))
-    stages = [
-        replace(shared, encoder__patch_size=patch, train__epochs=epochs, probe__every=max(1, epochs // LOOKS))
-        for patch, epochs in zip(patches, lengths, strict=True)
+    return [
+        replace(
+            shared,
+            encoder__patch_size=patch,
+            optim__schedule=schedule,
+            optim__base_lr=rate * (shared.optim.base_lr or 0.0),
+            optim__warmup_epochs=WARMUP * epochs,
+            train__epochs=epochs,
+            probe__every=max(1, epochs // LOOKS),
+        )
+        for patch, epochs, schedule, rate in zip(patches, *given.values(), strict=True)
     ]
-    rate = {} if options.encoder_rate is None else {"optim__encoder_rate": options.encoder_rate}
-    return stages[:1] + [replace(stage, **rate) for stage in stages[1:]]
 
 
 def _few(splits: Splits) -> Splits:

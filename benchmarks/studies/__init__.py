@@ -27,7 +27,7 @@ class Study:
 
     def base(self, name: str) -> str | None:
         """The run from whose encoder one starts, if there is one."""
-        found = re.search(r"\{out\}/(\S+)", self.runs[name])
+        found = re.search(r"\{out\}/([^\s/]+)", self.runs[name])
         return found[1] if found else None
 
 
@@ -186,18 +186,23 @@ OPTIMIZERS = Study(
     "--recipe ours --decoder small --patch-size 8 --epochs 56 --batch-size 512 --probe.every 7",
     HELD_OUT,
 )
-THEN_20 = "--encoder.weights {out}/control --patch-size 4 --epochs 20 --optim.layer-decay 1 --optim.encoder-rate"
+THEN_20 = "--patch-size 4 --epochs 20 --optim.layer-decay 1"
 INGREDIENTS = Study(
-    "What raises `ours` with Muon on CIFAR-10, and at which share of the rate does it go on with small patches?",
+    "What raises `ours` with Muon on CIFAR-10, and how does it best go on with small patches?",
     {
         "control": "",
+        "constant": "--optim.schedule constant",
+        "then-4": f"{THEN_20} --encoder.weights {{out}}/control --optim.encoder-rate 1",
+        "then-4-third-rate": f"{THEN_20} --encoder.weights {{out}}/control --optim.encoder-rate 0.33",
+        "then-4-new-decoder": f"{THEN_20} --optim.encoder-rate 1 "
+        "--encoder.weights {out}/control/checkpoints/epoch_0080/encoder.safetensors",
+        "constant-then-4": f"{THEN_20} --encoder.weights {{out}}/constant --optim.encoder-rate 1 "
+        "--optim.warmup-epochs 1",
         "temperature-0.3": "--objective.temperature 0.3",
         "temperature-0.5": "--objective.temperature 0.5",
         "no-masks": "--masking.no-enabled --objective.reconstruction-weight 0",
         "half-hidden": "--masked-variance 0.1",
         "batch-1024": "--batch-size 1024 --optim.base-lr 1.7e-3",
-        "then-4": f"{THEN_20} 1",
-        "then-4-third-rate": f"{THEN_20} 0.33",
     },
     "--recipe ours --decoder small --patch-size 8 --epochs 80 --batch-size 512 --optim.name muon "
     "--optim.base-lr 2.4e-3 --probe.every 10",

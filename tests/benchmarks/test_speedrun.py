@@ -61,8 +61,10 @@ def test_a_stage_goes_on_with_the_encoder_before_it_at_the_full_rate(made: Path)
     ("arguments", "message"),
     [
         (["--target", "2"], "target must be an accuracy in (0, 1], got 2.0"),
-        (["--epochs", "3"], "epochs must be as many numbers as patches (2), got [3]"),
-        (["--encoder-rate", "0"], "optim.encoder_rate must be above 0, got 0.0"),
+        (["--epochs", "3"], "epochs must be one for each of the patches (2), got [3]"),
+        (["--schedules", "constant", "slow"], "optim.schedule"),
+        (["--rates", "1"], "rates must be one for each of the patches (2), got [1.0]"),
+        (["--rates", "1", "0"], "optim.base_lr must be above 0, got 0.0"),
         (["--patches", "4", "4"], "patches must be no two alike, got [4, 4]"),
         (["--set", "masking.rate", "1"], "masking.rate"),
     ],

@@ -39,6 +39,8 @@ class Pretrained(NamedTuple):
 
     tensors: dict[str, Tensor]
     notes: list[str]
+    decoder: Mapping[str, Tensor] = {}
+    """What a run's decoder and heads have for those of this one."""
 
 
 class Origin(NamedTuple):

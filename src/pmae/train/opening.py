@@ -56,7 +56,7 @@ def opened(
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
         begun = resume and Run(out).checkpoints()
-        pretrained = None if begun else setup.given_weights(weights, model.encoder)
+        pretrained = None if begun else setup.given_weights(weights, model)
         notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
             fit = model.space, len(splits.train), device

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,13 +17,14 @@ from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.errors import UserError, require
-from pmae.files import clear_stale, disk_errors, is_at, locked_file, write_json
+from pmae.files import clear_stale, disk_errors, is_at, locked_file, read_tensors, write_json
 from pmae.method import MaskedAutoencoder, build_method
-from pmae.models import Encoder
+from pmae.models import Decoder
 from pmae.models.described import pixels_note
 from pmae.models.encoder import run_blocks_checkpointed, set_drop_path
 from pmae.models.weights import Pretrained, load_weights
 from pmae.plugins import plugin_errors, require_plugins
+from pmae.remote import local
 from pmae.runs import Run
 from pmae.spaces import Learned, Space, build_space
 from pmae.spaces.moments import DistributedFit
@@ -55,12 +56,29 @@ def dry_build(config: Config, shape: tuple[int, int, int], device: torch.device)
     return model
 
 
-def given_weights(path: str | None, encoder: Encoder) -> Pretrained | None:
+def given_weights(path: str | None, model: MaskedAutoencoder) -> Pretrained | None:
     """The weights that training starts from, if any, told with how their pixels were standardized."""
     if path is None:
         return None
-    found = load_weights(path, encoder)
-    return found._replace(notes=[*found.notes, *pixels_note(path)])
+    found, decoder = load_weights(path, model.encoder), decoder_of(path, model.decoder)
+    taken = [f"with {', '.join(sorted({name.split('.')[0] for name in decoder}))} of its decoder"] if decoder else []
+    return found._replace(notes=[*found.notes, *pixels_note(path), *taken], decoder=decoder)
+
+
+def decoder_of(path: str, decoder: Decoder) -> dict[str, Tensor]:
+    """Those parts of a run's decoder, the heads of its losses among them, that fit this one in all their tensors."""
+    place = local(path)
+    file = Run(place).checkpoint() / "decoder.safetensors" if (place / "checkpoints").is_dir() else None
+    if file is None or not file.exists():
+        return {}
+    known, expected = read_tensors(file), decoder.state_dict()
+
+    def shapes(tensors: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
+        return {name: each.shape for name, each in tensors.items() if name.split(".")[0] == part}
+
+    parts = {name.split(".")[0] for name in expected}
+    fitting = {part for part in parts if shapes(known, part) == shapes(expected, part)}
+    return {name: each for name, each in known.items() if name.split(".")[0] in fitting}
 
 
 def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
@@ -166,6 +184,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
         torch.manual_seed(train.seed)
         model = build_method(config, shape, space, pretrained.tensors if pretrained else None)
+        if pretrained:
+            model.decoder.load_state_dict(pretrained.decoder, strict=False)
     set_drop_path(model.encoder, config.encoder.drop_path)  # after a teacher was copied, which drops nothing
     # A model to be divided waits on the host: whole, it may not fit on the device.
     model.to("cpu" if train.shard else device)
