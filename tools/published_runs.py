@@ -125,11 +125,18 @@ def operations(*runs: Run) -> str:
         data, config = run.environment["data"], run.config
         stages = [first_stage(config), config] if config.encoder.first_patch_size else [config]
         try:
+            trained = _trained(run) / (config.train.epochs or 1)
             each = sum(flops_per_image(stage, tuple(data["shape"])) * (stage.train.epochs or 0) for stage in stages)
         except UserError:
             return "–"
-        whole += each * data["counts"]["train"]
+        whole += trained * each * data["counts"]["train"]
     return f"{whole:.1e}".replace("e+", "e")
+
+
+def _trained(run: Run) -> float:
+    """Epochs of a run, fewer than it was to have where it was stopped."""
+    whole = float(run.config.train.epochs or 0)
+    return min(whole, max((float(line["epoch"]) for line in run.metrics()), default=whole))
 
 
 @functools.cache  # every table asks again

@@ -23,6 +23,7 @@ from published_runs import (
     published_runs,
 )
 from trials import (
+    ENDS,
     LONGER,
     MUON,
     STAGES,
@@ -32,6 +33,7 @@ from trials import (
     looks_table,
     medical_table,
     speedrun_table,
+    tiny_table,
 )
 
 from pmae.files import write_text
@@ -214,6 +216,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "patches": lambda: looked_at(STAGES),
     "muon": lambda: looked_at(MUON),
     "stages": lambda: looked_at(LONGER),
+    "ends": lambda: looked_at(ENDS),
+    "tiny": tiny_table,
     "medical": medical_table,
     "speedrun": speedrun_table,
     "looks": looks_table,

@@ -77,8 +77,22 @@ BEST = {
     "runs/cifar10-contrast-150": "`ours`, patches of 4, 150 epochs, no colours and no local views",
     "runs/cifar10-contrast-800": "`ours`, patches of 8, 800 epochs, no colours and no local views",
     "trials/speedrun/patch_4": "the speedrun with AdamW: colours, local views, patches of 8, then of 4; 15 minutes",
-    "trials/speedrun-muon/patch_4": "the speedrun with Muon, as it is now; 13 minutes",
+    "trials/speedrun-muon/patch_4": "the speedrun with Muon; 13 minutes",
+    "trials/speedrun-three/patch_2": "the speedrun as it is now: patches of 8, of 4 and of 2, one schedule",
 }
+ENDS = {
+    "speedrun-muon/patch_8": "a cosine for each: patches of 8, 411 epochs",
+    "speedrun-muon/patch_4": "then of 4, 128 epochs",
+    "speedrun-three/patch_8": "one schedule: patches of 8 at a constant rate, 260 epochs",
+    "speedrun-three/patch_4": "then of 4, the rate going to 0, 80 epochs",
+    "speedrun-three/patch_2": "then of 2, from 0.3 of the rate to 0, 16 epochs",
+}
+"""Ends of the stages of two speedruns."""
+TINY = {
+    "tiny/tiny-16": "patches of 16 at a constant rate, stopped after 119 epochs; its look at 80",
+    "tiny/tiny": "then of 8, the rate going to 0, 73 epochs",
+}
+"""Stages on Tiny ImageNet."""
 PUBLISHED = ["PatchMix, ViT-T, patches of 2, 800 epochs, no component masks (published)", "94.4", "92.9", "97.5", ""]
 
 
@@ -132,9 +146,19 @@ def speedrun_table() -> str:
     for name, what in BEST.items():
         run = Run(ROOT / "results" / name)
         scores = {score.protocol: score for score in of_encoder(run) if _is_shown(score)}
-        shown = [interval(scores[protocol]) for protocol in ("linear", "knn", "finetune")]
+        shown = [interval(scores[p]) if p in scores else "–" for p in ("linear", "knn", "finetune")]
         lines.append(line([what, *shown, operations(*_stages(run))]))
     return "\n".join([*lines, line(PUBLISHED), ""])
+
+
+def tiny_table() -> str:
+    """Looks at held-out training images of Tiny ImageNet, then its test images, by preset strong and pooling."""
+    scores = of_encoder(Run(TRIALS / "tiny/tiny"))
+    lines = [looked_at(TINY), line(["test images", "linear", "k-NN"]), "|---" * 3 + "|"]
+    for pooling, what in (("mean", "mean of the patch tokens"), ("cls", "[CLS]")):
+        shown = {score.protocol: interval(score) for score in scores if score.pooling == pooling}
+        lines.append(line([what, shown["linear"], shown["knn"]]))
+    return "\n".join([*lines, ""])
 
 
 def medical_table() -> str:

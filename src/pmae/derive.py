@@ -231,7 +231,7 @@ RULES = (
     Rule("optim.layer_decay", lambda c: c.goes_on, 1.0, ""),
     Rule("train.epochs", None, lambda c: min(800, max(10, round(c.images_seen / c.count))),
          "about {c.images_seen:,} images seen, 10 to 800 epochs"),
-    Rule("optim.warmup_epochs", lambda c: (c.adapts or c.goes_on or c.staged) and c.config.optim.warmup_steps is None,
+    Rule("optim.warmup_epochs", lambda c: (c.adapts or c.goes_on) and c.config.optim.warmup_steps is None,
          lambda c: round(0.2 * c.epochs, 2), "20% of the epochs, for a new decoder on given weights"),
     Rule("optim.warmup_epochs", lambda c: c.config.optim.warmup_steps is None, lambda c: round(0.05 * c.epochs, 2),
          "5% of the epochs"),

@@ -13,12 +13,25 @@ from pmae.runs import Run
 
 STILL = ["--set", "optim.base_lr", "1e-30", "--set", "optim.weight_decay", "0"]
 """So small a rate that what training begins with is what it ends with."""
+TWO = ["--patches", "8", "4", "--schedules", "constant", "cosine", "--rates", "1", "1"]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("speedrun")
-    arguments = ["--tiny", "--epochs", "2", "1", "--target", "0.01", "--set", "objective.temperature", "0.3", *STILL]
+    arguments = [
+        *TWO,
+        "--tiny",
+        "--epochs",
+        "2",
+        "1",
+        "--target",
+        "0.01",
+        "--set",
+        "objective.temperature",
+        "0.3",
+        *STILL,
+    ]
     assert main([*arguments, "--out", str(out)]) == 0
     assert main([*arguments, "--out", str(out)]) == 2  # the folder is taken
     return out
@@ -53,6 +66,11 @@ def test_a_stage_goes_on_with_the_encoder_before_it_at_the_full_rate(made: Path)
     embedding = "patch_embed.proj.weight"
     torch.testing.assert_close(small[embedding], resample_patch_embed(large[embedding], [4, 4]))
     assert second.config.encoder.weights == str(first.path)
+    large, small = (load_file(run.checkpoint() / "decoder.safetensors") for run in (first, second))
+    carried = {name for name in large if large[name].shape == small[name].shape}
+    assert large.keys() - carried == {"head.weight", "head.bias"}  # of patches of another size
+    for name in carried:
+        torch.testing.assert_close(large[name], small[name])
     assert [run.config.optim.encoder_rate for run in (first, second)] == [None, 1.0]
     assert second.config.optim.layer_decay == 1.0
 
@@ -61,11 +79,11 @@ def test_a_stage_goes_on_with_the_encoder_before_it_at_the_full_rate(made: Path)
     ("arguments", "message"),
     [
         (["--target", "2"], "target must be an accuracy in (0, 1], got 2.0"),
-        (["--epochs", "3"], "epochs must be one for each of the patches (2), got [3]"),
-        (["--schedules", "constant", "slow"], "optim.schedule"),
-        (["--rates", "1"], "rates must be one for each of the patches (2), got [1.0]"),
-        (["--rates", "1", "0"], "optim.base_lr must be above 0, got 0.0"),
-        (["--patches", "4", "4"], "patches must be no two alike, got [4, 4]"),
+        (["--epochs", "3"], "epochs must be one for each of the patches (3), got [3]"),
+        (["--schedules", "constant", "slow", "cosine"], "optim.schedule"),
+        (["--rates", "1"], "rates must be one for each of the patches (3), got [1.0]"),
+        (["--rates", "1", "0", "1"], "optim.base_lr must be above 0, got 0.0"),
+        (["--patches", "4", "8", "4"], "patches must be no two alike, got [4, 8, 4]"),
         (["--set", "masking.rate", "1"], "masking.rate"),
     ],
 )

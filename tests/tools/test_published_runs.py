@@ -100,6 +100,8 @@ def long_run(place: Path, name: str, source: str, **changes: Any) -> Run:
     write_json(folder / "config.json", to_dict(config))
     text = (folder / "results.json").read_text().replace("epoch 100", "epoch 800").replace('"epoch":100', '"epoch":800')
     (folder / "results.json").write_text(text)
+    lines = [{**line, "epoch": 8 * line["epoch"]} for line in run.metrics()]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return run
 
 
@@ -233,6 +235,15 @@ def test_where_weights_lay_on_a_machine_is_not_published(tool: Any, tmp_path: Pa
     made = Run(tool("publish").publish(run, tmp_path / "runs"))
     assert made.config.encoder.weights == near
     assert made.environment == Run(RESULTS / "trials/speedrun/patch_4").environment
+
+
+def test_operations_of_a_stopped_run_are_those_of_its_epochs(tool: Any, tmp_path: Path) -> None:
+    whole = long_run(tmp_path, "whole", "cifar10-pmae-100")
+    half = Run(Path(shutil.copytree(whole.path, tmp_path / "half")))
+    kept = [line for line in whole.metrics() if line["epoch"] <= 400]
+    (half.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    counted = [float(tool("published_runs").operations(run)) for run in (whole, half)]
+    assert counted[1] == pytest.approx(counted[0] / 2, rel=0.02)
 
 
 def test_the_speedrun_is_drawn_as_it_was_logged(tool: Any) -> None:

@@ -53,6 +53,45 @@ def test_it_is_a_run_with_large_patches_and_one_that_goes_on(staged: Config, toy
     assert same(small, run)
     assert not same(small, api.pretrain(replace(then, encoder__weights=None), toy, out=tmp_path / "alone", quiet=True))
     assert [line["epoch"] for line in Run(run.path / FIRST).metrics() if "linear" in line] == [4.0]
+    # One schedule: the rate is kept while patches are large, and goes to 0 when they are small.
+    rates = [[line["lr"] for line in each.metrics() if "lr" in line] for each in (large, small)]
+    assert rates[0][-1] == max(rates[0]) > rates[1][0] > rates[1][-1] == 0
+
+
+@pytest.mark.usefixtures("registry")
+def test_decoder_and_heads_go_on_too_as_far_as_they_fit(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    def begun(run: Path, **changes: object) -> tuple[dict[str, Tensor], list[str]]:
+        changed = {"train__callbacks": ("sees_start",), "train__epochs": 1, "encoder__weights": str(run), **changes}
+        made = api.pretrain(
+            replace(tiny, **changed), toy, out=tmp_path / str(len(list(tmp_path.iterdir()))), quiet=True
+        )
+        (note,) = [note for note in made.environment["start"] if note.startswith("with ")] or [""]
+        return seen.pop(), note.removeprefix("with ").removesuffix(" of its decoder").split(", ")
+
+    class SeesStart(Callback):
+        """Keeps the decoder as it is before the first step."""
+
+        def on_start(self, training: Training) -> None:
+            seen.append({name: each.clone() for name, each in training.model.decoder.state_dict().items()})
+
+    seen: list[dict[str, Tensor]] = []
+    register("callback", "sees_start")(SeesStart)
+    first = api.pretrain(tiny, toy, out=tmp_path / "first", quiet=True)
+    known = load_file(first.checkpoint() / "decoder.safetensors")
+    for changes, missing in (
+        ({}, set[str]()),
+        ({"encoder__patch_size": 8}, {"head"}),
+        ({"decoder__depth": 2}, {"blocks"}),
+        ({"decoder__width": 16}, {part.split(".")[0] for part in known} - {"projector"}),
+    ):
+        found, said = begun(first.path, **changes)
+        parts = {name.split(".")[0] for name in found}
+        assert set(said) - {""} == parts - missing
+        for name in known:
+            if name.split(".")[0] in said:
+                assert torch.equal(found[name], known[name]), name
+    # Weights alone have no decoder.
+    assert begun(first.checkpoint() / "encoder.safetensors")[1] == [""]
 
 
 class Stops(Callback):
@@ -146,5 +185,5 @@ def test_what_is_derived_for_two_stages_takes_no_longer() -> None:
     plain, _ = resolve(Config(), 50_000, (3, 32, 32))
     both, _ = resolve(replace(Config(), encoder__first_patch_size=8), 50_000, (3, 32, 32))
     assert (plain.train.epochs, both.train.epochs, first_stage(both).train.epochs) == (150, 75, 300)
-    assert both.optim.warmup_epochs == 15.0
+    assert both.optim.warmup_epochs == 3.75
     assert resolve(first_stage(both), 50_000, (3, 32, 32)) == (first_stage(both), {})

@@ -1,4 +1,7 @@
-"""Training that begins with large patches: a run of its own, in the folder of the one that goes on with its encoder."""
+"""Training that begins with large patches: a run of its own, in the folder of the one that goes on with its networks.
+
+Both have one schedule: the rate is kept in the first stage, and goes to 0 in the second.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,6 +33,7 @@ def first_stage(config: Config) -> Config:
         config,
         encoder__patch_size=config.encoder.first_patch_size,
         encoder__first_patch_size=None,
+        optim__schedule="constant" if optim.schedule == "cosine" else optim.schedule,
         optim__warmup_epochs=None if optim.warmup_epochs is None else round(WARMUP * epochs, 2),
         train__epochs=epochs,
         train__checkpoint_every=more * (train.checkpoint_every or 1),
