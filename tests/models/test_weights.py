@@ -269,7 +269,8 @@ def test_a_run_continues_from_another_runs_encoder(
     still = replace(config, encoder__weights=str(first.path), optim__base_lr=1e-12, train__seed=5)
     second = pretrain(still, toy, tmp_path / "second")
     assert "encoder.weights: from encoder.safetensors of " in caplog.text
-    assert second.environment["start"] == [f"from encoder.safetensors of {first.path / 'checkpoints/epoch_0001'}"]
+    place = f"from encoder.safetensors of {first.path / 'checkpoints/epoch_0001'}"
+    assert second.environment["start"] == [place, "and its decoder"]
     began, ended = (load_encoder(run)[1].net.state_dict() for run in (first, second))
     assert all(torch.allclose(began[name], ended[name], atol=1e-8) for name in began)
     shutil.rmtree(first.path)

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -61,7 +61,8 @@ def given_weights(path: str | None, model: MaskedAutoencoder) -> Pretrained | No
     if path is None:
         return None
     found, decoder = load_weights(path, model.encoder), decoder_of(path, model.decoder)
-    taken = [f"with {', '.join(sorted({name.split('.')[0] for name in decoder}))} of its decoder"] if decoder else []
+    new = ", ".join(sorted(_parts(model.decoder.state_dict()) - _parts(decoder)))
+    taken = ["and its decoder" + (f", but a new {new}" if new else "")] if decoder else []
     return found._replace(notes=[*found.notes, *pixels_note(path), *taken], decoder=decoder)
 
 
@@ -76,9 +77,12 @@ def decoder_of(path: str, decoder: Decoder) -> dict[str, Tensor]:
     def shapes(tensors: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
         return {name: each.shape for name, each in tensors.items() if name.split(".")[0] == part}
 
-    parts = {name.split(".")[0] for name in expected}
-    fitting = {part for part in parts if shapes(known, part) == shapes(expected, part)}
+    fitting = {part for part in _parts(expected) if shapes(known, part) == shapes(expected, part)}
     return {name: each for name, each in known.items() if name.split(".")[0] in fitting}
+
+
+def _parts(names: Iterable[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
 
 
 def expected_fit(space: Space, images: int, device: torch.device) -> list[str]:
