@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.neighbors import KNeighborsClassifier
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms.v2 import Resize
 
@@ -19,9 +20,10 @@ from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.probes import online_probe
-from pmae.evaluate.protocols import only, preset
+from pmae.evaluate.protocols import KnnProtocol, only, preset
 from pmae.evaluate.suite import score_table
-from pmae.results import scores_of
+from pmae.report.page import write_report
+from pmae.results import primary_pooling, scores_of
 from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder
 
@@ -176,6 +178,42 @@ def test_evaluations_of_different_protocols_add_up(tiny: Config, toy: Splits, tm
     assert asked == [["probe"]] * 5 + [["knn"]] * 5
     assert "pmae epoch 2" in score_table(scores)
     assert (run.path / "features.safetensors").exists()
+
+
+def test_heads_can_read_the_last_blocks_side_by_side(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
+    nearest = dataclasses.replace(only(preset("strong"), ["knn"]), knn=KnnProtocol((1,)))
+    api.evaluate(run.path, nearest, toy, device="cpu", figures=False)
+    usual = primary_pooling(scores_of(run.evaluations))
+    api.evaluate(run.path, dataclasses.replace(nearest, layers=2), toy, device="cpu")
+    found = {s.label: s for s in scores_of(run.evaluations[4:])}
+    assert {label: s.pooling for label, s in found.items()} == {
+        **dict.fromkeys(("pmae epoch 1", "random weights"), "last_2"), "raw pixels": "pixels", "pca features": "pca"
+    }  # fmt: skip
+    assert run.evaluations[4].features["last_2"].width == 2 * 32
+    write_report([run.path], tmp_path / "report.html")
+    assert "last 2 blocks" in (tmp_path / "report.html").read_text()
+    assert primary_pooling(scores_of(run.evaluations)) == usual  # it stands for nothing but itself
+
+    _, encoder, standardize = load_encoder(run)
+    assert toy.test
+    vectors = []
+    for part in (toy.train, toy.test):
+        x = standardize(torch.from_numpy(part.images).float())
+        with torch.no_grad():
+            vectors.append(torch.cat([each.mean(1) for each in encoder.net.get_intermediate_layers(x, 2)], 1).numpy())
+    judge = KNeighborsClassifier(1, metric="cosine").fit(vectors[0], toy.train.labels)
+    accuracy = found["pmae epoch 1"].metrics["accuracy"].value
+    assert accuracy == pytest.approx(judge.score(vectors[1], toy.test.labels), abs=1.5 / len(toy.test))
+
+
+def test_layers_that_there_are_not_are_refused(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match=r"layers must be at most the blocks of the encoder \(2\), got 3"):
+        api.evaluate(run.path, dataclasses.replace(only(preset("strong"), ["knn"]), layers=3), toy, device="cpu")
+    with pytest.raises(UserError, match="layers must be 1 beside finetune"):
+        dataclasses.replace(preset("strong"), layers=2)
+    assert not run.evaluations
 
 
 def test_fine_tuning_under_two_presets_and_on_two_sets(tiny: Config, toy: Splits, tmp_path: Path) -> None:

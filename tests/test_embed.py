@@ -16,8 +16,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torchvision.datasets import ImageFolder
 
+from pmae import api
 from pmae.cli import main
-from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig
+from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, OptimConfig, TrainConfig, replace
 from pmae.data.augment import Standardize
 from pmae.derive import resolve
 from pmae.embed import Embedder, embed
@@ -113,6 +114,27 @@ def test_every_pooling_is_what_plain_timm_computes(run: Run, tmp_path: Path) -> 
         found = np.load(tmp_path / "out.npz")
         assert found.files == ["features"]
         np.testing.assert_allclose(found["features"], value, atol=1e-5, err_msg=pooling)
+
+
+def test_the_last_blocks_are_timms_intermediate_layers(tmp_path: Path) -> None:
+    images = pixels(6, *SHAPE, seed=2)
+    np.save(tmp_path / "in.npy", images)
+    deep = replace(TINY, encoder__depth=5, train__epochs=1)
+    run = api.pretrain(deep, pixels(48, *SHAPE), out=tmp_path / "deep", quiet=True, figures=False)
+    command = ["embed", str(run.path), "--data", str(tmp_path / "in.npy"), "--pooling", "last_4"]
+    assert main([*command, "-o", str(tmp_path / "out.csv")]) == 0
+    shape = {"img_size": SHAPE[:2], "patch_size": 4, "embed_dim": 16, "depth": 5, "num_heads": 4, "num_classes": 0}
+    net = VisionTransformer(**shape).eval()
+    net.load_state_dict(read_tensors(run.checkpoint() / "encoder.safetensors"))
+    statistics = read_tensors(run.path / "fitted.safetensors", "standardize.")
+    x = (torch.from_numpy(images.transpose(0, 3, 1, 2)).float() - statistics["mean"]) / statistics["std"]
+    with torch.no_grad():
+        expected = torch.cat([tokens.mean(1) for tokens in net.get_intermediate_layers(x, 4)], 1)
+    head, *rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert head.split(",")[:2] == ["block-4_0", "block-4_1"]
+    assert head.split(",")[63] == "block-1_15"
+    found = np.array([[float(cell) for cell in row.split(",")[:64]] for row in rows])
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
 
 
 ODD = ["a b.png", "ü 画像.png", "new\nline.png", "quote'\",.png", "-dash.png", "x" * 60 + ".png"]
@@ -256,5 +278,7 @@ def test_an_encoder_without_a_cls_token_says_so() -> None:
     assert Embedder(encoder, standardize)(pixels(2, 1, 32, 32)).shape == (2, encoder.width)
     with pytest.raises(UserError, match=r"pooling must be mean or patches .* got 'both'"):
         Embedder(encoder, standardize, "both")
+    with pytest.raises(UserError, match=r"pooling must be another one for what is no ViT of 4 blocks .* got 'last_4'"):
+        Embedder(encoder, standardize, "last_4")
     with pytest.raises(UserError, match="pooling: unknown name 'max'"):
         Embedder(encoder, standardize, "max")

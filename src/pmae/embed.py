@@ -17,10 +17,11 @@ from pmae.data.batches import read_ahead, to_device
 from pmae.data.images import ImageSet, as_tensor, require_finite, require_like
 from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, require_known
-from pmae.evaluate.features import evaluating
+from pmae.evaluate.features import LastBlocks, evaluating
 from pmae.feature_files import Rows, Write, writer_for
 from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
+from pmae.results import LAST
 from pmae.runs import Run
 from pmae.train.checkpoint import load_encoder, opened
 from pmae.train.distributed import World, local_device, lost_process_errors, process_group
@@ -28,7 +29,9 @@ from pmae.train.environment import kept_precision, pick_device
 from pmae.train.given import load_given
 from pmae.train.start import reading_for, trained_on
 
-POOLINGS = ("mean", "cls", "both", "patches")
+BLOCKS = 4
+LAST_BLOCKS = f"{LAST}{BLOCKS}"
+POOLINGS = ("mean", "cls", "both", "patches", LAST_BLOCKS)
 BATCH, CPU_BATCH, NUMBERS = 256, 16, 2**24
 """Images in a batch, and in one that a CPU computes at once; fewer where it would have more numbers than this."""
 QUIET_SECONDS = 10.0
@@ -57,6 +60,7 @@ class Embedder:
         self.at_once = min(CPU_BATCH, self.batch_size) if self.device.type == "cpu" else self.batch_size
         self.batch_size -= self.batch_size % self.at_once  # nothing is left over to be padded where chunks meet
         self.names = feature_names(encoder, pooling)
+        self.last = LastBlocks(self.encoder, BLOCKS) if pooling == LAST_BLOCKS else None
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """The features of all images, in order."""
@@ -101,6 +105,8 @@ class Embedder:
     def _pooled(self, x: Tensor) -> Tensor:
         if self.pooling == "patches":
             return self.encoder(x)[1]
+        if self.last:
+            return self.last.features(x)[self.pooling]
         found = self.encoder.features(x)
         return torch.cat([found["cls"], found["mean"]], 1) if self.pooling == "both" else found[self.pooling]
 
@@ -108,7 +114,8 @@ class Embedder:
 def feature_names(encoder: Encoder, pooling: str) -> list[str]:
     """`mean0`, `mean1`, ...: the name of each feature; those of "patches" are the same for every token."""
     require_pooling(pooling, encoder)
-    kinds = ("cls", "mean") if pooling == "both" else (pooling,)
+    several = {"both": ["cls", "mean"], LAST_BLOCKS: [f"block{n}_" for n in range(-BLOCKS, 0)]}
+    kinds = several.get(pooling, [pooling])
     return [f"{kind}{i}" for kind in kinds for i in range(encoder.width)]
 
 
@@ -117,6 +124,8 @@ def require_pooling(pooling: str, encoder: Encoder) -> None:
     require_known("pooling", [pooling], POOLINGS)
     if pooling in ("cls", "both") and not getattr(encoder.net, "num_prefix_tokens", 0):
         raise UserError(f"pooling must be mean or patches for an encoder without a [CLS] token, got {pooling!r}")
+    if pooling == LAST_BLOCKS and encoder.depth < BLOCKS:
+        raise UserError(f"pooling must be another one for what is no ViT of {BLOCKS} blocks or more, got {pooling!r}")
 
 
 @contextmanager

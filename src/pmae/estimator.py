@@ -32,7 +32,7 @@ from pmae.train.environment import describe_environment, pick_device, pick_preci
 from pmae.train.journal import say
 from pmae.train.monitor import hidden_r2
 
-POOLINGS = ("mean", "cls", "both")
+POOLINGS = ("mean", "cls", "both", "last_4")
 SETTINGS = {
     "space": "space__name",
     "masked_variance": "masking__masked_variance",
@@ -72,7 +72,8 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         base_lr, small batches have the peak rate of large ones.
     encoder, patch_size : "vit_tiny" or a timm model, and the side of its patches in pixels. Without a GPU, and if
         `config` says nothing of their sizes, encoder and decoder are small ones.
-    pooling : "mean" of the patch tokens, the "cls" token, or "both" one after the other.
+    pooling : "mean" of the patch tokens, the "cls" token, "both" one after the other, or "last_4": the mean after each
+        of the last four blocks.
     image_shape : (H, W), (H, W, C) or (C, H, W) of the rows of a flat X.
     augment : whether to crop and flip at random while training; not for tables if not given.
     warm_start : whether a further `fit` trains the weights on instead of starting anew. The statistics and the space

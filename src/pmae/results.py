@@ -18,6 +18,8 @@ from pmae.validation import Rule, coerced
 FORMAT = 2
 BASELINES = ("random weights", "raw pixels", "pca features", "from scratch")
 PROTOCOLS = {"linear": "linear probe", "mlp": "MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
+LAST = "last_"
+"""Before the number of a ViT's last blocks whose mean tokens were read side by side."""
 POOLINGS = {"cls": "CLS", "mean": "patch mean", "pixels": "", "pca": ""}
 PRIMARY = "mean"
 """The pooling that stands for a representation where none was chosen: the mean of the patch tokens, the better in every
@@ -121,7 +123,8 @@ class Score:
     @property
     def pooling_name(self) -> str:
         """The pooling for display; empty where there is no choice."""
-        return POOLINGS.get(self.pooling, self.pooling)
+        last = self.pooling.removeprefix(LAST)
+        return f"last {last} blocks" if last != self.pooling else POOLINGS.get(self.pooling, self.pooling)
 
     @property
     def representation(self) -> str:
@@ -313,7 +316,8 @@ def _chosen_pooling(scores: Sequence[Score]) -> str | None:
     """That pooling of one representation; None where k-NN did not measure it."""
     found: dict[str, float] = {}
     for score in scores:
-        if score.protocol == "knn" and score.by_k:
+        # What several blocks say together no single vector of the encoder is, so it stands for nothing else.
+        if score.protocol == "knn" and score.by_k and not score.pooling.startswith(LAST):
             best = max(one.validation for one in score.by_k)
             found[score.pooling] = max(found.get(score.pooling, 0.0), best + POINT * (score.pooling == PRIMARY))
     return max(found, key=lambda pooling: (found[pooling], pooling == PRIMARY), default=None)

@@ -28,6 +28,7 @@ class Evaluate(OtherData):
       pmae evaluate runs/a --data labelled/ --protocols linear knn        its subfolders are the classes
       pmae evaluate runs/a --data scans/ --labels scans.csv               a table with the columns file and label
       pmae evaluate runs/a --protocols knn --shots 1 5 10 --label-fraction 0.01 0.1
+      pmae evaluate runs/a --protocols linear --layers 4       what the last four blocks say together
       pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
       pmae evaluate runs/a --data scans/ --masks masks/        a linear segmentation probe, with mIoU
       pmae evaluate weights/ --data labelled/ --out runs/weights          of timm or Hugging Face
@@ -50,6 +51,8 @@ class Evaluate(OtherData):
     """The same with this share of the labels."""
     draws: int = 5
     """How often the few labelled images are drawn."""
+    layers: int = 1
+    """Read the mean patch tokens after so many of a ViT's last blocks, side by side; linear probes gain by 4."""
     epochs: tuple[int, ...] = ()
     """Checkpoints to score; the last if not given."""
     seeds: tuple[int, ...] = (0,)
@@ -79,7 +82,7 @@ class Evaluate(OtherData):
         from pmae.train.checkpoint import opened
         from pmae.train.distributed import is_main
 
-        protocols = only(preset(self.preset), self.protocols)
+        protocols = replace(only(preset(self.preset), self.protocols), layers=self.layers)
         if self.shots or self.label_fraction:
             few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
             protocols = replace(protocols, few=few)
@@ -152,8 +155,8 @@ class Embed(OtherData):
     """Whether subfolders are classes."""
     encoder: Text = None
     """timm name of the network, for weights without a config.json that tells it."""
-    pooling: Literal["mean", "cls", "both", "patches"] = "mean"
-    """Of the tokens; patches keeps every one."""
+    pooling: Literal["mean", "cls", "both", "patches", "last_4"] = "mean"
+    """Of the tokens; patches keeps every one, last_4 has the mean after each of the last four blocks."""
     split: Literal["all", "train", "val", "test"] = "all"
     """Which part of the data."""
     epoch: Count = None

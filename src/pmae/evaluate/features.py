@@ -18,6 +18,8 @@ from pmae.data.streamed import shown
 from pmae.errors import UserError, require
 from pmae.evaluate.protocols import FewLabelsProtocol
 from pmae.fast import accelerate
+from pmae.models import Encoder
+from pmae.results import LAST
 from pmae.train.distributed import ONE_PROCESS, World
 
 CHUNK = {"cuda": 4096, "cpu": 256}  # images that are encoded at once, at most
@@ -41,6 +43,21 @@ class Representation(Protocol):
 
     def train(self, mode: bool = True) -> Any:
         """Switch between training and evaluation."""
+
+
+class LastBlocks(nn.Module):
+    """A ViT read after each of its last blocks: the mean patch tokens, side by side."""
+
+    def __init__(self, encoder: Encoder, count: int) -> None:
+        super().__init__()
+        rule = f"at most the blocks of the encoder ({encoder.depth})"
+        require(count <= encoder.depth, "layers", rule if encoder.is_vit else "1 for what is no ViT", count)
+        self.encoder, self.count, self.width = encoder, count, count * encoder.width
+
+    def features(self, x: Tensor) -> dict[str, Tensor]:
+        """One vector (B, count * width) an image."""
+        layers = self.encoder.layers(x, self.count)[1]
+        return {f"{LAST}{self.count}": torch.cat([tokens.mean(1) for tokens in layers], 1)}
 
 
 @contextmanager

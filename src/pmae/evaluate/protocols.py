@@ -142,10 +142,16 @@ class Protocols(Settings):
     knn: KnnProtocol | None = field(default_factory=KnnProtocol)
     finetune: FinetuneProtocol | None = field(default_factory=FinetuneProtocol)
     few: FewLabelsProtocol | None = None
+    layers: Count = 1
+    """Of how many of a ViT's last blocks heads read the mean patch tokens, side by side; 1: the end of the encoder."""
     validation_share: Share = 0.1
     """Share of the training set on which k, rate and decay are chosen; a val part is scored, and so chooses nothing."""
     resamples: Count = 1000
     """Bootstrap resamples of the held-out images behind each interval."""
+
+    def check(self) -> None:
+        rule = "1 beside finetune, which trains the end of the encoder"
+        require(self.layers == 1 or not self.finetune, "layers", rule, self.layers)
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -18,7 +18,16 @@ from pmae.data.batches import Batches
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
-from pmae.evaluate.features import Extractor, Representation, budgets, complete, effective_rank, hold_out, short_budgets
+from pmae.evaluate.features import (
+    Extractor,
+    LastBlocks,
+    Representation,
+    budgets,
+    complete,
+    effective_rank,
+    hold_out,
+    short_budgets,
+)
 from pmae.evaluate.finetune import finetune
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.evaluate.probes import (
@@ -33,6 +42,7 @@ from pmae.evaluate.probes import (
 )
 from pmae.evaluate.progress import Pace, Stages
 from pmae.evaluate.protocols import FewLabelsProtocol, FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
+from pmae.models import Encoder
 from pmae.results import Duplicates, EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
 from pmae.train.distributed import ONE_PROCESS, World
 
@@ -61,6 +71,8 @@ def evaluate(
     """
     _require_sensible(seeds, protocols, world)
     splits, label = complete(splits), f"{method} epoch {epoch}" if epoch else method
+    if protocols.layers > 1 and isinstance(represent, Encoder):
+        represent = LastBlocks(represent, protocols.layers)
     data = EvaluationData(represent, splits, standardize, protocols, world)
     stages = Stages(label, say if world.main else lambda message: None)
     with stages.next("features", sum(map(len, data.parts.values())), "images") as pace:

@@ -83,6 +83,12 @@ class Encoder(nn.Module):
         tokens = self.run_blocks(net.blocks, net.norm, net.norm_pre(tokens))
         return tokens[:, :prefix], tokens[:, prefix:]
 
+    @property
+    def depth(self) -> int:
+        """How many blocks a ViT has; a network of another kind counts as one."""
+        net: Any = self.net
+        return len(net.blocks) if self.is_vit else 1
+
     def _embed(self, x: Tensor) -> Tensor:
         net: Any = self.net
         return net._pos_embed(self.embed_patches(net.patch_embed, x))
