@@ -25,7 +25,7 @@ from pmae.evaluate import protocols
 
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 SMALL = Config(
-    encoder=EncoderConfig(patch_size=4, width=16, depth=1, heads=2),
+    encoder=EncoderConfig(patch_size=4, width=16, depth=4, heads=2),
     decoder=DecoderConfig("small", width=16, depth=1, heads=2),
     train=TrainConfig(epochs=1, batch_size=8, device="cpu"),
 )

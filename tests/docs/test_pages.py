@@ -23,7 +23,7 @@ from pmae.cli import COMMANDS, main
 from .conftest import SMALL, pixels
 from .pages import EXEMPT, PAGES, ROOT, Step, commands, files_of, is_file, steps, words
 
-SIZES = [(f"{part}.{key}", value) for part in ("encoder", "decoder") for key, value in (("width", 16), ("depth", 1))]
+SIZES = [("encoder.width", 16), ("encoder.depth", 4), ("decoder.width", 16), ("decoder.depth", 1)]
 SETTINGS = [*SIZES, ("encoder.heads", 2), ("decoder.heads", 2), ("train.batch_size", 16)]
 FLAGS = [word for key, value in SETTINGS for word in (f"--{key.replace('_', '-')}", str(value))]
 SET = ["--device", "cpu", "--set", *(f"{key}={value}" for key, value in SETTINGS)]
