@@ -1,5 +1,6 @@
 """What is derived from the data, and what is refused once the data is known."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmae.config import Config, replace
-from pmae.config_file import describe
+from pmae.config_file import describe, from_dict, of_older_versions, to_dict
 from pmae.derive import PLAIN_VIT, batch_for, patch_for, resolve
 from pmae.errors import UserError
 from pmae.method import build_method
@@ -145,8 +146,8 @@ def test_a_run_waits_to_write_its_log_about_a_thousand_times_at_most(count: int,
     [
         ((3, 64, 64), False, {}, 512),
         ((3, 64, 64), True, {}, None),
-        ((3, 32, 32), False, {}, None),
-        ((1, 64, 64), False, {}, None),
+        ((3, 32, 32), False, {}, 512),
+        ((1, 28, 28), False, {}, None),
         ((3, 64, 64), False, {"space__components": 12_288}, 12_288),
         ((3, 64, 64), False, {"space__name": "cosine"}, None),
     ],
@@ -156,7 +157,7 @@ def test_a_cpu_keeps_leading_components_where_the_exact_basis_is_large(
 ) -> None:
     config, reasons = resolve(replace(Config(), **given), 1000, shape, gpu=gpu)
     assert config.space.components == kept
-    assert ("12288 keeps all" in reasons.get("space.components", "")) == (kept == 512)
+    assert (f"{math.prod(shape)} keeps all" in reasons.get("space.components", "")) == (kept == 512)
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -229,7 +230,7 @@ def test_muon_is_the_default_where_it_was_ahead(
     weight = config.objective.contrastive_weight or 0.0
     if not {"encoder__weights"} & set(given):
         assert (config.optim.base_lr or 0) * (config.train.batch_size or 0) == pytest.approx(
-            512 * (1.2e-3 if name == "muon" else 6e-4 if weight else 1.5e-4)
+            512 * (1.2e-3 if name == "muon" or not kind.get("gpu", True) else 6e-4 if weight else 1.5e-4)
         )
 
 
@@ -304,3 +305,41 @@ def test_more_than_the_data_holds_is_refused() -> None:
         resolve(replace(Config(), train__epochs=3, optim__warmup_epochs=4.0), 100, (3, 32, 32))
     with pytest.raises(UserError, match="at least 2 images"):
         resolve(Config(), 1, (3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "kind", "first"),
+    [
+        ({}, (3, 32, 32), {}, 8),
+        ({}, (1, 64, 96), {}, 16),
+        ({"encoder__patch_size": 8}, (3, 32, 32), {}, 16),
+        ({"encoder__name": "vit_small_patch16_224"}, (3, 224, 224), {}, 32),
+        ({}, (3, 32, 32), {"gpu": True}, 0),
+        ({"encoder__first_patch_size": 0}, (3, 32, 32), {}, 0),
+        ({"objective__contrastive_weight": 0.0}, (3, 32, 32), {}, 0),
+        ({}, (3, 24, 36), {}, 6),
+        ({}, (3, 28, 36), {}, 0),  # patches of 4, which 8 does not divide
+        ({"encoder__name": "resnet50"}, (3, 64, 64), {}, 0),
+        ({"encoder__weights": "runs/a"}, (3, 32, 32), {"goes_on": True}, 0),
+    ],
+)
+def test_large_patches_come_first_without_a_gpu(
+    given: dict[str, Any], shape: tuple[int, int, int], kind: dict[str, Any], first: int
+) -> None:
+    settled, reasons = resolve(replace(Config(), **given), 20_000, shape, **{"gpu": False, **kind})
+    assert settled.encoder.first_patch_size == first
+    assert ("encoder.first_patch_size" in reasons) == bool(first)
+    assert ("encoder.first_patch_size" in describe(settled, reasons)) == bool(first)
+    assert resolve(settled, 20_000, shape, **{"gpu": False, **kind}) == (settled, {})
+    before = {**to_dict(settled), "encoder": {**to_dict(settled)["encoder"], "first_patch_size": None}}
+    assert from_dict(of_older_versions(before)).encoder.first_patch_size == 0
+
+
+def test_a_cpu_takes_no_longer_for_large_images() -> None:
+    small, large = (resolve(Config(), 20_000, (3, side, side), gpu=False)[0] for side in (32, 224))
+
+    def tokens(config: Config, side: int) -> int:
+        return (config.train.epochs or 0) * (side // (config.encoder.patch_size or 1)) ** 2
+
+    assert tokens(large, 224) == pytest.approx(tokens(small, 32), rel=0.02)
+    assert (small.train.batch_size, large.train.batch_size) == (512, 128)

@@ -82,7 +82,7 @@ def epochs_within(minutes: float, began: float, given: Config, resolved: Config,
     """
     seconds = min(MOST_TRIED, TRIED * minutes * 60)
     pace = measure(resolved, train, seconds)
-    if resolved.encoder.first_patch_size is not None:
+    if resolved.encoder.first_patch_size:
         pace = pace.after(measure(first_stage(resolved), train, seconds), first_epochs(resolved))
     every, spent = (given.train.checkpoint_every, given.probe.every), time.monotonic() - began
     epochs = pace.most_epochs(minutes * 60 * (1 - RESERVE) - spent, *every)
@@ -101,7 +101,7 @@ def measure(config: Config, train: Train, seconds: float) -> Pace:
     clock, epochs = Clock(seconds), max(config.train.epochs or 1, FEWEST_EPOCHS)
     trial = replace(
         config,
-        encoder__first_patch_size=None,
+        encoder__first_patch_size=0,
         train__epochs=epochs,
         train__checkpoint_every=epochs,
         probe__every=epochs,

@@ -106,7 +106,7 @@ class SpaceConfig(Settings):
     """Hide whole bands as one: rings of frequencies, wavelet subbands, or a component of patch_pca everywhere."""
     components: Count | None = None
     """How many leading components. For pca: the others are one more, the rest; all if not given, or 512 without a GPU
-    beyond 4,096 pixels. For ica and learned: how many are recombined; at most 128 if not given. For kernel_pca and
+    beyond 1,024 numbers. For ica and learned: how many are recombined; at most 128 if not given. For kernel_pca and
     diffusion: as many as landmarks if not given."""
     gamma: Positive | None = None
     """For kernel_pca and diffusion: of the kernel exp(-gamma |x - y|^2); 1 / median |x - y|^2 if not given."""
@@ -190,16 +190,17 @@ class EncoderConfig(Settings):
     depth: Depth | None = None
     """Number of vit_tiny's blocks; 12 if not given, or 4 in the same case."""
     heads: Depth | None = None
-    """Number of vit_tiny's attention heads; 12 if not given, or 6 in the same case."""
+    """Number of vit_tiny's attention heads; 12 if not given, or 3 in the same case."""
     init: Literal["xavier", "normal"] = "xavier"
     """Initial weights of vit_tiny: Xavier-uniform, as MAE; or N(0, 0.02), as the released code."""
     drop_path: BelowOne = 0.0
     """Stochastic depth of vit_tiny while it is pretrained: the chance that an image skips its last block's branches."""
     weights: str | None = None
     """Start from a run, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
-    first_patch_size: Count | None = None
+    first_patch_size: WholeNumber | None = None
     """Begin with patches of this side, a larger multiple of patch_size, for as many tokens as all of train.epochs will
-    see: a run of its own in the folder first, whose encoder goes on; none if not given."""
+    see: a run of its own in the folder first, whose encoder goes on; 0: no such stage. If not given, twice patch_size
+    without a GPU beside a contrastive loss, else 0."""
 
     def check(self) -> None:
         ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"

@@ -18,7 +18,7 @@ FREE = frozenset(
     }
 )  # fmt: skip
 """Settings that say where a run is made and what is kept of it, not what it learns: a resumed run may change them."""
-USUAL = {"augment.extra": (), "objective.local_views": 0, "optim.name": "adamw"}
+USUAL = {"augment.extra": (), "objective.local_views": 0, "encoder.first_patch_size": 0, "optim.name": "adamw"}
 """What some settings are derived to be unless a GPU and the images call for something else."""
 
 
@@ -69,6 +69,8 @@ def of_older_versions(values: Any) -> Any:
         values["augment"].setdefault("extra", ())
     if isinstance(values.get("optim"), dict):
         values["optim"].setdefault("name", "adamw")
+    if isinstance(encoder := values.get("encoder"), dict) and encoder.get("patch_size"):
+        encoder["first_patch_size"] = encoder.get("first_patch_size") or 0
     if isinstance(values.get("data"), dict) and values["data"].get("resize"):
         values["data"].setdefault("crop_mode", "squash")
     if isinstance(values.get("optim"), dict) and isinstance(values.get("encoder"), dict):

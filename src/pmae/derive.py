@@ -19,9 +19,9 @@ ADAPTING_RATE, ADAPTING_DECAY = 0.1, 0.75
 """Of an encoder that starts from given weights: its share of the rate, and that of each block of the next one's."""
 MANY_IMAGES = 8 * LARGE_BATCH
 """From how many images on the contrastive loss is the default: the smallest set we tried has 7,007."""
-EXACT_ON_CPU, LEADING = 4096, 512
-"""Pixels from which the exact PCA is too slow for a CPU, and how many components are kept there: at 64x64x3 and 50,000
-images a seventh of the operations and 0.3 instead of 4.8 GB; 4,096 pixels take about a minute on two cores."""
+EXACT_ON_CPU, LEADING = 1024, 512
+"""Numbers of an image from which all of its principal components cost a CPU too much, and how many are kept there: with
+all 3,072 of 32x32x3 the maps alone take half of a step with patches of 8 (`results/frontier.md`)."""
 WHOLE_IMAGES = 2**15
 """Numbers of an image up to which components of whole images are the default: fitting all D takes 32 D^2 bytes, 24 GB
 at 96x96x3 and 725 GB at 224x224x3, while those of patches take megabytes and come out level (`results/spaces.md`)."""
@@ -34,9 +34,14 @@ ALIKE = 0.8
 Those have 0.36 to 0.69 (CIFAR-10, Imagenette, Tiny ImageNet, flowers), blood cells, skin and H&E 0.93 to 0.98."""
 PLAIN_VIT = re.compile(r"vit_tiny|vit_(tiny|small|base|large)_patch\d+(_reg\d+)?_\d+(\..*)?")
 """Names of encoders that can drop tokens, as local views need; of others it would have to be looked up."""
-SMALL_NETWORKS = {"encoder.width": 96, "encoder.depth": 4, "encoder.heads": 6}
-SMALL_NETWORKS |= {"decoder.width": 96, "decoder.depth": 1, "decoder.heads": 6}
+SMALL_NETWORKS = {"encoder.width": 96, "encoder.depth": 4, "encoder.heads": 3}
+SMALL_NETWORKS |= {"decoder.width": 96, "decoder.depth": 1, "decoder.heads": 3}
 """For a machine without a GPU, where the paper's networks learn nothing in the time these need to learn something."""
+STAGED_RATE = 2.0
+"""How many times the rate large patches first have on a CPU, with batches of 512: as they were measured."""
+TOKENS_ON_CPU, BATCH_ON_CPU = 64, 128
+"""Tokens of an image up to which a CPU trains for the full length, and the batch of two views of images with as many
+pixels as photographs: 512 of 224 pixels take 17 GB."""
 UNORDERED = "columns of vectors have neither an order nor a unit in common"
 
 
@@ -86,7 +91,8 @@ class Case:
     @property
     def networks_open(self) -> bool:
         """Whether nothing at all was said about the sizes of the two networks."""
-        plain = EncoderConfig(patch_size=self.given.encoder.patch_size)
+        patches = self.given.encoder.patch_size, self.given.encoder.first_patch_size
+        plain = EncoderConfig(patch_size=patches[0], first_patch_size=patches[1])
         return self.given.encoder == plain and self.given.decoder == DecoderConfig()
 
     @property
@@ -139,18 +145,30 @@ class Case:
     def images_seen(self) -> int:
         """In a whole run: longer ones pay with two views, which without a GPU halve it so as to take no longer."""
         usual = 5_000_000 if not self.two_views else 7_500_000 if self.gpu else 2_500_000
-        return (ITS_IMAGES if self.photographs else usual) // (2 if self.staged else 1)
+        seen = (
+            ITS_IMAGES if self.photographs else usual if self.gpu else int(usual * min(1, TOKENS_ON_CPU / self.tokens))
+        )
+        return seen // (2 if self.config.encoder.first_patch_size else 1)  # large patches first take as long again
 
     @property
-    def staged(self) -> bool:
-        """Whether large patches come first, which take as long again."""
-        return self.config.encoder.first_patch_size is not None
+    def tokens(self) -> int:
+        """How many patches an image has."""
+        patch = self.config.encoder.patch_size or 1
+        return max(1, self.shape[1] // patch) * max(1, self.shape[2] // patch)
+
+    @property
+    def stages_on_cpu(self) -> bool:
+        """Whether a CPU gains by large patches first: beside a contrastive loss, where twice the side fits."""
+        twice, vit = 2 * (self.config.encoder.patch_size or 1), PLAIN_VIT.fullmatch(self.config.encoder.name)
+        fits = min(self.shape[1:]) > twice and not (self.shape[1] % twice or self.shape[2] % twice)
+        return bool(not self.gpu and self.two_views and vit and fits and self.config.encoder.weights is None)
 
     @property
     def peak_lr(self) -> float:
         """That of batches of 512, for smaller ones too: steps that shrink with the batch teach a small set nothing."""
-        muon = MUON_RATE if self.config.optim.name == "muon" else 1.0
-        return (muon * CONTRASTIVE_LR if self.two_views else BASE_LR) * max(self.batch, LARGE_BATCH) / 256
+        measured = self.stages_on_cpu and self.config.encoder.first_patch_size and self.batch >= LARGE_BATCH
+        times = MUON_RATE if self.config.optim.name == "muon" else STAGED_RATE if measured else 1.0
+        return (times * CONTRASTIVE_LR if self.two_views else BASE_LR) * max(self.batch, LARGE_BATCH) / 256
 
 
 class Rule(NamedTuple):
@@ -203,9 +221,12 @@ RULES = (
     # The paper's losses (sum, mean) are over all components, so its recipes keep the exact basis.
     Rule("space.components", lambda c: not c.gpu and c.pixels > EXACT_ON_CPU and c.config.space.name == "pca"
          and c.config.objective.scale == "constant", LEADING,
-         "no GPU, where all {c.pixels:,} would take minutes and gigabytes; {c.pixels} keeps all"),
+         "no GPU, where all {c.pixels:,} would take half of the time; {c.pixels} keeps all"),
     Rule("encoder.patch_size", None, lambda c: patch_for(*c.shape[1:]),
          "{c.grid} tokens of {c.shape[1]}x{c.shape[2]}"),
+    Rule("encoder.first_patch_size", lambda c: c.stages_on_cpu, lambda c: 2 * (c.config.encoder.patch_size or 1),
+         "no GPU: large patches first teach most for the time; 0 leaves them out"),
+    Rule("encoder.first_patch_size", None, 0, ""),
     *(Rule(name, lambda c: not c.gpu and c.networks_open, size, "no GPU: small networks, unless you give a size of one")
       for name, size in SMALL_NETWORKS.items()),
     Rule("objective.normalize_patches", lambda c: c.shape[:2] == (1, 1) and c.config.encoder.patch_size == 1, False,
@@ -215,6 +236,8 @@ RULES = (
     Rule("decoder.name", None, "small", "no GPU"),
     Rule("train.batch_size", lambda c: c.photographs and c.count >= ITS_BATCH, ITS_BATCH,
          "what photographs were measured with"),
+    Rule("train.batch_size", lambda c: not c.gpu and c.two_views and min(c.shape[1:]) >= PHOTOGRAPH
+         and c.count >= MANY_IMAGES, BATCH_ON_CPU, "no GPU: 512 large images would take some 17 GB"),
     Rule("train.batch_size", lambda c: c.two_views and c.count >= MANY_IMAGES, LARGE_BATCH,
          "many others, among which a view finds its partner"),
     Rule("train.batch_size", None, lambda c: batch_for(c.count),
@@ -278,7 +301,7 @@ def resolve(
 
 def _check_first_patches(encoder: EncoderConfig, shape: tuple[int, int, int]) -> None:
     first, patch = encoder.first_patch_size, encoder.patch_size or 1
-    if first is not None:
+    if first:
         fits = shape[1] > 1 and first > patch and not (first % patch or shape[1] % first or shape[2] % first)
         rule = f"a larger multiple of encoder.patch_size ({patch}) that divides images of {shape[1]}x{shape[2]}"
         require(fits, "encoder.first_patch_size", rule, first)

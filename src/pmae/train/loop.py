@@ -53,7 +53,7 @@ def pretrain(
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     place = (config, splits, out, device, model)
-    if config.encoder.first_patch_size is not None:
+    if config.encoder.first_patch_size:
 
         @kept_precision()
         def rehearse() -> None:

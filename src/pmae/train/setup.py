@@ -48,8 +48,8 @@ def dry_build(config: Config, shape: tuple[int, int, int], device: torch.device)
     require_plugins(config)
     with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
         model = build_method(config, shape)
-    staged, rule = config.encoder.first_patch_size, "left unset unless encoder.name is a ViT"
-    require(staged is None or model.encoder.is_vit, "encoder.first_patch_size", rule, staged)
+    staged, rule = config.encoder.first_patch_size, "0 unless encoder.name is a ViT"
+    require(not staged or model.encoder.is_vit, "encoder.first_patch_size", rule, staged)
     # Whose rotation is solved for in every step.
     narrow = lacks_float64(device) and isinstance(model.space, Learned)
     require(not narrow, "train.device", f"one with float64, as cpu, for the space {config.space.name!r}", device.type)

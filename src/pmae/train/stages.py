@@ -32,7 +32,7 @@ def first_stage(config: Config) -> Config:
     return replace(
         config,
         encoder__patch_size=config.encoder.first_patch_size,
-        encoder__first_patch_size=None,
+        encoder__first_patch_size=0,
         optim__schedule="constant" if optim.schedule == "cosine" else optim.schedule,
         optim__warmup_epochs=None if optim.warmup_epochs is None else round(WARMUP * epochs, 2),
         train__epochs=epochs,
