@@ -208,8 +208,7 @@ def _read(
         return Picture(name, pixels, vector=isinstance(content, np.ndarray) and content.ndim == 1)
     # Decoders raise whatever a broken file trips over (OSError, SyntaxError, struct.error, MemoryError, ...).
     except Exception as error:
-        words = str(error).replace(repr(str(content)), "the file")
-        words = re.sub(r"<_io.BytesIO[^>]*>", "the file", f"{type(error).__name__}: {words}")
+        words = re.sub(r"<_io\..*>", "the file", f"{type(error).__name__}: {error}")
         words = words.replace("image file the file", "the image file")  # as Pillow says it
         unreadable.add(split, position, name, " ".join(words.split()))
         return None
