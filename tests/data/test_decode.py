@@ -91,7 +91,8 @@ def write_dicom(path: Path, pixels: np.ndarray, syntax: str = "1.2.840.10008.1.2
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, UID(syntax)
     meta.MediaStorageSOPInstanceUID = generate_uid()
-    file = pydicom.FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    little = meta.TransferSyntaxUID.is_little_endian
+    file = pydicom.FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128, is_little_endian=little)
     bits = 8 * pixels.itemsize
     colour = pixels.shape[-1] == 3
     plain = {"Rows": pixels.shape[-3 if colour else -2], "Columns": pixels.shape[-2 if colour else -1]}
@@ -233,6 +234,22 @@ def test_units_follow_the_header(tmp_path: Path) -> None:
     found = read(tmp_path).images
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[0, 0], 2.0 * pixels - 1024)
+
+
+def test_a_ct_is_in_its_units_whether_or_not_they_were_saved_as_they_are(tmp_path: Path) -> None:
+    pixels = numbers(6, 9, dtype=np.int16) - 1024
+    write_dicom(tmp_path / "a.dcm", pixels, Modality="CT", RescaleSlope="1", RescaleIntercept="0")
+    write_dicom(tmp_path / "b.dcm", (pixels + 1024).astype(np.uint16), Modality="CT", RescaleIntercept="-1024")
+    found = read(tmp_path).images
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[:, 0], np.stack([pixels, pixels]))
+
+
+def test_the_order_of_bytes_does_not_matter(tmp_path: Path) -> None:
+    pixels = numbers(6, 9, dtype=np.int16)
+    write_dicom(tmp_path / "a.dcm", pixels.astype(">i2"), "1.2.840.10008.1.2.2")
+    write_dicom(tmp_path / "b.dcm", pixels)
+    np.testing.assert_array_equal(read(tmp_path).images[:, 0], np.stack([pixels, pixels]))
 
 
 def test_white_to_black_is_turned_round(tmp_path: Path) -> None:

@@ -217,9 +217,15 @@ def _read_dicom(content: bytes) -> np.ndarray:
         if kind == "MONOCHROME1":
             pixels = _turned_round(pixels, int(header.BitsStored))
         slope, intercept = float(header.get("RescaleSlope") or 1), float(header.get("RescaleIntercept") or 0)
-        if (slope, intercept) != (1.0, 0.0):
+        # Some makers of CT save its units as they are, and lie in one folder with those that do not.
+        if (slope, intercept) != (1.0, 0.0) or header.get("Modality") == "CT":
             pixels = (pixels * slope + intercept).astype(np.float32)
-    return _first_channels(pixels)
+    return _first_channels(_native(pixels))
+
+
+def _native(pixels: np.ndarray) -> np.ndarray:
+    """The same numbers in the machine's own byte order, which is the only one that torch takes."""
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
 def _inflated(content: bytes) -> int:
@@ -253,7 +259,7 @@ def _read_tiff(content: BinaryIO) -> np.ndarray:
         with unpacking(int(series.size), 3 * series.dtype.itemsize):
             _refuse_long_segments(file, series)
             pixels = series.asarray().reshape([n for _, n in kept])
-    pixels, axis = pixels.astype(pixels.dtype.newbyteorder("="), copy=False), CHANNEL_AXES[axes]
+    pixels, axis = _native(pixels), CHANNEL_AXES[axes]
     pixels = _turned_round(pixels, first.bitspersample) if first.photometric == MINISWHITE else pixels
     pixels = pixels[None] if axis is None else np.moveaxis(pixels, axis, 0)
     return _upright(pixels, first.tags.valueof(ORIENTATION, 1))
