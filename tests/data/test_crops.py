@@ -190,6 +190,12 @@ def test_a_damaged_entry_is_written_again(cache: Callable[..., list[Path]]) -> N
     assert cache() == [entry]
 
 
+def test_a_file_in_place_of_the_cache_is_one_sentence(tmp_path: Path, cache: Callable[..., list[Path]]) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(UserError, match="cache' failed because a file is in its place"):
+        cache()
+
+
 def test_two_at_once_share_one_entry(cache: Callable[..., list[Path]]) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: cache(), range(2)))
