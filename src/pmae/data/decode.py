@@ -18,7 +18,8 @@ from pmae.system import available_bytes
 
 DICOM_SUFFIXES = (".dcm", ".dicom")
 TIFF_SUFFIXES = (".tif", ".tiff")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
+JPEG_SUFFIXES = (".jpg", ".jpeg", ".jfif")
+SUFFIXES = (".png", *JPEG_SUFFIXES, ".bmp", ".gif", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
 # Only these decoders may run, whatever a file claims to be.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 # Grey of more than 8 bits, which Pillow can hold but hardly convert.

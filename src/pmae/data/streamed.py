@@ -14,7 +14,7 @@ import numpy as np
 
 from pmae.config import DataConfig
 from pmae.data.arrays import array_of_npy, channels_first, number_classes
-from pmae.data.decode import decode, require_room
+from pmae.data.decode import JPEG_SUFFIXES, decode, require_room
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.data.jpeg import decode_plain
 from pmae.data.ondemand import OnDemand, RaggedOnDemand, Samples, headers_of, some_of
@@ -193,14 +193,8 @@ def _read(
             content = array_of_npy(content)
         if isinstance(content, np.ndarray):
             pixels = convert(channels_first(content[None], config.layout)[0], config, short)
-        elif short is not None:
-            content = content.read_bytes() if isinstance(content, Path) else content
-            plain = None if config.channels == 1 else decode_plain(content, short)
-            pixels = decode(Path(name), config, content, short) if plain is None else plain
-        elif isinstance(content, Path):
-            pixels = decode(content, config)
         else:
-            pixels = decode(Path(name), config, content)
+            pixels = _decoded(content if isinstance(content, Path) else Path(name), content, config, short)
         if pixels.dtype.name not in DTYPES:
             raise ValueError(f"unsupported depth {pixels.dtype}")
         if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
@@ -212,6 +206,16 @@ def _read(
         words = words.replace("image file the file", "the image file")  # as Pillow says it
         unreadable.add(split, position, name, " ".join(words.split()))
         return None
+
+
+def _decoded(path: Path, content: Path | bytes, config: DataConfig, short: int | None) -> np.ndarray:
+    """Pixels of a file: by torchvision of a JPEG that keeps its size, else by what reads its format."""
+    if isinstance(content, Path) and (short is not None or path.suffix.lower() in JPEG_SUFFIXES):
+        content = content.read_bytes()
+    if isinstance(content, Path):
+        return decode(path, config)
+    plain = decode_plain(content, config, short)
+    return decode(path, config, content, short) if plain is None else plain
 
 
 def _pixels(
