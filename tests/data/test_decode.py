@@ -65,6 +65,16 @@ def test_orientation_is_applied_before_resizing_and_to_deep_images(tmp_path: Pat
     np.testing.assert_array_equal(load(DataConfig(str(tmp_path / "deep"))).train.images[0, 0], np.rot90(deep))
 
 
+def test_a_photograph_may_say_in_xmp_how_it_is_turned(tmp_path: Path) -> None:
+    turned = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    Image.fromarray(PIXELS).save(tmp_path / "a.jpg", xmp=turned)
+    data = load(DataConfig(str(tmp_path), resize=6)).train
+    assert data.originals is not None
+    expected = upright((tmp_path / "a.jpg").read_bytes())
+    np.testing.assert_array_equal(data.originals.capped(9).ragged(np.zeros(1, int))[0], expected)
+    np.testing.assert_array_equal(load(DataConfig(str(tmp_path))).train.images[0], expected)
+
+
 def test_damaged_exif_data_do_not_make_a_photograph_unreadable(tmp_path: Path) -> None:
     content = photograph(6, "JPEG")
     at = content.index(b"Exif") + 6

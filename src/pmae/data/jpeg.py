@@ -20,7 +20,7 @@ from pmae.data.resize import resized_to
 
 FRAMES = (0xC0, 0xC1, 0xC2)  # markers of a frame header that says the size: baseline, extended and progressive
 LARGEST = 1024  # side of files that are decoded beside each other without counting what all of them take
-EXIF, ADOBE = 0xE1, 0xEE  # markers of data that may say that pixels are turned, or are no YCbCr
+EXIF, ADOBE = 0xE1, 0xEE  # markers of data (XMP too) that may say that pixels are turned, or are no YCbCr
 
 
 def _decoder() -> Callable[..., Any] | None:
@@ -90,16 +90,16 @@ def _decoded(contents: list[bytes], device: torch.device) -> list[Tensor]:
 
 def plain_size(content: bytes) -> tuple[int, int] | None:
     """Height and width of an upright colour JPEG of 8 bits, by its headers; nothing for any other file."""
-    at, has_exif = 2, False
+    at, described = 2, False
     while content[:2] == b"\xff\xd8" and content[at : at + 1] == b"\xff" and at + 10 < len(content):
         marker, length, body = content[at + 1], int.from_bytes(content[at + 2 : at + 4]), content[at + 4 : at + 16]
         if marker in FRAMES:
             size = int.from_bytes(body[1:3]), int.from_bytes(body[3:5])
             fits = body[0] == 8 and body[5] == 3 and min(size) > 0
-            return size if fits and (not has_exif or _is_upright(content)) else None
+            return size if fits and (not described or _is_upright(content)) else None
         if marker == ADOBE and body[:5] == b"Adobe" and body[11:12] == b"\0":
             return None
-        has_exif = has_exif or (marker == EXIF and body[:4] == b"Exif")
+        described = described or marker == EXIF
         at += 2 + length
     return None
 

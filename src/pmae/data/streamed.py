@@ -110,7 +110,8 @@ def read_samples(found: SampleSet, config: DataConfig) -> Splits:
     unreadable = Unreadable(config.max_unreadable, found, warn_at_once=found.sharded)
     sets, notes = open_images(found, config, unreadable), found.notes
     if "train" not in sets:
-        raise UserError(f"data.source {found.name!r} must have at least one training image, got none")
+        told = f": {unreadable}" if unreadable.found else ""
+        raise UserError(f"data.source {found.name!r} must have at least one training image, got none{told}")
     if not found.sharded:
         count, (channels, height, width) = sum(map(len, sets.values())), sets["train"].shape
         need = sum(part.images.nbytes for part in sets.values())

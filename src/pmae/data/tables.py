@@ -63,7 +63,7 @@ class TableSamples(Samples):
         content, path = fields.get("bytes"), fields.get("path") or f"row {position}"
         # A row that only names a file is not followed: it could name any file of the machine.
         if not isinstance(path, str) or not isinstance(content, bytes):
-            raise ValueError("this row does not hold the bytes of an image")
+            raise ValueError("this row does not hold the bytes of an image; datasets' save_to_disk puts them in")
         return path, content
 
 
