@@ -170,11 +170,15 @@ def open_images(
 
 
 def _class_numbers(samples: Mapping[str, Samples]) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
-    """Class numbers of all splits: those of the names that the files have, else whatever numbers occur, from 0 on."""
+    """Class numbers of all splits: those of the names that the files have, else the labels that occur, in order."""
     named = next((own.classes for own in samples.values() if own.classes), None)
     labels = [own.labels for own in samples.values()]
     # Hugging Face writes -1 where the class is kept secret, as in many test splits.
     labels = [None if one is None or (named and (one < 0).all()) else one for one in labels]
+    labelled = [one for one in labels if one is not None]
+    if labelled and all(one.dtype.kind == "U" for one in labelled):
+        known = np.unique(np.concatenate(labelled))
+        return [None if one is None else np.searchsorted(known, one) for one in labels], tuple(known.tolist())
     if named is None:
         return number_classes(labels)
     for one in labels:
