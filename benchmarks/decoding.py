@@ -50,7 +50,7 @@ def decoders(short: int) -> dict[str, Callable[[bytes], object]]:
     config, name = DataConfig(resize=224, channels=3), Path("image.jpg")
 
     def ours(content: bytes) -> object:
-        pixels = jpeg.decode_plain(content, short)
+        pixels = jpeg.decode_plain(content, config, short)
         return decode(name, config, content, short) if pixels is None else pixels
 
     found: dict[str, Callable[[bytes], object]] = {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what only reads JSON does without torch
 REASONS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP), "it cannot be written"),
+    errno.EEXIST: "a file is in its place",
     errno.ENOENT: "its folder is gone, or takes no files",
     errno.EFBIG: "a file may not grow this large",
     errno.ENAMETOOLONG: "its name is too long",

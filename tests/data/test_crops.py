@@ -190,6 +190,12 @@ def test_a_damaged_entry_is_written_again(cache: Callable[..., list[Path]]) -> N
     assert cache() == [entry]
 
 
+def test_a_file_in_place_of_the_cache_is_one_sentence(tmp_path: Path, cache: Callable[..., list[Path]]) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(UserError, match="cache' failed because a file is in its place"):
+        cache()
+
+
 def test_two_at_once_share_one_entry(cache: Callable[..., list[Path]]) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: cache(), range(2)))
@@ -237,11 +243,11 @@ def test_without_a_decoder_of_torch_pillow_reads_jpeg_files(tmp_path: Path, monk
     for name in ("a.jpg", "b.jpg"):
         photograph(0, 40, 30).save(tmp_path / name)
     content, plain = (tmp_path / "a.jpg").read_bytes(), np.asarray(Image.open(tmp_path / "a.jpg")).transpose(2, 0, 1)
-    np.testing.assert_array_equal(jpeg.decode_plain(content, 64), plain)
+    np.testing.assert_array_equal(jpeg.decode_plain(content, DataConfig()), plain)
     monkeypatch.delattr("torchvision.io.decode_jpeg")
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     monkeypatch.setattr(jpeg, "decode_jpeg", jpeg._decoder())
-    assert jpeg.decode_plain(content, 64) is None
+    assert jpeg.decode_plain(content, DataConfig()) is None
     assert not jpeg.has_nvjpeg(CPU)
     np.testing.assert_array_equal(load(DataConfig(str(tmp_path), crop_mode="squash")).train.images[0], plain)
 
@@ -258,7 +264,7 @@ def test_batches_of_jpeg_files_are_decoded_at_once(tmp_path: Path, monkeypatch: 
     plain = {
         name
         for name, content in zip(data.names, images.contents(places), strict=True)
-        if jpeg.is_plain_jpeg(content, 64)
+        if min(jpeg.plain_size(content) or (99,)) <= 64
     }
     assert plain == {"plain0.jpg", "plain1.jpg", "plain2.jpg", "plain3.jpg"}
     assert jpeg.has_nvjpeg(CPU)

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from pmae.config import DataConfig
 from pmae.data.images import ImageSet
-from pmae.data.sets import load
+from pmae.data.sets import load, load_settled
 from pmae.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -65,6 +65,16 @@ def test_orientation_is_applied_before_resizing_and_to_deep_images(tmp_path: Pat
     np.testing.assert_array_equal(load(DataConfig(str(tmp_path / "deep"))).train.images[0, 0], np.rot90(deep))
 
 
+def test_a_photograph_may_say_in_xmp_how_it_is_turned(tmp_path: Path) -> None:
+    turned = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    Image.fromarray(PIXELS).save(tmp_path / "a.jpg", xmp=turned)
+    data = load(DataConfig(str(tmp_path), resize=6)).train
+    assert data.originals is not None
+    expected = upright((tmp_path / "a.jpg").read_bytes())
+    np.testing.assert_array_equal(data.originals.capped(9).ragged(np.zeros(1, int))[0], expected)
+    np.testing.assert_array_equal(load(DataConfig(str(tmp_path))).train.images[0], expected)
+
+
 def test_damaged_exif_data_do_not_make_a_photograph_unreadable(tmp_path: Path) -> None:
     content = photograph(6, "JPEG")
     at = content.index(b"Exif") + 6
@@ -91,7 +101,8 @@ def write_dicom(path: Path, pixels: np.ndarray, syntax: str = "1.2.840.10008.1.2
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, UID(syntax)
     meta.MediaStorageSOPInstanceUID = generate_uid()
-    file = pydicom.FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    little = meta.TransferSyntaxUID.is_little_endian
+    file = pydicom.FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128, is_little_endian=little)
     bits = 8 * pixels.itemsize
     colour = pixels.shape[-1] == 3
     plain = {"Rows": pixels.shape[-3 if colour else -2], "Columns": pixels.shape[-2 if colour else -1]}
@@ -115,8 +126,10 @@ def write_dicom(path: Path, pixels: np.ndarray, syntax: str = "1.2.840.10008.1.2
         (numbers(6, 9, 3), {"photometric": "rgb", "byteorder": ">"}, 2),
         (numbers(6, 9, 3, dtype=np.uint8) / np.float32(7), {"photometric": "rgb"}, 2),
         (numbers(6, 9, 3), {"photometric": "rgb", "compression": "zlib"}, 2),
+        (numbers(3, 6, 9), {"photometric": "rgb", "planarconfig": "separate"}, 0),
+        (numbers(6, 9, 4, dtype=np.uint8), {"photometric": "rgb", "extrasamples": ["unspecified"]}, 2),
     ],
-    ids=["rgb16", "five", "planar", "imagej", "big-endian", "float", "compressed"],
+    ids=["rgb16", "five", "planar", "imagej", "big-endian", "float", "compressed", "rgb-planes", "infrared"],
 )
 def test_a_tiff_keeps_its_channels_and_depth(
     tmp_path: Path, pixels: np.ndarray, options: dict[str, object], channel_axis: int
@@ -126,6 +139,62 @@ def test_a_tiff_keeps_its_channels_and_depth(
     found = read(tmp_path).images
     assert found.dtype == pixels.dtype
     np.testing.assert_array_equal(found, np.stack([np.moveaxis(pixels, channel_axis, 0)] * 2))
+
+
+def test_a_fourth_channel_is_left_out_where_three_are_asked_for(tmp_path: Path) -> None:
+    pixels = numbers(6, 9, 4, dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["unspecified"])
+    np.testing.assert_array_equal(read(tmp_path, channels=3).images[0], pixels[..., :3].transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("shape", [(6, 9), (6, 9, 3)], ids=["grey", "colour"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_tiff_is_turned_upright_whoever_reads_it(
+    tmp_path: Path, orientation: int, shape: tuple[int, ...], dtype: type
+) -> None:
+    pixels = numbers(*shape, dtype=dtype)
+    turned = [pixels, pixels[:, ::-1], pixels[::-1, ::-1], pixels[::-1]]  # and then with rows as columns
+    turned += [np.swapaxes(pixels, 0, 1), np.rot90(pixels, -1), np.swapaxes(turned[2], 0, 1), np.rot90(pixels)]
+    for folder in ("one", "both"):
+        (tmp_path / folder).mkdir()
+        extra = [(ORIENTATION, 3, 1, orientation, True)]
+        tifffile.imwrite(tmp_path / folder / "a.tif", pixels, extratags=extra, metadata=None)
+    expected = np.moveaxis(np.atleast_3d(turned[orientation - 1]), 2, 0)
+    np.testing.assert_array_equal(read(tmp_path / "one").images[0], expected)
+    # Upright beside turned: sizes differ, which the headers tell.
+    tifffile.imwrite(tmp_path / "both" / "b.tif", pixels)
+    config = load_settled(DataConfig(str(tmp_path / "both")))[0]
+    assert config.resize == (None if orientation < 5 else 6)
+
+
+@pytest.mark.parametrize(("dtype", "ends"), [(np.uint8, 255), (np.uint16, 65535), (np.int16, -1), (np.float32, None)])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_tiff_from_white_to_black_is_turned_round(
+    tmp_path: Path, dtype: type, ends: int | None, channels: int
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 99, (channels, 6, 9)).astype(dtype)
+    planes = {"planarconfig": "separate"} if channels > 1 else {}
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="miniswhite", **planes)
+    expected = pixels if ends is None else ends - pixels.astype(int)
+    np.testing.assert_array_equal(read(tmp_path).images[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "options", "told"),
+    [
+        (numbers(6, 9, dtype=np.int8), {}, "unsupported depth int8"),
+        (numbers(6, 9, 4), {"photometric": "separated"}, "no colours but SEPARATED"),
+        (numbers(6, 9), {"photometric": "palette", "colormap": numbers(3, 2**16)}, "no colours but PALETTE"),
+    ],
+    ids=["signed bytes", "inks", "palette"],
+)
+def test_numbers_that_are_no_colours_are_named(
+    tmp_path: Path, pixels: np.ndarray, options: dict[str, object], told: str
+) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", pixels, **options)
+    with pytest.raises(UserError, match=told):
+        read(tmp_path)
 
 
 def test_a_stack_of_planes_is_no_image(tmp_path: Path) -> None:
@@ -175,6 +244,22 @@ def test_units_follow_the_header(tmp_path: Path) -> None:
     found = read(tmp_path).images
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[0, 0], 2.0 * pixels - 1024)
+
+
+def test_a_ct_is_in_its_units_whether_or_not_they_were_saved_as_they_are(tmp_path: Path) -> None:
+    pixels = numbers(6, 9, dtype=np.int16) - 1024
+    write_dicom(tmp_path / "a.dcm", pixels, Modality="CT", RescaleSlope="1", RescaleIntercept="0")
+    write_dicom(tmp_path / "b.dcm", (pixels + 1024).astype(np.uint16), Modality="CT", RescaleIntercept="-1024")
+    found = read(tmp_path).images
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[:, 0], np.stack([pixels, pixels]))
+
+
+def test_the_order_of_bytes_does_not_matter(tmp_path: Path) -> None:
+    pixels = numbers(6, 9, dtype=np.int16)
+    write_dicom(tmp_path / "a.dcm", pixels.astype(">i2"), "1.2.840.10008.1.2.2")
+    write_dicom(tmp_path / "b.dcm", pixels)
+    np.testing.assert_array_equal(read(tmp_path).images[:, 0], np.stack([pixels, pixels]))
 
 
 def test_white_to_black_is_turned_round(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_split_folders_are_honoured(tmp_path: Path, held_out: tuple[str, ...]) -
         assert part.labels.tolist() == [0]
         assert part.classes == ("cat", "dog")
     assert (splits.val is None) == ("val" not in held_out)
+    assert splits.notes == (f"images beside train/ and {'/ and '.join(held_out)}/ are not read: elsewhere/",)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,15 @@ def test_a_lone_train_folder_is_not_a_split(tmp_path: Path) -> None:
     save(tmp_path / "train" / "1.png", pixels(4, 4))
     save(tmp_path / "more" / "2.png", pixels(4, 4))
     assert read(tmp_path).train.names == ("more/2.png", "train/1.png")
+
+
+def test_classes_of_a_folder_with_nothing_but_train_lie_inside_it(tmp_path: Path) -> None:
+    for name in ("cat/1.png", "dog/2.png"):
+        save(tmp_path / "train" / name, pixels(4, 4))
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "README.txt").touch()
+    train = read(tmp_path, labels="folders").train
+    assert (train.names, train.classes) == (("train/cat/1.png", "train/dog/2.png"), ("cat", "dog"))
 
 
 def test_files_of_several_sizes_become_squares(tmp_path: Path) -> None:

@@ -66,6 +66,24 @@ def test_a_saved_data_set_and_its_splits(tmp_path: Path) -> None:
     assert ([len(part) for part in chunks], chunks[0].names[:2]) == ([20, 20, 10], ("row 0", "row 1"))
 
 
+def test_labels_of_text_are_classes_over_all_splits(tmp_path: Path) -> None:
+    for name, numbers, labels in (
+        ("train", range(4), ["owl", "cat", "owl", "dog"]),
+        ("test", range(4, 6), ["dog", "ä"]),
+    ):
+        table = pictures(numbers).remove_columns("label").add_column("label", labels)
+        table.to_parquet(tmp_path / f"{name}.parquet")
+    splits = load(DataConfig(source=str(tmp_path)))
+    assert splits.test is not None
+    for part, labels in ((splits.train, [2, 0, 2, 1]), (splits.test, [1, 3])):
+        assert part.labels is not None
+        assert (part.labels.tolist(), part.classes) == (labels, ("cat", "dog", "owl", "ä"))
+    unknown = pictures(range(2)).remove_columns("label").add_column("label", ["cat", None])
+    unknown.to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(UserError, match="must be whole numbers or text, one for each image, got 'object'"):
+        source(tmp_path)
+
+
 def test_parquet_files(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     pictures(range(40)).to_parquet(tmp_path / "data" / "train-00000-of-00002.parquet", batch_size=7)

@@ -224,6 +224,21 @@ def test_samples_without_an_image_are_left_out_and_told(tmp_path: Path) -> None:
         source(path, max_unreadable=0)
 
 
+def test_names_with_several_dots_are_said_to_be_those_of_one_sample(tmp_path: Path) -> None:
+    named = (f"scan.2020.{number}.png" for number in range(9))
+    pack(tmp_path / "a.tar", {name: png(pixels) for name, pixels in zip(named, PIXELS, strict=False)})
+    told = r"one training image, got none: 'scan' of a\.tar \(no image among .*, \.\.\.; a name ends at its first dot\)"
+    with pytest.raises(UserError, match=told):
+        load(DataConfig(source=str(tmp_path / "a.tar")))
+
+
+def test_shards_are_read_on_systems_without_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.pread")
+    path = pack(tmp_path / "a.tar", {"0.png": png(PIXELS[0]), "0.cls": b"3", "1.png": png(PIXELS[1]), "1.cls": b"4"})
+    assert source(path).classes == ("3", "4")
+    np.testing.assert_array_equal(source(path).images[1], PIXELS[1].transpose(2, 0, 1))
+
+
 def test_names_that_point_elsewhere_write_nothing(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -18,7 +18,8 @@ from pmae.system import available_bytes
 
 DICOM_SUFFIXES = (".dcm", ".dicom")
 TIFF_SUFFIXES = (".tif", ".tiff")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
+JPEG_SUFFIXES = (".jpg", ".jpeg", ".jfif")
+SUFFIXES = (".png", *JPEG_SUFFIXES, ".bmp", ".gif", ".webp", *TIFF_SUFFIXES, *DICOM_SUFFIXES)
 # Only these decoders may run, whatever a file claims to be.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 # Grey of more than 8 bits, which Pillow can hold but hardly convert.
@@ -29,7 +30,10 @@ PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"
 CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
 DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
-ORIENTATION = 0x0112  # EXIF's tag; from 5 on, width and height change places
+ORIENTATION = 0x0112  # EXIF's and TIFF's tag; from 5 on, width and height change places
+BITS, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339  # TIFF's tags, and two of their values
+MINISWHITE, SIGNED = 0, 2
+COLORS_IN_TIFF = (MINISWHITE, 1, 2)  # grey either way round, and RGB; in others numbers are inks or places of a palette
 BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
 SPARE = 2  # how many times as large as asked a JPEG is unpacked at least, so that resizing has enough to average
 SMALL_BYTES = 2**20  # what is not counted: as many of these as there are threads are nothing
@@ -95,7 +99,8 @@ class Header(NamedTuple):
 def read_header(content: Path | bytes) -> Header:
     """What Pillow reads of a file without its pixels."""
     with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
-        turned = image.getexif().get(ORIENTATION, 1) >= 5
+        # Of a TIFF Pillow has turned the size itself.
+        turned = image.format != "TIFF" and image.getexif().get(ORIENTATION, 1) >= 5
         channels = Image.getmodebands(PLAIN_MODES.get(image.mode, image.mode))
         return Header((image.height, image.width) if turned else image.size, channels)
 
@@ -105,29 +110,31 @@ def decode(path: Path, config: DataConfig, content: bytes | None = None, short: 
 
     With `short`, images stay whole instead of becoming squares, their short side no longer than that.
     """
-
-    def opened() -> Path | BytesIO:
-        return path if content is None else BytesIO(content)
-
     suffix = path.suffix.lower()
     if suffix in DICOM_SUFFIXES:
         return convert(_read_dicom(path.read_bytes() if content is None else content), config, short)
-    try:
-        return _read_with_pillow(opened(), config, short)
-    except (LossError, UnidentifiedImageError):
-        if suffix not in TIFF_SUFFIXES:
-            raise
-    return convert(_read_tiff(opened()), config, short)
+    # Of a path, Pillow 12.3 maps grey TIFFs, with their sides exchanged where they are turned; a mapped file that is
+    # cut short ends the process.
+    with path.open("rb") if content is None else BytesIO(content) as file:
+        try:
+            return _read_with_pillow(file, config, short)
+        except (LossError, UnidentifiedImageError):
+            if suffix not in TIFF_SUFFIXES:
+                raise
+        file.seek(0)
+        return convert(_read_tiff(file), config, short)
 
 
-def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | None) -> np.ndarray:
+def _read_with_pillow(file: BinaryIO, config: DataConfig, short: int | None) -> np.ndarray:
     # Twice: what Pillow unpacks, of four bytes a pixel, and its conversion or its array.
     with Image.open(file, formats=FORMATS) as image, unpacking(image.width * image.height, 8):
         # How the pixels lie in the file; it tells depths that Pillow's own mode hides.
         arguments = image.tile[0][3] if getattr(image, "tile", None) else ""
         first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
         raw_mode = first if isinstance(first, str) else ""
-        _refuse_losses(image, raw_mode)
+        _refuse_losses(image, raw_mode, config.channels)
+        # Read now, as the tags of a file that was loaded are not kept. Pillow turns 8 bits round itself.
+        white_first = _tag(image, PHOTOMETRIC) == MINISWHITE
         wanted = short or SPARE * resized_to(config)
         if wanted:
             # A JPEG of many times the size is unpacked at a half, a quarter or an eighth of it: several times as fast.
@@ -142,7 +149,8 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | Non
             ImageOps.exif_transpose(image, in_place=True)
         if image.mode in DEEP_MODES:
             signed = "16" in raw_mode and raw_mode.endswith("S")
-            return convert(_narrow(np.asarray(image), signed)[None], config, short)
+            pixels = _narrow(np.asarray(image), signed)
+            return convert((_turned_round(pixels) if white_first else pixels)[None], config, short)
         mode = {1: "L", 3: "RGB", None: PLAIN_MODES.get(image.mode, image.mode)}[config.channels]
         plain = image if image.mode == mode else image.convert(mode)
         if short is not None:
@@ -150,14 +158,33 @@ def _read_with_pillow(file: Path | BytesIO, config: DataConfig, short: int | Non
         return _first_channels(np.asarray(as_square(plain, config)))
 
 
-def _refuse_losses(image: Image.Image, raw_mode: str) -> None:
-    # A BMP of 16 bits a pixel ("BGR;16") has 5 or 6 a channel, which 8 hold.
-    if ";16" in raw_mode and image.mode not in DEEP_MODES and not raw_mode.startswith("BGR"):
+def _refuse_losses(image: Image.Image, raw_mode: str, channels: int | None) -> None:
+    # A BMP of 16 bits a pixel ("BGR;16") has 5 or 6 a channel, which 8 hold. Of planes in a TIFF only a tag tells.
+    deep = (";16" in raw_mode and not raw_mode.startswith("BGR")) or (_tag(image, BITS) or 8) > 8
+    if deep and image.mode not in DEEP_MODES:
         raise LossError("16-bit colour, which would be cut to 8 bits; save it in a .npy file")
+    if image.format == "TIFF" and "X" in raw_mode and channels is None:
+        raise LossError("more channels than colours, which would be left out; save it in a .npy file")
+    if image.mode == "L" and _tag(image, SAMPLE_FORMAT) == SIGNED:
+        raise LossError("signed numbers of 8 bits; save it in a .npy file")
     frames = getattr(image, "n_frames", 1)
     # A photo with an embedded preview counts as two frames; that one loses nothing.
     if frames > 1 and image.format != "MPO":
         raise LossError(f"{frames} pages in one file; save each as a file of its own")
+
+
+def _tag(image: Image.Image, number: int) -> int | None:
+    """A tag of a TIFF file, the first of several alike; nothing for other formats."""
+    value = getattr(image, "tag_v2", {}).get(number)
+    return value[0] if isinstance(value, tuple) else value
+
+
+def _turned_round(pixels: np.ndarray, bits: int = 16) -> np.ndarray:
+    """Whole numbers from white to black as from black to white: their lowest plus their highest value, less each."""
+    if pixels.dtype.kind == "f":
+        return pixels
+    ends = -1 if pixels.dtype.kind == "i" else 2**bits - 1
+    return (ends - pixels.astype(np.int32)).astype(pixels.dtype)
 
 
 def _narrow(pixels: np.ndarray, signed: bool) -> np.ndarray:
@@ -189,13 +216,17 @@ def _read_dicom(content: bytes) -> np.ndarray:
     with unpacking(values, 8 + 4 + 2 * int(header.BitsAllocated) // 8):
         pixels = np.asarray(pydicom.pixels.utils.pixel_array(header))
         if kind == "MONOCHROME1":
-            # From white to black; the lowest plus the highest value of so many bits turns it round.
-            ends = -1 if header.PixelRepresentation else 2 ** int(header.BitsStored) - 1
-            pixels = (ends - pixels.astype(np.int32)).astype(pixels.dtype)
+            pixels = _turned_round(pixels, int(header.BitsStored))
         slope, intercept = float(header.get("RescaleSlope") or 1), float(header.get("RescaleIntercept") or 0)
-        if (slope, intercept) != (1.0, 0.0):
+        # Some makers of CT save its units as they are, and lie in one folder with those that do not.
+        if (slope, intercept) != (1.0, 0.0) or header.get("Modality") == "CT":
             pixels = (pixels * slope + intercept).astype(np.float32)
-    return _first_channels(pixels)
+    return _first_channels(_native(pixels))
+
+
+def _native(pixels: np.ndarray) -> np.ndarray:
+    """The same numbers in the machine's own byte order, which is the only one that torch takes."""
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
 def _inflated(content: bytes) -> int:
@@ -214,21 +245,33 @@ def _inflated(content: bytes) -> int:
     return count // 8
 
 
-def _read_tiff(path: Path | BytesIO) -> np.ndarray:
+def _read_tiff(content: BinaryIO) -> np.ndarray:
     """Pixels in their own depth; a stack of planes that are not channels is refused."""
     tifffile = optional("a TIFF of this kind", "data", "tifffile")
-    with tifffile.TiffFile(path) as file:
-        series, pages = file.series[0], len(file.pages)
+    with tifffile.TiffFile(content) as file:
+        series, pages, first = file.series[0], len(file.pages), file.pages.first
         # Axes of length one say nothing, except that an image may be one row or column.
         kept = [(name, n) for name, n in zip(series.axes, series.shape, strict=True) if n > 1 or name in "YX"]
         axes = "".join(name for name, _ in kept)
         if len(file.series) > 1 or axes not in CHANNEL_AXES:
             raise ValueError(f"{pages} pages in one file; save each as a file of its own, or all in a .npy file")
+        if first.photometric not in COLORS_IN_TIFF:
+            raise ValueError(f"its numbers are no colours but {first.photometric.name}; save it as grey or RGB")
         with unpacking(int(series.size), 3 * series.dtype.itemsize):
             _refuse_long_segments(file, series)
             pixels = series.asarray().reshape([n for _, n in kept])
-    pixels, axis = pixels.astype(pixels.dtype.newbyteorder("="), copy=False), CHANNEL_AXES[axes]
-    return pixels[None] if axis is None else np.moveaxis(pixels, axis, 0)
+    pixels, axis = _native(pixels), CHANNEL_AXES[axes]
+    pixels = _turned_round(pixels, first.bitspersample) if first.photometric == MINISWHITE else pixels
+    pixels = pixels[None] if axis is None else np.moveaxis(pixels, axis, 0)
+    return _upright(pixels, first.tags.valueof(ORIENTATION, 1))
+
+
+def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """(C, H, W) pixels turned and mirrored as the tag of this value says."""
+    if orientation >= 5:
+        pixels, orientation = pixels.swapaxes(1, 2), orientation - 4
+    rows, columns = -1 if orientation in (3, 4) else 1, -1 if orientation in (2, 3) else 1
+    return pixels[:, ::rows, ::columns]
 
 
 def _refuse_long_segments(file: Any, series: Any) -> None:

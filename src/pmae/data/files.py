@@ -69,10 +69,14 @@ class FileSamples(Samples):
 
 def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
     """The image files of each split in order, none of them opened."""
-    roots = _split_folders(folder) or {"train": folder}
+    roots, beside = _split_folders(folder)
+    roots = roots or {"train": folder}
     passed_over: Counter[str] = Counter()
     found = {s: [str(path.relative_to(folder)) for path in walk_images(root, passed_over)] for s, root in roots.items()}
     told = [f"{count} {what}" for what, count in passed_over.items()]
+    if beside:
+        splits = " and ".join(f"{root.name}/" for root in roots.values())
+        told.append(f"images beside {splits} are not read: {shown(beside)}")
     if not any(found.values()):
         raise UserError("; ".join([f"data.source: the folder {folder} holds no images ({', '.join(SUFFIXES)})", *told]))
     notes = [*([] if len(roots) > 1 else ["the folder has no train/ and test/ (or val/)"]), *told]
@@ -87,9 +91,13 @@ def folder_samples(folder: Path, config: DataConfig) -> SampleSet:
     return SampleSet(printable(folder.resolve().name), samples, tuple(notes))
 
 
-def _split_folders(folder: Path) -> dict[str, Path]:
-    """The folders of splits under the names they usually have (Training, valid); none unless some are held out."""
+def _split_folders(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """The folders of splits under the names they usually have (Training, valid), and what else holds images.
+
+    There are none unless some are held out, or there is nothing but train.
+    """
     found: dict[str, Path] = {}
+    others = []
     for entry in _entries(folder):
         split = split_called(entry.name)
         if split and entry.is_dir():
@@ -97,7 +105,20 @@ def _split_folders(folder: Path) -> dict[str, Path]:
                 both = f"{found[split].name}/ and {entry.name}/"
                 raise UserError(f"data.source: the folder {folder} must have one folder for {split}, got {both}")
             found[split] = folder / entry.name
-    return {split: found[split] for split in SPLITS if split in found} if "train" in found and len(found) > 1 else {}
+        elif not entry.name.startswith("."):
+            others.append(entry)
+    if "train" not in found:
+        return {}, []
+    beside = [f"{printable(entry.name)}{'/' * entry.is_dir()}" for entry in others if _holds_images(entry)]
+    if len(found) == 1 and beside:
+        return {}, []
+    return {split: found[split] for split in SPLITS if split in found}, beside
+
+
+def _holds_images(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir():
+        return not entry.is_symlink() and next(walk_images(Path(entry.path)), None) is not None
+    return is_image(Path(entry.path))
 
 
 def split_called(name: str) -> str | None:
@@ -132,7 +153,8 @@ def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterat
                 yield from walk_images(folder / entry.name, passed_over)
         elif entry.is_symlink() and os.path.isdir(entry):
             passed_over["linked folders were not followed"] += 1
-        elif not entry.name.startswith(".") and os.path.isfile(entry):
+        # Asked of the listing, which knows without looking at the file; of links the file is looked at.
+        elif not entry.name.startswith(".") and (entry.is_file(follow_symlinks=False) or os.path.isfile(entry)):
             if is_image_name(entry.name):
                 yield folder / entry.name
             elif (suffix := os.path.splitext(entry.name)[1].lower()) in OTHER_PICTURES:

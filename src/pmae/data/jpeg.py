@@ -11,13 +11,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pmae.config import DataConfig
 from pmae.data.decode import ORIENTATION
 from pmae.data.images import as_tensor
 from pmae.data.ondemand import RaggedOnDemand
 from pmae.data.ragged import Ragged, ragged
+from pmae.data.resize import resized_to
 
 FRAMES = (0xC0, 0xC1, 0xC2)  # markers of a frame header that says the size: baseline, extended and progressive
-EXIF, ADOBE = 0xE1, 0xEE  # markers of data that may say that pixels are turned, or are no YCbCr
+LARGEST = 1024  # side of files that are decoded beside each other without counting what all of them take
+EXIF, ADOBE = 0xE1, 0xEE  # markers of data (XMP too) that may say that pixels are turned, or are no YCbCr
 
 
 def _decoder() -> Callable[..., Any] | None:
@@ -44,19 +47,30 @@ def has_nvjpeg(device: torch.device) -> bool:
     return True
 
 
-def decode_plain(content: bytes, short: int) -> np.ndarray | None:
+def decode_plain(content: bytes, config: DataConfig, short: int | None = None) -> np.ndarray | None:
     """Pixels (3, H, W) of a file that needs nothing done to it; nothing for any other, or a broken one."""
-    if decode_jpeg is None or not is_plain_jpeg(content, short):
+    size = None if decode_jpeg is None or config.channels == 1 else plain_size(content)
+    if size is None or not _stays(size, config, short):
         return None
     with suppress(RuntimeError):
         return _decoded([content], torch.device("cpu"))[0].numpy()
     return None
 
 
+def _stays(size: tuple[int, int], config: DataConfig, short: int | None) -> bool:
+    """Whether a file of this size is not resized, nor so large that it should wait for others to be unpacked."""
+    if short is not None:
+        return min(size) <= short
+    if config.resize is None:
+        return max(size) <= LARGEST
+    return size == (config.resize, config.resize) and resized_to(config) == config.resize
+
+
 def decode_on(device: torch.device, images: RaggedOnDemand, places: np.ndarray, longest: int) -> Ragged:
     """Images decoded on a device, the plain JPEG files in one batch; others, and larger ones, on the CPU as ever."""
     contents = images.contents(places)
-    plain = [i for i, content in enumerate(contents) if is_plain_jpeg(content, longest)]
+    sizes = map(plain_size, contents)
+    plain = [i for i, size in enumerate(sizes) if size is not None and min(size) <= longest]
     try:
         made = _decoded([contents[i] for i in plain], device)
     except RuntimeError:  # a file among them is broken: the CPU finds out which and puts another in its place
@@ -74,20 +88,20 @@ def _decoded(contents: list[bytes], device: torch.device) -> list[Tensor]:
     return decode_jpeg(given, mode="RGB", device=device) if given and decode_jpeg else []
 
 
-def is_plain_jpeg(content: bytes, longest: int) -> bool:
-    """Whether a file is an upright colour JPEG of 8 bits whose short side is no longer than this, by its headers."""
-    at, has_exif = 2, False
+def plain_size(content: bytes) -> tuple[int, int] | None:
+    """Height and width of an upright colour JPEG of 8 bits, by its headers; nothing for any other file."""
+    at, described = 2, False
     while content[:2] == b"\xff\xd8" and content[at : at + 1] == b"\xff" and at + 10 < len(content):
         marker, length, body = content[at + 1], int.from_bytes(content[at + 2 : at + 4]), content[at + 4 : at + 16]
         if marker in FRAMES:
-            height, width = int.from_bytes(body[1:3]), int.from_bytes(body[3:5])
-            fits = body[0] == 8 and body[5] == 3 and 0 < min(height, width) <= longest
-            return fits and (not has_exif or _is_upright(content))
+            size = int.from_bytes(body[1:3]), int.from_bytes(body[3:5])
+            fits = body[0] == 8 and body[5] == 3 and min(size) > 0
+            return size if fits and (not described or _is_upright(content)) else None
         if marker == ADOBE and body[:5] == b"Adobe" and body[11:12] == b"\0":
-            return False
-        has_exif = has_exif or (marker == EXIF and body[:4] == b"Exif")
+            return None
+        described = described or marker == EXIF
         at += 2 + length
-    return False
+    return None
 
 
 def _is_upright(content: bytes) -> bool:

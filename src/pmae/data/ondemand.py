@@ -27,7 +27,7 @@ class Samples(ABC):
     """The samples of a split before they are decoded: what every format must tell of them."""
 
     labels: np.ndarray | None = None
-    """Class numbers as the files have them."""
+    """Class numbers, or names, as the files have them."""
     classes: tuple[str, ...] | None = None
     """Names of the classes from 0 on, if the files have them."""
     without_image: Sequence[str] = ()

@@ -14,7 +14,7 @@ import numpy as np
 
 from pmae.config import DataConfig
 from pmae.data.arrays import array_of_npy, channels_first, number_classes
-from pmae.data.decode import decode, require_room
+from pmae.data.decode import JPEG_SUFFIXES, decode, require_room
 from pmae.data.images import DTYPES, ImageSet, Splits
 from pmae.data.jpeg import decode_plain
 from pmae.data.ondemand import OnDemand, RaggedOnDemand, Samples, headers_of, some_of
@@ -110,7 +110,8 @@ def read_samples(found: SampleSet, config: DataConfig) -> Splits:
     unreadable = Unreadable(config.max_unreadable, found, warn_at_once=found.sharded)
     sets, notes = open_images(found, config, unreadable), found.notes
     if "train" not in sets:
-        raise UserError(f"data.source {found.name!r} must have at least one training image, got none")
+        told = f": {unreadable}" if unreadable.found else ""
+        raise UserError(f"data.source {found.name!r} must have at least one training image, got none{told}")
     if not found.sharded:
         count, (channels, height, width) = sum(map(len, sets.values())), sets["train"].shape
         need = sum(part.images.nbytes for part in sets.values())
@@ -169,11 +170,15 @@ def open_images(
 
 
 def _class_numbers(samples: Mapping[str, Samples]) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
-    """Class numbers of all splits: those of the names that the files have, else whatever numbers occur, from 0 on."""
+    """Class numbers of all splits: those of the names that the files have, else the labels that occur, in order."""
     named = next((own.classes for own in samples.values() if own.classes), None)
     labels = [own.labels for own in samples.values()]
     # Hugging Face writes -1 where the class is kept secret, as in many test splits.
     labels = [None if one is None or (named and (one < 0).all()) else one for one in labels]
+    labelled = [one for one in labels if one is not None]
+    if labelled and all(one.dtype.kind == "U" for one in labelled):
+        known = np.unique(np.concatenate(labelled))
+        return [None if one is None else np.searchsorted(known, one) for one in labels], tuple(known.tolist())
     if named is None:
         return number_classes(labels)
     for one in labels:
@@ -193,14 +198,8 @@ def _read(
             content = array_of_npy(content)
         if isinstance(content, np.ndarray):
             pixels = convert(channels_first(content[None], config.layout)[0], config, short)
-        elif short is not None:
-            content = content.read_bytes() if isinstance(content, Path) else content
-            plain = None if config.channels == 1 else decode_plain(content, short)
-            pixels = decode(Path(name), config, content, short) if plain is None else plain
-        elif isinstance(content, Path):
-            pixels = decode(content, config)
         else:
-            pixels = decode(Path(name), config, content)
+            pixels = _decoded(content if isinstance(content, Path) else Path(name), content, config, short)
         if pixels.dtype.name not in DTYPES:
             raise ValueError(f"unsupported depth {pixels.dtype}")
         if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
@@ -208,11 +207,20 @@ def _read(
         return Picture(name, pixels, vector=isinstance(content, np.ndarray) and content.ndim == 1)
     # Decoders raise whatever a broken file trips over (OSError, SyntaxError, struct.error, MemoryError, ...).
     except Exception as error:
-        words = str(error).replace(repr(str(content)), "the file")
-        words = re.sub(r"<_io.BytesIO[^>]*>", "the file", f"{type(error).__name__}: {words}")
+        words = re.sub(r"<_io\..*>", "the file", f"{type(error).__name__}: {error}")
         words = words.replace("image file the file", "the image file")  # as Pillow says it
         unreadable.add(split, position, name, " ".join(words.split()))
         return None
+
+
+def _decoded(path: Path, content: Path | bytes, config: DataConfig, short: int | None) -> np.ndarray:
+    """Pixels of a file: by torchvision of a JPEG that keeps its size, else by what reads its format."""
+    if isinstance(content, Path) and (short is not None or path.suffix.lower() in JPEG_SUFFIXES):
+        content = content.read_bytes()
+    if isinstance(content, Path):
+        return decode(path, config)
+    plain = decode_plain(content, config, short)
+    return decode(path, config, content, short) if plain is None else plain
 
 
 def _pixels(

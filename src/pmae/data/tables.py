@@ -41,9 +41,12 @@ class TableSamples(Samples):
         if labels:
             with reading(what, TABLE):
                 joined = np.concatenate([column.to_numpy(zero_copy_only=False) for column in labels])
-            whole, told = joined.dtype.kind in "biu", f"data.source: the labels of {what}"
-            require(whole, told, "whole numbers, one for each image", str(joined.dtype))
-            self.labels = joined.astype(np.int64)
+            text = joined.dtype.kind == "O" and all(isinstance(label, str) for label in joined)
+            told = f"data.source: the labels of {what}"
+            require(
+                text or joined.dtype.kind in "biu", told, "whole numbers or text, one for each image", str(joined.dtype)
+            )
+            self.labels = joined.astype(np.str_ if text else np.int64)
 
     @abstractmethod
     def chunk(self, number: int) -> Any:
@@ -63,7 +66,7 @@ class TableSamples(Samples):
         content, path = fields.get("bytes"), fields.get("path") or f"row {position}"
         # A row that only names a file is not followed: it could name any file of the machine.
         if not isinstance(path, str) or not isinstance(content, bytes):
-            raise ValueError("this row does not hold the bytes of an image")
+            raise ValueError("this row does not hold the bytes of an image; datasets' save_to_disk puts them in")
         return path, content
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from pmae.data.decode import SUFFIXES, reading
 from pmae.data.ondemand import Samples
+from pmae.data.streamed import shown
 from pmae.errors import UserError, require
 
 IMAGES = (*(suffix[1:] for suffix in SUFFIXES), "npy")
@@ -140,7 +141,8 @@ class TarSamples(Samples):
         path = self._paths[self._shard[position]]
         # Opened anew each time: ten microseconds, against a limit on open files that many shards would reach.
         with open(path, "rb", buffering=0) as file:
-            piece = os.pread(file.fileno(), int(self._length[position]), int(self._start[position]))
+            file.seek(self._start[position])
+            piece = file.read(self._length[position])
         member = next(members(lambda at, count: piece[at : at + count], str(path)))
         return member.name, piece[member.offset : member.stop]
 
@@ -149,24 +151,31 @@ def index_shard(path: Path) -> tuple[np.ndarray, list[str]]:
     """(N, 3) where an image's headers begin, how far its content goes, its class; and what has no image, in words."""
     places, without = [], []
     with reading(path), path.open("rb", buffering=0) as file:
-        for key, sample in _samples(file.fileno(), path):
+        size = os.fstat(file.fileno()).st_size
+
+        def read(at: int, count: int) -> bytes:
+            file.seek(at)
+            return file.read(count)
+
+        for key, sample in _samples(read, size, path):
             image = next((sample[kind] for kind in sample if kind in IMAGES), None)
             if image is None:
-                without.append(f"{key!r} of {path.name} (no image among .{', .'.join(sample)})")
+                hint = "; a name ends at its first dot" if any(kind.endswith(IMAGES) for kind in sample) else ""
+                found = shown([f".{kind}" for kind in sample])
+                without.append(f"{key!r} of {path.name} (no image among {found}{hint})")
             else:
-                label = _label(sample, file.fileno(), f"{key!r} of {path}")
+                label = _label(sample, read, f"{key!r} of {path}")
                 places.append((image.start, image.stop - image.start, label))
     if not places and not without:
         raise UserError(f"data.source: the shard {path} holds no samples")
     return np.array(places, np.int64).reshape(-1, 3), without
 
 
-def _samples(file: int, path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
+def _samples(read: Read, size: int, path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
     """Keys and members by extension: `a/b.seg.png` has the key `a/b` and the extension `seg.png`; hidden files none."""
-    size = os.fstat(file).st_size
 
     def named() -> Iterator[tuple[str, str, Member]]:
-        for member in members(lambda at, count: os.pread(file, count, at), str(path)):
+        for member in members(read, str(path)):
             if member.stop > size:
                 lacks = f"{member.name!r} lacks {member.stop - size:,} of its {member.size:,} bytes"
                 raise UserError(f"data.source: {path} is cut short: {lacks}")
@@ -179,13 +188,9 @@ def _samples(file: int, path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
         yield key, {extension: member for _, extension, member in group}
 
 
-def _label(sample: dict[str, Member], file: int, what: str) -> int:
-
-    def read(member: Member) -> bytes:
-        return os.pread(file, member.size, member.offset)
-
+def _label(sample: dict[str, Member], read: Read, what: str) -> int:
     if "cls" in sample:
-        text = read(sample["cls"]).strip() if sample["cls"].size <= BLOCK else b"a long text"
+        text = read(sample["cls"].offset, sample["cls"].size).strip() if sample["cls"].size <= BLOCK else b"a long text"
         if not text.removeprefix(b"-").isdigit() or len(text) > DIGITS:
             raise UserError(f"data.source: the .cls of {what} must be a whole number, got {text[:20]!r}")
         return int(text)
@@ -193,7 +198,7 @@ def _label(sample: dict[str, Member], file: int, what: str) -> int:
         return UNLABELLED
     try:
         require(sample["json"].size <= LONGEST_JSON, "its size", f"at most {LONGEST_JSON:,}", sample["json"].size)
-        fields = json.loads(read(sample["json"]))
+        fields = json.loads(read(sample["json"].offset, sample["json"].size))
     except (ValueError, RecursionError) as error:
         raise UserError(f"data.source: the .json of {what} is not JSON: {error}") from error
     label = fields.get("label") if isinstance(fields, dict) else None
