@@ -45,8 +45,8 @@ ALLOWED = {
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
     | FILES
-    | {"derive", "masking", "spaces", "data", "evaluate.protocols", "report", "results", "train.environment"}
-    | {"api", "paper.recipes"},
+    | {"derive", "masking", "spaces", "models", "data", "method", "evaluate.protocols", "report", "results"}
+    | {"train.environment", "api", "paper.recipes"},
     "paper": LEAVES | FILES | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"},
     "report": LEAVES | FILES | {"results"},
     "export": LEAVES | FILES | {"models", "data", "results", "train", "report", "classify"},

@@ -102,10 +102,7 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
         noise = torch.rand(len(x), space.mask_group_count + 1, generator=generator, device=x.device)
         ratio = low + (high - low) * noise[:, -1:]
         masked = space.expand_mask(masking.hide_components(noise[:, :-1], space.mask_group_share, ratio))
-        z = space.project(x)
-        visible = space.reconstruct(z.masked_fill(masked, 0.0))
-        if space.keeps_rest:
-            visible = visible + x - space.reconstruct(z)
+        z, visible = space.hide(x, masked)
         hidden = x - visible + space.reconstruct(torch.zeros_like(z[:1]))
         first, second = (self.standardize.invert(view).reshape(images.shape) for view in (visible, hidden))
         return first, second

@@ -94,9 +94,9 @@ class PrincipalMAE(MaskedAutoencoder):
 
     def hide(self, x: Tensor, draw: masking.Draw) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients (B, K), which of them are hidden (B, K), and the image of the visible ones."""
-        z, hidden = self.space.project(x), self.space.expand_mask(self.hidden_groups(draw))
-        visible = self.space.reconstruct_bf16(z.masked_fill(hidden, 0.0))
-        return z, hidden, visible + x - self.space.reconstruct(z) if self.space.keeps_rest else visible
+        hidden = self.space.expand_mask(self.hidden_groups(draw))
+        z, visible = self.space.hide(x, hidden)
+        return z, hidden, visible
 
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
         z, hidden, visible = self.hide(x, draw)

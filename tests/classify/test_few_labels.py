@@ -29,6 +29,9 @@ def test_draws_are_of_every_class_and_differ() -> None:
         first, second = found[name]
         assert np.bincount(LABELS[first]).tolist() == [each] * 3
         assert first.tolist() != second.tolist()
+    rare = np.array([0, *[1] * 40, *[2] * 3])  # one image, and of three a large share
+    for draw in dict(budgets(rare, FewLabelsProtocol((), (0.1, 0.9)), seed=0))["90% labels"]:
+        assert np.bincount(rare[draw]).tolist() == [1, 36, 3]
     whole = dict(budgets(LABELS, FewLabelsProtocol((99,)), seed=0))["99-shot"]
     assert all(len(places) == 60 for places in whole)
 

@@ -107,5 +107,6 @@ def test_other_test_images_are_not_paired(store: Store, tmp_path: Path) -> None:
     answered(store, tmp_path / "kept", "mae", 0, theirs)
     (file,) = (tmp_path / "kept").glob("*mae-0.75*/answers.safetensors")
     ((key, answers),) = read_tensors(file).items()
-    write_tensors(file, {key: answers[:, 1:]})
-    assert table(tmp_path / "kept", 0)["how"] == "from two intervals"
+    for other in (answers[:, 1:], answers + 1):  # fewer, and as many of another class
+        write_tensors(file, {key: other.contiguous()})
+        assert table(tmp_path / "kept", 0)["how"] == "from two intervals"

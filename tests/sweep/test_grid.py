@@ -12,10 +12,12 @@ from PIL import Image
 from pmae.cli import main
 from pmae.config import replace
 from pmae.config_file import with_settings
+from pmae.data.sets import load_settled
 from pmae.errors import UserError
 from pmae.files import write_json
 from pmae.paper.recipes import recipe
 from pmae.runs import Run
+from pmae.sweep import find
 from pmae.sweep.find import validation
 from pmae.sweep.grid import Trial, grid_specs, parse_grid, sweep_plot, trial_of, verdict
 
@@ -103,6 +105,59 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def save_set(path: Path, images: np.ndarray) -> None:
+    labels = np.arange(len(images)) % 2
+    np.savez(path, train_images=images[:40], train_labels=labels[:40], test_images=images[40:], test_labels=labels[40:])
+
+
+def test_runs_of_other_images_are_not_set_beside_new_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw, file = np.random.default_rng(0), tmp_path / "set.npz"
+    command = ["--data", file, "--epochs", 1, "--out", tmp_path / "out"]
+    save_set(file, draw.integers(0, 255, (60, 8, 8, 1), dtype=np.uint8))
+    assert sweep("ratio", 0.2, *command) == 0
+    save_set(file, draw.integers(0, 255, (60, 8, 8, 1), dtype=np.uint8))
+    for cached in (find.splits, find._fingerprint):  # as in another process
+        cached.cache_clear()
+    capsys.readouterr()
+    assert sweep("ratio", 0.2, 0.4, *command) == 2
+    said = capsys.readouterr()
+    assert "data must be the images of the runs that are reused" in said.err
+    assert "pretrains" not in said.out
+    assert sweep("ratio", 0.2, 0.4, *command[:-1], tmp_path / "anew") == 0
+
+
+def test_a_setting_that_these_images_cannot_have_is_told_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_set(tmp_path / "set.npz", np.zeros((60, 8, 8, 1), np.uint8))
+    command = ["encoder.patch_size", 4, 3, "--data", tmp_path / "set.npz", "--epochs", 1, "--out", tmp_path / "out"]
+    assert sweep(*command) == 2
+    assert "encoder.patch_size must be a divisor of the image's sides (8x8), got 3" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_on_vectors_and_from_weights_are_found_again(tmp_path: Path, forbid_work: Callable[[], None]) -> None:
+    save_set(tmp_path / "set.npz", np.random.default_rng(0).normal(size=(60, 24)).astype(np.float32))
+    common = ["ratio", 0.2, "--data", tmp_path / "set.npz", "--epochs", 1]
+    assert sweep(*common, "--out", tmp_path / "vectors") == 0
+    (weights,) = (tmp_path / "vectors/runs").iterdir()
+    start = replace(recipe("ours"), data__source=str(tmp_path / "set.npz"), encoder__weights=str(weights))
+    assert main(["sweep", *map(str, common), "--set", f"encoder.weights={weights}", "--out", str(tmp_path / "on")]) == 0
+    forbid_work()
+    assert sweep(*common, "--out", tmp_path / "again", "--runs", tmp_path / "vectors/runs") == 0
+    wanted = replace(start, masking__masked_variance=0.2, train__epochs=1)
+    assert len(find.RunIndex([tmp_path / "on/runs"]).find(wanted)) == 1
+
+
+def test_large_files_become_what_pretraining_makes_of_them(tmp_path: Path) -> None:
+    for number in range(4):
+        Image.fromarray(np.full((300, 300), number, np.uint8)).save(tmp_path / f"{number}.png")
+    base = replace(recipe("masking"), data__source=str(tmp_path))
+    ((_, (spec,)),) = grid_specs(base, {"masking.masked_variance": ["0.2"]}, [0])
+    assert spec.config.data == load_settled(base.data)[0]
+    assert spec.config.data.resize == 224
+
+
 def test_without_labels_there_is_no_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (40, 16, 16, 1), dtype=np.uint8))
     assert sweep("ratio", 0.2, 0.4, "--data", tmp_path / "x.npy", "--epochs", 1, "--out", tmp_path / "out") == 0
@@ -147,9 +202,9 @@ def test_a_lead_that_may_be_chance_is_called_so(store: Callable[..., Run], tmp_p
     trials = [Trial({"a.b": str(value)}, value, images=10_000) for value in (80.0, 79.5, 78.0, 70.0)]
     # 1.96 standard errors of the difference of two shares of 0.8.
     margin = 1.96 * 100 * (2 * 0.8 * 0.2 / 10_000) ** 0.5
-    said = f"On 10,000 validation images less than {margin:.1f} points may be chance: 1 of the 3 others is that close."
+    said = f"On 10,000 validation images less than {margin:.1f} points may be chance: 1 of 3 others is that close."
     assert said in verdict(trials)
-    assert "0 of the 1 others are that close." in verdict([trials[0], trials[3]])
+    assert "0 of 1 other is that close." in verdict([trials[0], trials[3]])
     # With 400 images of 400 right the share is at least 0.9905 (Clopper and Pearson), so a point may be chance.
     assert "less than 1.0 points" in verdict([Trial({"a.b": str(v)}, v, images=400) for v in (100.0, 90.0)])
     for name, images in (("bloodmnist", 1000), ("cifar10", 2400)):

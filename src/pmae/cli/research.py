@@ -150,6 +150,7 @@ class Spaces(ManyRuns):
                 raise unknown_name("part", part, PARTS)
         from pmae.config import Config, DataConfig
         from pmae.config_file import settings_given, with_settings
+        from pmae.data.sets import settled
         from pmae.report.page import write_page
         from pmae.report.tables import to_markdown
         from pmae.sweep.find import Scoring
@@ -158,7 +159,7 @@ class Spaces(ManyRuns):
 
         given = dict(settings_given(self.settings))
         of_data = {name: value for name, value in given.items() if name.startswith("data.")}
-        data = with_settings(Config(data=DataConfig(source=self.data, root=self.root)), of_data).data
+        data = settled(with_settings(Config(data=DataConfig(source=self.data, root=self.root)), of_data).data)
         others = tuple((name, value) for name, value in given.items() if name not in of_data)
         named = {name: value for name in ("spaces", "ratios", "mae_ratios") if (value := getattr(self, name))}
         epochs = 50 if self.epochs is None else self.epochs

@@ -64,6 +64,12 @@ def read_like(config: DataConfig, shape: Sequence[int]) -> DataConfig:
     return replace(config, resize=side, channels=bands)  # type: ignore[arg-type]
 
 
+def settled(config: DataConfig) -> DataConfig:
+    """The settings with what `load_settled` finds for files that differ or are large, without reading the images."""
+    found = _find(here(config)) if converts(config) else None
+    return with_shape(config, found, LARGEST_KEPT) if isinstance(found, SampleSet) else config
+
+
 class Chunks(NamedTuple):
     """The names of the splits that are read, and the chunks: a split's name and at most so many of its images."""
 

@@ -199,11 +199,13 @@ def complete(splits: Splits) -> Splits:
     return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
 
 
-def shots(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Sorted positions of so many random images of every class, or of all where it has fewer."""
-    rng = np.random.default_rng(seed)
-    members = [rng.permutation(np.flatnonzero(labels == label))[:count] for label in np.unique(labels)]
-    return np.sort(np.concatenate(members))
+def draw_labels(labels: np.ndarray, budget: int | float, seed: int) -> np.ndarray:
+    """Sorted positions of random images of every class: so many, or such a share, at least one and at most all."""
+    rng, drawn = np.random.default_rng(seed), []
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        drawn.append(members[: budget if isinstance(budget, int) else max(1, round(budget * len(members)))])
+    return np.sort(np.concatenate(drawn))
 
 
 def short_budgets(labels: np.ndarray, classes: Sequence[str], config: FewLabelsProtocol) -> Iterator[str]:
@@ -217,14 +219,14 @@ def short_budgets(labels: np.ndarray, classes: Sequence[str], config: FewLabelsP
             yield f"{shot}-shot: all images of the classes that have fewer, {shown(fewer)}"
     for share in config.fractions:
         if min(counts.values()) * share <= 0.5:
-            used = len(hold_out(labels, share)[1])
+            used = len(draw_labels(labels, share, seed=0))
             yield f"{100 * share:g}% labels: one image of every class at least, in all {used} of {len(labels)}"
 
 
 def budgets(labels: np.ndarray, config: FewLabelsProtocol, seed: int) -> Iterator[tuple[str, list[np.ndarray]]]:
     """The name of each budget of labels, and the training positions of each of its draws."""
     seeds = [mixed(seed, ORDER, number) for number in range(config.draws)]
-    for count in config.shots:
-        yield f"{count}-shot", [shots(labels, count, own) for own in seeds]
-    for share in config.fractions:
-        yield f"{100 * share:g}% labels", [hold_out(labels, share, own)[1] for own in seeds]
+    named: dict[str, int | float] = {f"{count}-shot": count for count in config.shots}
+    named |= {f"{100 * share:g}% labels": share for share in config.fractions}
+    for name, budget in named.items():
+        yield name, [draw_labels(labels, budget, own) for own in seeds]

@@ -24,7 +24,7 @@ from pmae.report.tables import Cell, Table
 from pmae.results import PROTOCOLS
 from pmae.runs import Run
 from pmae.sweep import find
-from pmae.sweep.execute import GetRuns, check_data, get_runs
+from pmae.sweep.execute import GetRuns, check_missing, get_runs
 from pmae.sweep.find import Requirements, Scoring, finished, has_pictures, own_scores, unscored, validation
 from pmae.sweep.workers import Workers
 
@@ -39,7 +39,7 @@ def check(item: Item, chosen: RunChoices, scoring: Scoring) -> None:
     item.kept(scoring.protocols)
     specs = specs_of(item, chosen)
     if not scoring.only_found:
-        check_data(specs, scoring.index, item.any_length)
+        check_missing(specs, scoring.index, item.any_length)
 
 
 def reproduce(

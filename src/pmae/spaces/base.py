@@ -99,6 +99,12 @@ class Space(nn.Module, ABC):
         """`reconstruct` for a network that rounds its input to bfloat16 anyway; see `allow_bf16`."""
         return self.reconstruct(z)
 
+    def hide(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients (B, K) of images, and the images without those that are hidden, booleans (B, K)."""
+        z = self.project(x)
+        visible = self.reconstruct_bf16(z.masked_fill(hidden, 0.0))
+        return z, visible + x - self.reconstruct(z) if self.keeps_rest else visible
+
     def allow_bf16(self) -> None:
         """Let the two above multiply in bfloat16; a space without large matrices gains nothing and ignores it."""
 

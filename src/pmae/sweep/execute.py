@@ -3,19 +3,29 @@
 A run's folder holds all that is needed to go on with it, so a command that was killed goes on when it is repeated.
 """
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from pmae.config import Config
-from pmae.data.sets import read_chunks, tinyimagenet_folder
+import torch
+
+from pmae.config import Config, DataConfig, replace
+from pmae.data.images import ImageSet
+from pmae.data.sets import read_chunks
+from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError, require
+from pmae.method import build_method
+from pmae.models.described import adopted
+from pmae.plugins import plugin_errors
 from pmae.runs import Run
-from pmae.sweep.find import Requirements, RunIndex, RunSpec, Scoring
+from pmae.sweep.find import Requirements, RunIndex, RunSpec, Scoring, require_same_images
 from pmae.sweep.workers import POLL_SECONDS, Workers
 
+MANY = 1_000_000  # images, of which the number decides nothing about whether a network can be built for them
 FACTOR = 3  # ASHA keeps one run in so many at each rung
 GetRuns = Callable[[Sequence[RunSpec], Requirements], list[Run | None]]
 
@@ -136,12 +146,21 @@ def get_runs(scoring: Scoring, any_length: bool = False, workers: Workers | None
     return get
 
 
-def check_data(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = False) -> None:
-    """Refuse now what would fail hours later: data that a run is missing for, and that are not there."""
-    missing = [spec for spec in specs if index.first(spec.config, any_length=any_length) is None]
-    for data in dict.fromkeys(spec.config.data for spec in missing):
-        if tinyimagenet_folder(data) is None:  # a hundred thousand files: that they are there is enough
-            read_chunks(data, size=1)
+def check_missing(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = False) -> None:
+    """Refuse now what would fail hours later: a run that is missing, whose images are not there or too odd for it."""
+    missing = [spec.config for spec in specs if index.first(spec.config, any_length=any_length) is None]
+    first = functools.cache(_first_image)
+    for config in dict.fromkeys(replace(one, train__seed=0) for one in missing):
+        image = first(config.data)
+        config = dataclasses.replace(config, encoder=adopted(config.encoder, image.shape))
+        config, _ = resolve(config, MANY, image.shape, image.vectors, gpu=False)
+        with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
+            build_method(config, image.shape)
+
+
+def _first_image(data: DataConfig) -> ImageSet:
+    _, image = next(read_chunks(data, size=1).chunks)
+    return image
 
 
 def run_all(
@@ -170,8 +189,11 @@ def run_all(
             if run is None and until is not None:  # scored at the epoch the stage ends with, or later
                 run = next((one for one in begun if one.results.get("pretrain", {}).get("epoch", 0) >= until), None)
             if run is not None:
+                require_same_images(run, stage.spec.config.data)
                 end(stage, run)
                 continue
+            for other in begun:
+                require_same_images(other, stage.spec.config.data)
             taken = [path for _, path, _ in running.values()]
             path = next((run.path for run in begun if run.path not in taken), folder / stage.spec.folder)
             how = "goes on" if (path / "config.json").exists() else "pretrains"

@@ -13,11 +13,12 @@ from typing import Any
 from pmae import api
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import FREE, flat
-from pmae.data.images import Splits
-from pmae.data.sets import load
+from pmae.data.images import Splits, fingerprint
+from pmae.data.sets import load, with_held_out
 from pmae.derive import resolve
 from pmae.errors import UserError, require, require_known
 from pmae.evaluate.protocols import MOST_IMAGES, PROBED, Protocols, only, preset
+from pmae.models.described import adopted
 from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run, learned_on
 
@@ -86,10 +87,12 @@ class RunIndex:
 
 @dataclass(frozen=True)
 class Seen:
-    """Training images, shape, whether on a GPU, type, how alike hues are, whether an encoder goes on with them."""
+    """Training images: their number, shape and kind, how alike hues are, whether on a GPU, and whether an encoder
+    goes on with them."""
 
     count: int
     shape: tuple[int, int, int]
+    vectors: bool
     gpu: bool
     dtype: str
     hues: float | None
@@ -103,10 +106,11 @@ def _recorded(path: Path, changed: int) -> tuple[dict[str, Any], Seen] | None:
     try:
         data, gpu = run.environment["data"], not run.environment["device"].startswith("CPU")
         channels, height, width = data["shape"]
-        # What hues are like is not known of older runs.
-        known = (int(data["counts"]["train"]), (channels, height, width), gpu, data["dtype"], data.get("hues"))
+        count, vectors = int(data["counts"]["train"]), bool(data.get("vectors"))
         goes_on = learned_on(run.config.encoder.weights, data.get("fingerprint"))
-        return flat(run.config), Seen(*known, goes_on)
+        # What hues are like, and whether these are vectors, is not known of older runs.
+        known = Seen(count, (channels, height, width), vectors, gpu, data["dtype"], data.get("hues"), goes_on)
+        return flat(run.config), known
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         warnings.warn(f"{run.path} cannot be read and is passed over: {error}", stacklevel=2)
         return None
@@ -116,6 +120,7 @@ def _recorded(path: Path, changed: int) -> tuple[dict[str, Any], Seen] | None:
 def _resolved(wanted: Config, seen: Seen) -> dict[str, Any] | None:
     """The wanted settings on such data and such a machine; None where they are impossible: no run can have them."""
     try:
+        wanted = dataclasses.replace(wanted, encoder=adopted(wanted.encoder, seen.shape))
         return flat(resolve(wanted, **vars(seen))[0])
     except UserError:
         return None
@@ -159,6 +164,26 @@ def logged_speeds(run: Run) -> list[float]:
 def splits(data: DataConfig) -> Splits:
     """The images that settings name; the last set stays at hand, since neighbouring runs share it."""
     return load(data)
+
+
+@functools.lru_cache(maxsize=100)
+def _fingerprint(data: DataConfig) -> str | None:
+    """That of the images that settings name; None where they are not here."""
+    try:
+        return fingerprint(with_held_out(splits(data)))
+    except UserError:
+        return None
+
+
+def require_same_images(run: Run, data: DataConfig) -> None:
+    """Refuse a run of other images than settings name now: its scores say nothing beside those of new runs.
+
+    Older runs have no fingerprint, and where the images are not here it cannot be told.
+    """
+    before, now = run.environment["data"].get("fingerprint"), _fingerprint(data)
+    if now is not None and before not in (None, now):
+        told = f"data must be the images of the runs that are reused, got others than {str(run.path)!r} was trained on"
+        raise UserError(f"{told}; begin anew in another --out, or leave its folder out of --runs")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """A grid of settings: one run for each combination and seed, their table and plot, and the best by validation."""
 
+import dataclasses
+import functools
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ import numpy as np
 
 from pmae.config import Config, replace
 from pmae.config_file import to_dict, with_settings
+from pmae.data.sets import settled
 from pmae.errors import UserError, require, require_known
 from pmae.plugins import require_plugins
 from pmae.report.page import Page
@@ -19,7 +22,7 @@ from pmae.report.style import PALETTE, Drawing, color, marker, panels, short, st
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run
 from pmae.sweep.differences import NORMAL
-from pmae.sweep.execute import Asha, InOrder, run_all
+from pmae.sweep.execute import Asha, InOrder, check_missing, run_all
 from pmae.sweep.find import RunIndex, RunSpec, logged_speeds, validation_images
 from pmae.sweep.workers import Workers
 
@@ -56,10 +59,12 @@ def grid_specs(base: Config, grid: Grid, seeds: Sequence[int]) -> list[tuple[dic
     """Every combination of values, with a run for each seed; all are checked before any is trained."""
     require(len(set(seeds)) == len(seeds) > 0, "seeds", "at least one number, no two alike", seeds)
     planned = []
+    read = functools.cache(settled)
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         named = "-".join(f"{name.partition('.')[2]}={value.replace('/', '_')}" for name, value in chosen.items())
         configs = [with_settings(replace(base, train__seed=seed), chosen) for seed in seeds]
+        configs = [dataclasses.replace(one, data=read(one.data)) for one in configs]
         for one in configs:
             require_plugins(one)
         planned.append((chosen, [RunSpec(f"{named}-seed{one.train.seed}", one) for one in configs]))
@@ -78,10 +83,12 @@ def sweep(
     """Run the grid, by `workers` or here, below `out`, reusing runs that are there or in other folders."""
     require_known("--search", [search], SEARCHES)
     planned = grid_specs(base, grid, seeds)
-    scheduler = SEARCHES[search]([spec for _, specs in planned for spec in specs])
+    every, index = [spec for _, specs in planned for spec in specs], RunIndex([out / "runs", *folders])
+    scheduler = SEARCHES[search](every)
+    check_missing(every, index)
     # Entered when all settings are checked: a cluster takes a while to meet.
     with workers or nullcontext(Workers()) as entered:
-        runs = run_all(scheduler, out / "runs", RunIndex([out / "runs", *folders]), entered)
+        runs = run_all(scheduler, out / "runs", index, entered)
     trials = [trial_of(chosen, [runs[spec.config] for spec in specs]) for chosen, specs in planned]
     drawings = [sweep_plot(trials)] if any(trial.validation is not None for trial in trials) else []
     return Page([sweep_table(trials)], drawings, [verdict(trials)])
@@ -164,8 +171,8 @@ def _unsure(best: Sequence[Trial], trials: Sequence[Trial]) -> str:
     share = (share * images + 2) / (images + 4)  # Agresti and Coull: no image wrong is no certainty
     margin = 100 * NORMAL * (2 * share * (1 - share) / images) ** 0.5
     close = sum((best[0].validation or 0.0) - (trial.validation or 0.0) < margin for trial in others)
-    said = f"less than {margin:.1f} points may be chance: {close} of the {len(others)} others"
-    return f" On {images:,} validation images {said} {'is' if close == 1 else 'are'} that close."
+    said = f"less than {margin:.1f} points may be chance: {close} of {len(others)} other{'s' * (len(others) > 1)}"
+    return f" On {images:,} validation images {said} {'is' if 1 in (close, len(others)) else 'are'} that close."
 
 
 def sweep_table(trials: Sequence[Trial]) -> Table:

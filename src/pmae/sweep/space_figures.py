@@ -120,9 +120,7 @@ def _visible(space: Space, x: Tensor, ratio: float, patch: int | None) -> Tensor
         gaps = hidden.view(1, 1, rows, columns).to(x.dtype)
         return x * (1 - torch.nn.functional.interpolate(gaps, x.shape[2:]).to(x.device))
     noise = torch.rand(1, space.mask_group_count, generator=generator).to(x.device)
-    hidden, z = space.expand_mask(masking.hide_components(noise, space.mask_group_share, ratio)), space.project(x)
-    visible = space.reconstruct(z.masked_fill(hidden, 0.0))
-    return visible + x - space.reconstruct(z) if space.keeps_rest else visible
+    return space.hide(x, space.expand_mask(masking.hide_components(noise, space.mask_group_share, ratio)))[1]
 
 
 def _basis(space: Space) -> Tensor:

@@ -10,17 +10,18 @@ import torch
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import with_settings
 from pmae.derive import patch_for
-from pmae.errors import require, require_known
+from pmae.errors import require
 from pmae.paper.recipes import recipe
+from pmae.plugins import find
 from pmae.report.page import Page
 from pmae.report.style import FAINT, Drawing, color, minus, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.results import PROTOCOLS as PROTOCOL_NAMES
 from pmae.results import Score
 from pmae.runs import Run
-from pmae.spaces import SPACES, build_space
+from pmae.spaces import build_space
 from pmae.sweep.differences import COLUMNS, NOTE, between, cells
-from pmae.sweep.execute import get_runs
+from pmae.sweep.execute import check_missing, get_runs
 from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, splits
 from pmae.sweep.grid import mean, trial_of
 from pmae.sweep.workers import Workers
@@ -81,7 +82,7 @@ class SpaceGrid:
 def space_settings(text: str) -> dict[str, str]:
     """`pca:components=256` as settings by dotted name."""
     name, _, rest = text.partition(":")
-    require_known("spaces", [name], SPACES)
+    find("space", name, "spaces")
     parts = rest.split(",") if rest else []
     for part in parts:
         require("=" in part, "spaces", "name or name:setting=value,setting=value", text)
@@ -108,7 +109,7 @@ def space_specs(grid: SpaceGrid) -> dict[SpaceRatio, list[RunSpec]]:
     for space in grid.spaces:
         config, share = grid.config(space), "masked_patches" if is_mae(space) else "masked_variance"
         for ratio in grid.shares(space):
-            named = f"{space.replace(':', '-')}-{ratio:g}"
+            named = f"{space.replace(':', '-').replace('/', '_')}-{ratio:g}"
             chosen = [replace(config, **{f"masking__{share}": ratio, "train__seed": seed}) for seed in grid.seeds]
             cells[space, ratio] = [RunSpec(f"{named}-seed{one.train.seed}", one) for one in chosen]
     return cells
@@ -119,7 +120,10 @@ def table_page(grid: SpaceGrid, scoring: Scoring, workers: Workers | None = None
     cells, labelled = space_specs(grid), splits(grid.data).train.labels is not None
     protocols = scoring.chosen(PROTOCOLS)
     needed = Requirements(protocols if labelled else (), device=grid.device, root=grid.data.root)
-    found = iter(get_runs(scoring, workers=workers)([spec for some in cells.values() for spec in some], needed))
+    specs = [spec for some in cells.values() for spec in some]
+    if not scoring.only_found:
+        check_missing(specs, scoring.index)
+    found = iter(get_runs(scoring, workers=workers)(specs, needed))
     runs = {cell: [run for run in islice(found, len(some)) if run is not None] for cell, some in cells.items()}
     table, apart = _run_table(grid, runs, protocols[0].name), _differences(runs, protocols[0].name)
     scored = any(row[4] is not None for row in table.rows)

@@ -197,6 +197,7 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
             "name": splits.name,
             "shape": list(splits.train.shape),
             "dtype": str(splits.train.images.dtype),
+            "vectors": splits.train.vectors,
             "hues": hues_of(splits.train),
             "counts": {name: len(part) for name, part in splits.parts.items()},
             "classes": list(splits.train.classes),
