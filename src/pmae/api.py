@@ -76,7 +76,7 @@ def pretrain(
     require_plugins(config)
     if not (resume or is_remote(out) or was_restarted(Path(out).expanduser())):
         require_vacant(Path(out).expanduser())  # before the images are read, which may take long
-    prepared = prepare(config, images, save_figures if figures else None)
+    prepared = prepare(config, images, resume, save_figures if figures else None)
     quiet = quiet or not is_main()
     if minutes is not None:
         if not quiet:

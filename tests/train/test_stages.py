@@ -126,6 +126,12 @@ def test_a_stopped_run_goes_on_where_it_was(staged: Config, toy: Splits, tmp_pat
         (out / name).unlink()
     logged = Run(out / FIRST).metrics()
     assert same(api.pretrain(Run(out).config, toy, out=out, resume=True, quiet=True), whole)
+    # Where all checkpoints are damaged the second stage begins with the first one once more.
+    for path in Run(out).checkpoints():
+        (path / "encoder.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="no checkpoint of .* is whole: its training begins anew"):
+        again = api.pretrain(Run(out).config, toy, out=out, resume=True, quiet=True)
+    assert same(again, whole)
     assert Run(out / FIRST).metrics() == logged
 
 
@@ -151,6 +157,13 @@ def test_a_first_stage_that_cannot_begin_leaves_nothing(staged: Config, toy: Spl
     with pytest.raises(UserError, match="does not fit the encoder"):
         api.pretrain(replace(staged, encoder__weights=weights), toy, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_given_weights_and_their_second_stage_are_not_compared(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    given = api.pretrain(replace(staged, encoder__first_patch_size=None), toy, out=tmp_path / "given", quiet=True)
+    run = api.pretrain(replace(staged, encoder__weights=str(given.path)), toy, out=tmp_path / "run", quiet=True)
+    # The second stage alone has the patches that remain, but begins with what the first one made of the weights.
+    assert "adaptation" not in run.results
 
 
 def test_a_second_stage_without_enough_memory_is_refused_before_the_first(
