@@ -135,6 +135,25 @@ def test_a_stopped_run_goes_on_where_it_was(staged: Config, toy: Splits, tmp_pat
     assert Run(out / FIRST).metrics() == logged
 
 
+class Ends(Callback):
+    """Ends the first stage early."""
+
+    def on_step(self, training: Training) -> None:
+        if (training.config.encoder.patch_size, training.step) == (8, 6):
+            training.stop("it is enough")
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_first_stage_that_a_callback_ended_stays_as_it_is(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    register("callback", "ends")(Ends)
+    run = api.pretrain(replace(staged, train__callbacks=("ends",)), toy, out=tmp_path / "run", quiet=True)
+    whole = {name: tensor.clone() for name, tensor in encoder_of(run).items()}
+    shutil.rmtree(run.path / "checkpoints")  # as if it had been killed before it wrote one
+    again = encoder_of(api.pretrain(run.config, toy, out=run.path, resume=True, quiet=True))
+    assert Run(run.path / FIRST).metrics()[-1]["step"] == 6
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
+
+
 @pytest.mark.parametrize("first", [4, 6, 12])
 def test_patches_that_do_not_fit_are_refused(first: int, staged: Config, toy: Splits, tmp_path: Path) -> None:
     rule = r"first_patch_size must be a larger multiple of encoder.patch_size \(4\) that divides images of 16x16"

@@ -62,8 +62,8 @@ def train_first(
     if not (resume or was_restarted(out)):
         rehearse()
         release_memory()
-    elif Run(out).checkpoints():
-        return  # the second stage has begun
+    elif (out / "metrics.jsonl").exists():
+        return  # the second stage has begun, wherever a callback may have ended the first
     try:
         with locked(out) if is_main() else nullcontext():
             train(first, folder, (folder / "config.json").exists())
