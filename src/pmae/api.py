@@ -63,8 +63,9 @@ def pretrain(
 
     Images are an array or a tensor, or a torch `Dataset` or `DataLoader`, which is read once into memory.
 
-    With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
-    seconds, which count where there are many runs. All settings are printed if `verbose`, else those that differ.
+    With `until` it stops after that epoch of its schedule (the second stage's, of two), to be resumed later or never.
+    The `figures` of a run take seconds, which count where there are many runs. All settings are printed if `verbose`,
+    else those that differ.
 
     With `minutes`, whatever `config` says of epochs, a short trial finds how many fit into that time on this machine,
     from this call on or from when it `began` by `time.monotonic()`; the run is then one of so many epochs.

@@ -199,7 +199,7 @@ class EncoderConfig(Settings):
     """Start from a run, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     first_patch_size: Count | None = None
     """Begin with patches of this side, a larger multiple of patch_size, for as many tokens as all of train.epochs will
-    see: a run of its own in the folder first, whose encoder goes on; none if not given."""
+    see: a run of its own in the folder first, whose rate is kept and whose networks go on; none if not given."""
 
     def check(self) -> None:
         ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"

@@ -20,6 +20,7 @@ from pmae.errors import Interrupted, UserError
 from pmae.plugins import register
 from pmae.runs import FIRST, Run
 from pmae.train.callbacks import Callback, Training
+from pmae.train.setup import locked
 from pmae.train.stages import first_stage
 from pmae.train.step import Plain
 
@@ -176,6 +177,15 @@ def test_a_first_stage_that_cannot_begin_leaves_nothing(staged: Config, toy: Spl
     with pytest.raises(UserError, match="does not fit the encoder"):
         api.pretrain(replace(staged, encoder__weights=weights), toy, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_another_process_begins_is_left_alone(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(staged, toy, out=tmp_path / "run", quiet=True)
+    shutil.rmtree(run.path / FIRST)
+    (run.path / "metrics.jsonl").unlink()
+    with locked(run.path), pytest.raises(UserError, match="no other process is training"):
+        api.pretrain(run.config, toy, out=run.path, resume=True, quiet=True)
+    assert run.config.encoder.first_patch_size == 8
 
 
 def test_given_weights_and_their_second_stage_are_not_compared(staged: Config, toy: Splits, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -73,13 +73,9 @@ def decoder_of(last: Path, decoder: Decoder) -> dict[str, Tensor]:
     if not (last / "decoder.safetensors").exists():
         return {}
     known = read_tensors(checkpoint.require_whole(last, "decoder.safetensors"))
-    expected = decoder.state_dict()
-
-    def shapes(tensors: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
-        return {name: each.shape for name, each in tensors.items() if name.split(".")[0] == part}
-
-    fitting = {part for part in _parts(expected) if shapes(known, part) == shapes(expected, part)}
-    return {name: each for name, each in known.items() if name.split(".")[0] in fitting}
+    shapes = ({(name, each.shape) for name, each in tensors.items()} for tensors in (known, decoder.state_dict()))
+    other = _parts(name for name, _ in set.symmetric_difference(*shapes))
+    return {name: each for name, each in known.items() if name.split(".")[0] not in other}
 
 
 def _parts(names: Iterable[str]) -> set[str]:
