@@ -1,14 +1,12 @@
 """Time attention over short sequences: our kernels, torch's fused attention and plain GEMMs, all compiled.
 
 Each is one layer's forward and backward in bfloat16, replayed from a CUDA graph and timed by CUDA events, so that
-neither launches nor Python count. Run `python benchmarks/attention.py`; `--sweep` times every plan of the kernel too.
+neither launches nor Python count. Run `python benchmarks/attention.py`.
 """
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -100,29 +98,7 @@ def measure(name: str, attend: Attend, inputs: tuple[Tensor, Tensor], heads: int
     print(f"{name:<34} {microseconds(step):9.1f} {errors}", flush=True)
 
 
-@contextmanager
-def replaced(module: Any, name: str, choice: object) -> Iterator[None]:
-    """A choice of the kernels' made otherwise for a while, whatever the shape.
-
-    Only what is not compiled sees it: the compiler's cache knows a kernel by its source and hands back an earlier one.
-    """
-    chosen = getattr(module, name)
-    setattr(module, name, lambda *shape: choice)
-    try:
-        yield
-    finally:
-        setattr(module, name, chosen)
-
-
-def sweep(inputs: tuple[Tensor, Tensor], heads: int) -> None:
-    """Every number of heads a program for one shape, the chosen one too."""
-    tokens = inputs[0].shape[1]
-    for group in (group for group in (1, 2, 4, 8, 16) if heads % group == 0 and tokens <= kernels.SHORT):
-        with replaced(kernels, "plan", group):
-            measure(f"    {group} heads a program, eager", kernel, inputs, heads)
-
-
-def compare(batch: int, shape: tuple[int, int, int], every_plan: bool) -> None:
+def compare(batch: int, shape: tuple[int, int, int]) -> None:
     """Print the rows of one shape under the way a layer would choose for it."""
     tokens, heads, width = shape
     short = available(torch.device("cuda"), tokens, width)
@@ -133,20 +109,17 @@ def compare(batch: int, shape: tuple[int, int, int], every_plan: bool) -> None:
     for attend in (kernel, fused, plain) if short else (fused, plain):
         compiled = torch.compile(attend, dynamic=False, fullgraph=True)
         measure(f"  {attend.__name__}", compiled, (qkv, grad), heads)
-    if every_plan and short:
-        sweep((qkv, grad), heads)
 
 
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--sweep", action="store_true", help="time every plan of the kernel too")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {options.batch}, bfloat16")
     print(f"{'tokens, heads, width':<34} {'us':>9} {'out err':>9} {'grad err':>9}")
     for shape in SHAPES:
-        compare(options.batch, shape, options.sweep)
+        compare(options.batch, shape)
 
 
 if __name__ == "__main__":

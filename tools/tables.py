@@ -52,12 +52,6 @@ COMPARED = ("ours", "mae_ours", "masking", "mae_masking")
 """Recipes whose runs stand in the tables of accuracies, in this order."""
 SWEPT = 50
 """Epochs of the runs that compare ratios."""
-WANTED: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "cifar10": (("mae", ()), ("pmae", ("paper",)), ("pmae", ("masking", "ours"))),
-    "dermamnist": (("mae", ()), ("pmae", ())),
-    "bloodmnist": (("mae", ()), ("pmae", ())),
-}
-"""Method and recipes (any, if none) of the long runs that are to come: without one of them a line says so."""
 METHODS = {"mae": "MAE", "pmae": "PMAE", "pmae-pixels": "PMAE, pixel objective"}
 """Methods whose ratios are compared, as their table calls them."""
 SWEEP = (("encoder.patch_size", "8"), ("decoder.name", "small"))
@@ -85,10 +79,6 @@ def _paper_set(data: str, folder: Path) -> str:
         lines.append(line([*place, *shown, ""]))
         for kind, runs in kinds.items():
             lines += _measured(kind, runs) if kind.method == method else []
-        for wanted, recipes in WANTED[data]:
-            if wanted == method and not any(k.method == method and (not recipes or k.recipe in recipes) for k in kinds):
-                named = " or ".join(f"`{recipe}`" for recipe in recipes)
-                lines.append(line([f"here{', ' * bool(named)}{named}: not run yet", *[""] * 8]))
     return "\n".join([*lines, ""])
 
 

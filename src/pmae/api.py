@@ -63,8 +63,9 @@ def pretrain(
 
     Images are an array or a tensor, or a torch `Dataset` or `DataLoader`, which is read once into memory.
 
-    With `until` it stops after that epoch of its schedule, to be resumed later or never. The `figures` of a run take
-    seconds, which count where there are many runs. All settings are printed if `verbose`, else those that differ.
+    With `until` it stops after that epoch of its schedule (the second stage's, of two), to be resumed later or never.
+    The `figures` of a run take seconds, which count where there are many runs. All settings are printed if `verbose`,
+    else those that differ.
 
     With `minutes`, whatever `config` says of epochs, a short trial finds how many fit into that time on this machine,
     from this call on or from when it `began` by `time.monotonic()`; the run is then one of so many epochs.
@@ -76,7 +77,7 @@ def pretrain(
     require_plugins(config)
     if not (resume or is_remote(out) or was_restarted(Path(out).expanduser())):
         require_vacant(Path(out).expanduser())  # before the images are read, which may take long
-    prepared = prepare(config, images, save_figures if figures else None)
+    prepared = prepare(config, images, resume, save_figures if figures else None)
     quiet = quiet or not is_main()
     if minutes is not None:
         if not quiet:

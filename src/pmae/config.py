@@ -199,8 +199,8 @@ class EncoderConfig(Settings):
     """Start from a run, or weights of timm or Hugging Face: a .safetensors or .pth file, a folder, or hf://USER/NAME."""
     first_patch_size: WholeNumber | None = None
     """Begin with patches of this side, a larger multiple of patch_size, for as many tokens as all of train.epochs will
-    see: a run of its own in the folder first, whose encoder goes on; 0: no such stage. If not given, twice patch_size
-    without a GPU beside a contrastive loss, else 0."""
+    see: a run of its own in the folder first, whose rate is kept and whose networks go on; 0: no such stage. If not
+    given, twice patch_size without a GPU beside a contrastive loss, else 0."""
 
     def check(self) -> None:
         ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"

@@ -13,8 +13,8 @@ from pmae.validation import RENAMED, check_names, check_not_renamed, hints_of
 FREE = frozenset(
     {
         "data.root", "data.threads", "data.cache", "train.device", "train.kernels", "train.accumulate",
-        "train.activation_checkpointing", "train.bf16_gradients", "train.shard", "train.log_every", "train.keep",
-        "train.track", "train.project",
+        "train.activation_checkpointing", "train.bf16_gradients", "train.shard", "train.log_every",
+        "train.checkpoint_every", "train.keep", "train.track", "train.project",
     }
 )  # fmt: skip
 """Settings that say where a run is made and what is kept of it, not what it learns: a resumed run may change them."""

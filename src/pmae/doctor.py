@@ -205,7 +205,7 @@ def _check_training(
     each = f"{views} view{'s' * (views > 1)}" + (f" with {config.objective.local_views} local ones" if local else "")
     told = f"{config.encoder.name}, batches of {batch}, {each} of {decimal(image)} each: "
     parts = "" if views > 1 else " or --train.accumulate,"  # a contrastive loss needs its batch whole
-    advice = f"use a smaller --batch-size,{parts} or --train.activation-checkpointing True"
+    advice = f"use a smaller --batch-size,{parts} or --train.activation-checkpointing"
     found = _fits("training", need, memory, "memory", advice)
     yield found._replace(words=told + found.words)
     saved = (config.train.epochs or 1) // (config.train.checkpoint_every or 1)

@@ -72,19 +72,21 @@ class Prepared:
         if is_main():
             if self.splits.val is not None and self.splits is not self.whole:
                 run.add_results(held_out=list(self.splits.val.names))
-            if config.encoder.weights and (told := add_adaptation(run)) and not quiet:
+            # Of two stages the second alone has the patches that remain, and begins with an adapted encoder.
+            alone = config.encoder.first_patch_size is None
+            if config.encoder.weights and alone and (told := add_adaptation(run)) and not quiet:
                 say(told)
             if self.draw:
                 self.draw(run)
         return run
 
 
-def prepare(config: Config, images: Any, draw: Callable[[Run], object] | None) -> Prepared:
+def prepare(config: Config, images: Any, resume: bool, draw: Callable[[Run], object] | None) -> Prepared:
     """Read what `config.data` names, or take `images` in memory, and settle what follows from them."""
     asked = config.data
     # Images may take minutes to read; what is wrong without them is told before.
     require_network(config.encoder.name)
-    if config.encoder.weights:
+    if config.encoder.weights and not resume:  # a run that has begun may not need them any more
         require_weights(config.encoder.weights)
     data, whole = load_settled(asked) if images is None else (asked, in_memory(images, asked))
     splits = with_held_out(whole)

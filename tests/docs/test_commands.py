@@ -1,10 +1,12 @@
 """Every `pmae` command in help is one that the command line takes, and the pages show them all."""
 
+import inspect
 import re
 import shlex
 
 import pytest
 
+from pmae import doctor
 from pmae.cli import COMMANDS, main, parsed
 from pmae.errors import UserError
 
@@ -57,6 +59,14 @@ def test_a_wrong_flag_would_be_seen() -> None:
     for command in ("pmae report runs/a --ouput x", "pmae pretrain --epoch 3"):
         with pytest.raises(UserError):
             parse(command)
+
+
+def test_settings_within_sentences_parse() -> None:
+    texts = [page.read_text() for page in PAGES.values()] + [inspect.getsource(doctor)]
+    shown = {span for text in texts for span in re.findall(r"(?:`|or )(--[a-z]+\.[a-z-]+ [\w.]+)[`\"]", text)}
+    assert "--train.accumulate 4" in shown
+    for options in shown:
+        parse(f"pmae pretrain {options}")
 
 
 def test_the_walk_is_that_of_the_readme() -> None:

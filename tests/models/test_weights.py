@@ -4,7 +4,7 @@ import builtins
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from timm.models import adapt_input_conv
 
+from pmae import api
 from pmae.config import Config, EncoderConfig, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
@@ -267,27 +268,39 @@ def test_a_run_continues_from_another_runs_encoder(
     first = pretrain(config, toy, tmp_path / "first", quiet=True)
     # So small a rate leaves every weight where it began.
     still = replace(config, encoder__weights=str(first.path), optim__base_lr=1e-12, train__seed=5)
-    second = pretrain(still, toy, tmp_path / "second")
+    second = api.pretrain(still, toy, tmp_path / "second", figures=False)
     assert "encoder.weights: from encoder.safetensors of " in caplog.text
     place = f"from encoder.safetensors of {first.path / 'checkpoints/epoch_0001'}"
     assert second.environment["start"] == [place, "and its decoder"]
     began, ended = (load_encoder(run)[1].net.state_dict() for run in (first, second))
     assert all(torch.allclose(began[name], ended[name], atol=1e-8) for name in began)
+    for name in ("encoder", "decoder"):
+        file = first.checkpoint() / f"{name}.safetensors"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(UserError, match=rf"checkpoint must be whole, .*{name}\.safetensors missing or not as"):
+            pretrain(still, toy, tmp_path / "third", quiet=True)
+        file.write_bytes(whole)
     shutil.rmtree(first.path)
-    pretrain(still, toy, tmp_path / "second", resume=True, quiet=True)
+    api.pretrain(second.config, toy, second.path, resume=True, quiet=True, figures=False)
     with pytest.raises(UserError, match=r"encoder\.weights must be a run folder"):
         pretrain(still, toy, tmp_path / "third", quiet=True)
     assert not (tmp_path / "third").exists()
 
 
-def test_a_run_stopped_before_its_first_checkpoint_starts_from_the_weights_again(
-    tiny: Config, toy: Splits, tmp_path: Path
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_without_a_whole_checkpoint_starts_from_the_weights_again(
+    damaged: bool, tiny: Config, toy: Splits, tmp_path: Path
 ) -> None:
     config, _ = resolve(replace(tiny, train__epochs=1), len(toy.train), toy.train.shape)
     weights = saved(timm_vit(num_classes=0), tmp_path / "timm")
     config = replace(config, encoder__weights=weights, optim__base_lr=1e-12)
     run = pretrain(config, toy, tmp_path / "run", quiet=True)
-    shutil.rmtree(run.path / "checkpoints")
-    pretrain(config, toy, tmp_path / "run", resume=True, quiet=True)
+    if damaged:
+        (run.checkpoint() / "encoder.safetensors").write_bytes(b"")
+    else:
+        shutil.rmtree(run.path / "checkpoints")
+    with pytest.warns(UserWarning, match="its training begins anew") if damaged else nullcontext():
+        pretrain(config, toy, tmp_path / "run", resume=True, quiet=True)
     found, want = load_encoder(run)[1].net.state_dict(), load_file(f"{weights}/model.safetensors")
     assert all(torch.allclose(found[name], want[name], atol=1e-8) for name in found)

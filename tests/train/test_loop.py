@@ -183,14 +183,13 @@ def test_a_checkpoint_of_another_model_names_the_tensor(tiny: Config, toy: Split
         checkpoint.load_encoder(Run(run.path))
 
 
-def test_a_broken_last_checkpoint_falls_back_to_the_one_before(tiny: Config, toy: Splits, tmp_path: Path) -> None:
-    config = settled(tiny, toy)
-    run = pretrain(config, toy, tmp_path / "run", quiet=True)
-    expected = weights(run)
-    broken = run.checkpoint() / "optimizer.safetensors"
-    broken.write_bytes(broken.read_bytes()[:100])
-    resumed = pretrain(config, toy, tmp_path / "run", resume=True, quiet=True)
-    assert_equal(weights(resumed), expected)
+def test_a_resumed_run_may_be_saved_more_often(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    rarely = settled(tiny, toy, train__checkpoint_every=2)
+    whole = pretrain(rarely, toy, tmp_path / "whole", quiet=True)
+    pretrain(rarely, toy, tmp_path / "run", quiet=True, until=1)
+    resumed = pretrain(replace(rarely, train__checkpoint_every=1), toy, tmp_path / "run", resume=True, quiet=True)
+    assert [path.name for path in resumed.checkpoints()] == ["epoch_0001", "epoch_0002", "epoch_0003"]
+    assert_equal(weights(resumed), weights(whole))
 
 
 def test_not_a_number_stops_the_run_and_saves_the_batch(tiny: Config, toy: Splits, tmp_path: Path) -> None:

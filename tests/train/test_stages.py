@@ -20,6 +20,7 @@ from pmae.errors import Interrupted, UserError
 from pmae.plugins import register
 from pmae.runs import FIRST, Run
 from pmae.train.callbacks import Callback, Training
+from pmae.train.setup import locked
 from pmae.train.stages import first_stage
 from pmae.train.step import Plain
 
@@ -126,7 +127,32 @@ def test_a_stopped_run_goes_on_where_it_was(staged: Config, toy: Splits, tmp_pat
         (out / name).unlink()
     logged = Run(out / FIRST).metrics()
     assert same(api.pretrain(Run(out).config, toy, out=out, resume=True, quiet=True), whole)
+    # Where all checkpoints are damaged the second stage begins with the first one once more.
+    for path in Run(out).checkpoints():
+        (path / "encoder.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="no checkpoint of .* is whole: its training begins anew"):
+        again = api.pretrain(Run(out).config, toy, out=out, resume=True, quiet=True)
+    assert same(again, whole)
     assert Run(out / FIRST).metrics() == logged
+
+
+class Ends(Callback):
+    """Ends the first stage early."""
+
+    def on_step(self, training: Training) -> None:
+        if (training.config.encoder.patch_size, training.step) == (8, 6):
+            training.stop("it is enough")
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_first_stage_that_a_callback_ended_stays_as_it_is(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    register("callback", "ends")(Ends)
+    run = api.pretrain(replace(staged, train__callbacks=("ends",)), toy, out=tmp_path / "run", quiet=True)
+    whole = {name: tensor.clone() for name, tensor in encoder_of(run).items()}
+    shutil.rmtree(run.path / "checkpoints")  # as if it had been killed before it wrote one
+    again = encoder_of(api.pretrain(run.config, toy, out=run.path, resume=True, quiet=True))
+    assert Run(run.path / FIRST).metrics()[-1]["step"] == 6
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
 
 
 @pytest.mark.parametrize("first", [4, 6, 12])
@@ -151,6 +177,22 @@ def test_a_first_stage_that_cannot_begin_leaves_nothing(staged: Config, toy: Spl
     with pytest.raises(UserError, match="does not fit the encoder"):
         api.pretrain(replace(staged, encoder__weights=weights), toy, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_another_process_begins_is_left_alone(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(staged, toy, out=tmp_path / "run", quiet=True)
+    shutil.rmtree(run.path / FIRST)
+    (run.path / "metrics.jsonl").unlink()
+    with locked(run.path), pytest.raises(UserError, match="no other process is training"):
+        api.pretrain(run.config, toy, out=run.path, resume=True, quiet=True)
+    assert run.config.encoder.first_patch_size == 8
+
+
+def test_given_weights_and_their_second_stage_are_not_compared(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    given = api.pretrain(replace(staged, encoder__first_patch_size=None), toy, out=tmp_path / "given", quiet=True)
+    run = api.pretrain(replace(staged, encoder__weights=str(given.path)), toy, out=tmp_path / "run", quiet=True)
+    # The second stage alone has the patches that remain, but begins with what the first one made of the weights.
+    assert "adaptation" not in run.results
 
 
 def test_a_second_stage_without_enough_memory_is_refused_before_the_first(

@@ -22,7 +22,7 @@ from pmae.models.described import adopted
 from pmae.results import PROTOCOLS, Score, primary, scores_of
 from pmae.runs import Run, learned_on
 
-MACHINE = FREE | {"data.keep_on", "train.engine", "train.checkpoint_every", "train.deterministic"}
+MACHINE = FREE | {"data.keep_on", "train.engine", "train.deterministic"}
 MACHINE |= {"probe.every", "probe.data"}
 MACHINE -= {"train.bf16_gradients"}
 """Settings that say where and how a run is made or monitored, not what it learns, which rounded gradients touch."""

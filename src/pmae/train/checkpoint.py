@@ -99,7 +99,14 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
             _thin_out(run, run.config.train.keep)  # a run killed before it did so may have nothing left to save
             return int(read_state(path)["step"])
         warnings.warn(f"checkpoint {path.name} is damaged and the one before it is used: {found}", stacklevel=2)
+    if known or unknown:
+        warnings.warn(f"no checkpoint of {str(run.path)!r} is whole: its training begins anew", stacklevel=2)
     return 0
+
+
+def newest(run: Run) -> Path | None:
+    """The last checkpoint that is whole."""
+    return next((path for path in reversed(run.checkpoints()) if damage(path) is None), None)
 
 
 def _load_extra(model: MaskedAutoencoder, path: Path) -> None:
@@ -129,7 +136,7 @@ def load_encoder(source: Run | Path | str, epoch: int | None = None) -> tuple[Co
         require(epoch is None, "epoch", "left out for weights, which have one state", epoch)
         start = load_given(run)
         return Config(data=given_images(run).data, encoder=start.config), start.encoder, start.standardize
-    path = _require_whole(run.checkpoint(epoch), "encoder.safetensors")
+    path = require_whole(run.checkpoint(epoch), "encoder.safetensors")
     config, standardize = run.config, load_standardize(run)
     require_plugins(config)
     if config.encoder.name == "vit_tiny":
@@ -160,7 +167,7 @@ def load_space(run: Run) -> Space:
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
     if space_state(space):
         path = run.checkpoint()
-        _require_whole(path, "space.safetensors")
+        require_whole(path, "space.safetensors")
         load_trained_space(space, path)
     return space
 
@@ -221,7 +228,7 @@ def damage(folder: Path, only: Iterable[str] | None = None) -> str | None:
     return f"{', '.join(wrong)} missing or not as written" if wrong else None
 
 
-def _require_whole(folder: Path, name: str) -> Path:
+def require_whole(folder: Path, name: str) -> Path:
     """The path of one file of a checkpoint, refused if it is not what was written."""
     found = damage(folder, [name])
     if found:

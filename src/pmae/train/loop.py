@@ -19,7 +19,7 @@ from pmae.errors import Interrupted, UserError
 from pmae.files import folder_path
 from pmae.models.weights import Pretrained
 from pmae.plugins import command_line, plugin_errors
-from pmae.runs import Run
+from pmae.runs import FIRST, Run
 from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, environment, setup
 from pmae.train.callbacks import Callbacks
@@ -31,7 +31,7 @@ from pmae.train.journal import Journal, say
 from pmae.train.monitor import OnlineProbe, hidden_r2, not_finite, picture_of, save_samples
 from pmae.train.opening import Opened, opened
 from pmae.train.schedule import rate_of_step
-from pmae.train.stages import starts_from, train_first
+from pmae.train.stages import train_first
 from pmae.train.step import Inputs, Plain, build_optimizer
 from pmae.train.trackers import open_tracker
 
@@ -52,7 +52,7 @@ def pretrain(
     model = setup.dry_build(config, splits.train.shape, device)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
-    place = (config, splits, out, device, model)
+    place, weights = (config, splits, out, device, model), config.encoder.weights
     if config.encoder.first_patch_size:
 
         @kept_precision()
@@ -67,9 +67,9 @@ def pretrain(
             pretrain(first, splits, folder, again, quiet, online_probe, on_checkpoint=on_checkpoint)
 
         train_first(config, out, resume, rehearse, train)
-        resume = True
+        resume, weights = True, str(out / FIRST)
     with (
-        opened(*place, starts_from(config, out), resume, quiet) as begun,
+        opened(*place, weights, resume, quiet) as begun,
         ready(config, splits, begun, on_checkpoint) as training,
         stop_signals() as stop,
     ):

@@ -17,7 +17,7 @@ from pmae.method import MaskedAutoencoder
 from pmae.models.weights import Pretrained
 from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
-from pmae.train import distributed, setup
+from pmae.train import checkpoint, distributed, setup
 from pmae.train.distributed import World
 from pmae.train.environment import describe_environment, memory_errors, pick_precision, steady_products
 from pmae.train.journal import say
@@ -55,8 +55,9 @@ def opened(
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
-        begun = resume and Run(out).checkpoints()
-        pretrained = None if begun else setup.given_weights(weights, model)
+        # Where every checkpoint is damaged a run begins anew, and with the weights that it began with.
+        wanted = weights is not None and not (resume and checkpoint.newest(Run(out)))
+        pretrained = setup.given_weights(str(weights), model) if wanted else None
         notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
             fit = model.space, len(splits.train), device

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -56,29 +56,26 @@ def dry_build(config: Config, shape: tuple[int, int, int], device: torch.device)
     return model
 
 
-def given_weights(path: str | None, model: MaskedAutoencoder) -> Pretrained | None:
-    """The weights that training starts from, if any, told with how their pixels were standardized."""
-    if path is None:
-        return None
-    found, decoder = load_weights(path, model.encoder), decoder_of(path, model.decoder)
+def given_weights(path: str, model: MaskedAutoencoder) -> Pretrained:
+    """The weights that training starts from, told with how their pixels were standardized."""
+    place = local(path)
+    last = Run(place).checkpoint() if (place / "checkpoints").is_dir() else None
+    if last:
+        checkpoint.require_whole(last, "encoder.safetensors")
+    found, decoder = load_weights(path, model.encoder), decoder_of(last, model.decoder) if last else {}
     new = ", ".join(sorted(_parts(model.decoder.state_dict()) - _parts(decoder)))
     taken = ["and its decoder" + (f", but a new {new}" if new else "")] if decoder else []
     return found._replace(notes=[*found.notes, *pixels_note(path), *taken], decoder=decoder)
 
 
-def decoder_of(path: str, decoder: Decoder) -> dict[str, Tensor]:
-    """Those parts of a run's decoder, the heads of its losses among them, that fit this one in all their tensors."""
-    place = local(path)
-    file = Run(place).checkpoint() / "decoder.safetensors" if (place / "checkpoints").is_dir() else None
-    if file is None or not file.exists():
+def decoder_of(last: Path, decoder: Decoder) -> dict[str, Tensor]:
+    """Those parts of a checkpoint's decoder, the heads of its losses among them, that fit this one in all tensors."""
+    if not (last / "decoder.safetensors").exists():
         return {}
-    known, expected = read_tensors(file), decoder.state_dict()
-
-    def shapes(tensors: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
-        return {name: each.shape for name, each in tensors.items() if name.split(".")[0] == part}
-
-    fitting = {part for part in _parts(expected) if shapes(known, part) == shapes(expected, part)}
-    return {name: each for name, each in known.items() if name.split(".")[0] in fitting}
+    known = read_tensors(checkpoint.require_whole(last, "decoder.safetensors"))
+    shapes = ({(name, each.shape) for name, each in tensors.items()} for tensors in (known, decoder.state_dict()))
+    other = _parts(name for name, _ in set.symmetric_difference(*shapes))
+    return {name: each for name, each in known.items() if name.split(".")[0] not in other}
 
 
 def _parts(names: Iterable[str]) -> set[str]:

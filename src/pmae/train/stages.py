@@ -41,11 +41,6 @@ def first_stage(config: Config) -> Config:
     )
 
 
-def starts_from(config: Config, out: Path) -> str | None:
-    """The weights that the encoder of a run begins with: of its first stage, those that were given, or none."""
-    return str(out / FIRST) if config.encoder.first_patch_size else config.encoder.weights
-
-
 def train_first(
     config: Config,
     out: Path,
@@ -62,8 +57,8 @@ def train_first(
     if not (resume or was_restarted(out)):
         rehearse()
         release_memory()
-    elif Run(out).checkpoints():
-        return  # the second stage has begun
+    elif (out / "metrics.jsonl").exists():
+        return  # the second stage has begun, wherever a callback may have ended the first
     try:
         with locked(out) if is_main() else nullcontext():
             train(first, folder, (folder / "config.json").exists())
@@ -71,7 +66,8 @@ def train_first(
         again = command_line("pretrain", "--out", out, "--resume")
         raise Interrupted(f"continue with: {again}", stop.code - 128) from None
     except UserError:
-        if is_main() and not folder.exists():  # it was taken back, as nothing had been trained
+        # It was taken back, as nothing had been trained. A run that was here before is not ours to take back.
+        if is_main() and not (resume or folder.exists()):
             discard(Run(out))
         raise
     release_memory()
