@@ -241,6 +241,7 @@ def test_settings_come_from_the_config_unless_a_parameter_says_otherwise() -> No
         ({"epochs": "many"}, (8, 12, 3), r"train.epochs must be a whole number, got 'many'"),
         ({"masked_variance": 2}, (8, 12, 3), r"masking.masked_variance must be a share"),
         ({"space": "nowhere"}, (8, 12, 3), r"space.name: unknown name 'nowhere'"),
+        ({"pooling": "last_4"}, (8, 12, 3), r"pooling must be another one for what is no ViT of 4 blocks or more"),
         ({"batch_size": 100}, (8, 12, 3), r"train.batch_size must be at most the number of training images"),
     ],
 )

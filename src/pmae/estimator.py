@@ -20,7 +20,7 @@ from pmae.config_file import describe
 from pmae.data.arrays import Layout, channels_first
 from pmae.data.batches import Batches
 from pmae.data.images import DTYPES, ImageSet, Splits
-from pmae.embed import Embedder, feature_names
+from pmae.embed import Embedder, feature_names, require_pooling
 from pmae.errors import Interrupted, UserError, require, require_known
 from pmae.evaluate.probes import online_probe
 from pmae.pretraining import resolved
@@ -31,6 +31,7 @@ from pmae.train.checkpoint import load_trained, write_finished, write_trained
 from pmae.train.environment import describe_environment, pick_device, pick_precision
 from pmae.train.journal import say
 from pmae.train.monitor import hidden_r2
+from pmae.train.setup import dry_build
 
 POOLINGS = ("mean", "cls", "both", "last_4")
 SETTINGS = {
@@ -138,6 +139,8 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         table = is_flat(X) and self.image_shape is None
         settings = self._settings(table)
         config, reasons = resolved(settings, splits)
+        # Before it trains: `transform` is what pools.
+        require_pooling(self.pooling, dry_build(config, splits.train.shape, pick_device(config.train.device)).encoder)
         if self.verbose:
             say(describe(config, reasons))
         with self._folder() as folder:

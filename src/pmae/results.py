@@ -6,6 +6,7 @@ one protocol, pooling and split. Of scores of the same thing the newest stands; 
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pmae.errors import require
 from pmae.validation import Rule, coerced
 
 FORMAT = 2
+NORMAL = 1.959964  # the quantile of a normal distribution behind a 95% interval
 BASELINES = ("random weights", "raw pixels", "pca features", "from scratch")
 PROTOCOLS = {"linear": "linear probe", "mlp": "MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
 LAST = "last_"
@@ -50,6 +52,16 @@ class Interval:
         """The same, of a share, in percent."""
         parts = (self.value, self.low, self.high, self.std)
         return Interval(*(None if share is None else 100 * share for share in parts))
+
+
+def wilson(right: int, count: int) -> Interval:
+    """A share with Wilson's interval, which holds for few images too, and where all of them or none are right."""
+    if not count:
+        return Interval()
+    share, least = right / count, NORMAL**2
+    centre = (right + least / 2) / (count + least)
+    half = NORMAL * math.sqrt(count * share * (1 - share) + least / 4) / (count + least)
+    return Interval(share, max(centre - half, 0.0), min(centre + half, 1.0))
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,12 @@ def in_csv(folder: Path, labelled: Path) -> list[object]:
     return ["--data", labelled, "--labels", write_table(folder / "t.csv", table_of(labelled))]
 
 
+def in_semicolons(folder: Path, labelled: Path) -> list[object]:
+    table = write_table(folder / "t.csv", table_of(labelled))
+    table.write_text(table.read_text().replace(",", ";"))
+    return ["--data", labelled, "--labels", table]
+
+
 def in_parquet(folder: Path, labelled: Path) -> list[object]:
     rows = [{**row, "file": str(labelled / row["file"])} for row in table_of(labelled)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "t.parquet")
@@ -161,7 +167,7 @@ def in_npz(folder: Path, labelled: Path) -> list[object]:
     return ["--data", folder / "t.npz"]
 
 
-@pytest.mark.parametrize("form", [in_folders, in_csv, in_parquet, in_npz])
+@pytest.mark.parametrize("form", [in_folders, in_csv, in_semicolons, in_parquet, in_npz])
 def test_labels_come_in_every_form(
     form: Any, run: Run, labelled: Path, linear: Path, tmp_path: Path, command: Command
 ) -> None:

@@ -1,5 +1,6 @@
 """`pmae report clf`: the page says what the classifier does, and a damaged folder is named."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -8,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 
 import pmae
 from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import BINS, calibration_error, reliability
-from pmae.report.classifier import advice, share_of, verdict
+from pmae.report.classifier import advice, verdict
 from pmae.report.classifier_contents import load
+from pmae.results import wilson
 from pmae.runs import Run
 
 from .conftest import stripes, write_folder, write_table
@@ -33,13 +36,11 @@ def test_the_reliability_diagram_is_that_of_scikit_learn() -> None:
     assert calibration_error(bins) == pytest.approx(gaps)
 
 
-def test_a_share_has_wilsons_interval() -> None:
-    """By the formula: the centre and half-width of 8 of 10 at z = 1.96."""
-    p, n, z = 0.8, 10, 1.959964
-    centre, half = (p + z**2 / (2 * n)) / (1 + z**2 / n), z / (1 + z**2 / n) * np.sqrt(p * 0.2 / n + z**2 / (4 * n**2))
-    found = share_of(8, 10)
-    assert (found.value, found.low, found.high) == pytest.approx((80, 100 * (centre - half), 100 * (centre + half)))
-    assert share_of(0, 0).value is None
+@pytest.mark.parametrize(("right", "count"), [(8, 10), (0, 7), (7, 7), (3, 500)])
+def test_a_share_has_wilsons_interval(right: int, count: int) -> None:
+    found, judge = wilson(right, count), binomtest(right, count).proportion_ci(method="wilson")
+    assert (found.value, found.low, found.high) == pytest.approx((right / count, judge.low, judge.high), abs=1e-6)
+    assert wilson(0, 0).value is None
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,34 @@ def test_the_verdict_follows_the_numbers(tested: Path, linear: Path, tmp_path: P
     assert list(advice(load(linear, "linear")))[-1].command.startswith(f"pmae predict {linear} --data new/")
 
 
+@pytest.mark.parametrize(
+    ("images", "sharpened", "said"),
+    [
+        (100, 1.0, "On so few images exact"),
+        (100, 3.0, "as an order"),
+        (5000, 1.0, "at their word"),
+        (5000, 1.5, "as an order"),
+    ],
+)
+def test_probabilities_are_blamed_for_no_more_than_they_are_off(
+    tested: Path, tmp_path: Path, images: int, sharpened: float, said: str
+) -> None:
+    """Labels that are drawn by probabilities, which are then told as they are, or too sure of themselves."""
+    rng = np.random.default_rng(1)
+    exact = rng.dirichlet((1, 1, 1), images)
+    targets = (rng.random((images, 1)) > exact.cumsum(1)).sum(1)
+    claimed = exact**sharpened / (exact**sharpened).sum(1, keepdims=True)
+    bins = reliability(claimed, targets)
+    told = json.loads((tested / "results.json").read_text())
+    found = {"reliability": [one._asdict() for one in bins], "calibration_error": calibration_error(bins)}
+    told["scores"][1]["calibration"] |= found
+    shutil.copytree(tested, tmp_path / "c")
+    (tmp_path / "c/results.json").write_text(json.dumps(told))
+    one = load(tmp_path / "c", "c")
+    assert any(said in words for words in verdict(one).sentences)
+    assert (said == "as an order") == any(own.title == "Rough probabilities" for own in advice(one))
+
+
 def test_several_labels_an_image_and_several_classifiers(
     run: Run, labelled: Path, linear: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -115,11 +144,15 @@ def test_several_labels_an_image_and_several_classifiers(
     assert page.count("<figure>") == 3
     alone = load(tmp_path / "c", "c")
     assert not alone.main.coverage, "which probability an answer has is not asked of several"
-    (rough,) = (own.words for own in advice(alone) if own.title == "Rough probabilities")
+    calibration = dataclasses.replace(alone.main.calibration, calibration_error=0.9)
+    parts = (dataclasses.replace(alone.main, calibration=calibration),)
+    (rough,) = (w.words for w in advice(dataclasses.replace(alone, parts=parts)) if w.title == "Rough probabilities")
     assert "diagram of how often answers are right" in rough
     assert command("report", tmp_path / "c", "-o", tmp_path / "c.html")[0] == 0
-    assert "With 95% intervals." in page
-    assert "With 95% intervals." not in (tmp_path / "c.html").read_text()
+    exact, images = alone.accuracy, alone.main.images
+    judge = binomtest(round((exact.value or 0) * images / 100), images).proportion_ci(method="wilson")
+    assert (exact.low, exact.high) == pytest.approx((100 * judge.low, 100 * judge.high), abs=1e-4)
+    assert f"(95% interval {exact.low:.0f} to {exact.high:.0f}%)" in (tmp_path / "c.html").read_text()
 
 
 def test_a_damaged_or_foreign_folder_is_one_sentence(tested: Path, run: Run, tmp_path: Path, command: Command) -> None:

@@ -89,8 +89,11 @@ def test_timm_loads_it_with_its_statistics_and_can_add_a_classifier(make_run: An
     assert torch.equal(tuned.patch_embed.proj.weight, model.patch_embed.proj.weight)
 
 
-@pytest.mark.parametrize("kind", ["timm", "huggingface"])
-@pytest.mark.parametrize(("shape", "dtype"), [((3, 16, 16), "uint8"), ((1, 16, 16), "uint8"), ((1, 16, 16), "uint16")])
+GREY = ((1, 16, 16), "uint8")
+CARDS = [(kind, *data) for kind in ("timm", "huggingface") for data in (COLOUR, GREY, DEEP)]
+
+
+@pytest.mark.parametrize(("kind", "shape", "dtype"), [*CARDS, ("onnx", *COLOUR), ("torch", *COLOUR)])
 def test_the_lines_of_the_card_work_as_they_stand(
     make_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, int, int], dtype: str
 ) -> None:
@@ -100,12 +103,19 @@ def test_the_lines_of_the_card_work_as_they_stand(
     monkeypatch.chdir(tmp_path)
     images = raw_images(shape, dtype)[:1]
     pixels = images[0].transpose(1, 2, 0)
-    names = {"image": Image.fromarray(pixels[..., 0] if shape[0] == 1 else pixels)}
+    picture = Image.fromarray(pixels[..., 0] if shape[0] == 1 else pixels)
+    array = images.astype(np.float32)
+    names = {"image": picture, "images": torch.from_numpy(array) if kind == "torch" else array}
     code = re.findall(r"```python\n(.*?)```", Path("out/README.md").read_text(), re.DOTALL)[0]
     with torch.no_grad():
         exec(code.partition("# Maps")[0], names)  # whose default are three blocks: this network has one
-    tokens = names["tokens"] if kind == "timm" else names["output"].last_hidden_state
-    np.testing.assert_allclose(tokens[:, 0].numpy(), expected(run, images)["cls"], atol=2e-5)
+    found = {
+        "timm": "tokens[:, 0]",
+        "huggingface": "output.pooler_output",
+        "onnx": "outputs[0]",
+        "torch": "features['cls']",
+    }
+    np.testing.assert_allclose(np.asarray(eval(found[kind], names)), expected(run, images)["cls"], atol=2e-5)
 
 
 def test_transformers_loads_it_as_its_own_vit(make_run: Any, tmp_path: Path) -> None:

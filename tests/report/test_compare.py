@@ -118,6 +118,24 @@ def test_only_like_is_compared_with_like(make_run: MakeRun, suite: Suite) -> Non
     assert said.kind == "open"
 
 
+def test_the_last_blocks_together_are_compared_with_the_same_alone(make_run: MakeRun, suite: Suite) -> None:
+    plain, deep = suite({"linear/mean/test": 0.7}), suite({"linear/last_4/test": 0.6})
+    rivals = {name: suite({KEYS[name]: 0.5}) for name in ("raw pixels", "pca features")}
+    found = {"pmae epoch 3": plain, "random weights": deep, **rivals}
+    said = verdict(load(make_run("a", evaluation=found).path))
+    assert said.headline == "So far yes: clearly better than raw pixels and PCA features; random weights not evaluated"
+    first, second = (
+        load(make_run(name, evaluation={"pmae epoch 3": one}).path) for name, one in (("b", plain), ("c", deep))
+    )
+    assert between([first, second]) == []
+    both = suite({"linear/mean/test": 0.7, "linear/last_4/test": 0.75})
+    ours = verdict(load(make_run("d", evaluation={"pmae epoch 3": both, "random weights": plain}).path))
+    assert "(patch mean) gets 70.0% right" in ours.sentences[0]
+    random, blocks = ours.comparisons
+    assert random.startswith("as much as the same encoder with random weights (70.0%)")
+    assert blocks.startswith("5.0 points less than the same encoder by its last 4 blocks side by side (75.0%)")
+
+
 def test_fine_tuning_is_compared_with_training_from_scratch(make_run: MakeRun, suite: Suite) -> None:
     tuned, scratch = suite({"finetune/cls/test": 0.9}), suite({"finetune/cls/test": 0.8})
     said = verdict(load(make_run(evaluation={"pmae epoch 3": tuned, "from scratch": scratch}).path))

@@ -149,7 +149,10 @@ def _read_rows(path: Path) -> Rows:
             rows: Rows = _parquet().read_table(path).to_pylist()
         else:
             with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file, strict=True, skipinitialspace=True))
+                # Where decimals have a comma, spreadsheets write semicolons between cells.
+                cells = ";" if "," not in file.readline() else ","
+                file.seek(0)
+                rows = list(csv.DictReader(file, delimiter=cells, strict=True, skipinitialspace=True))
     require(bool(rows), f"labels: {path}", "a table with rows", "none")
     columns = len([name for name in rows[0] if name is not None])
     for number, row in enumerate(rows, 2):

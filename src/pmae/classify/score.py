@@ -13,6 +13,7 @@ from pmae.classify.labels import Labelled
 from pmae.classify.model import CHANCE, ImageClassifier
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.files import read_object
+from pmae.results import wilson
 
 RESAMPLES = 1000
 LEAST, MISTAKES = (0.5, 0.8, 0.9, 0.95, 0.99), 12
@@ -84,7 +85,7 @@ def _several(found: np.ndarray, targets: np.ndarray, classes: tuple[str, ...]) -
         right = float((answers[:, number] == truth).mean())
         row = {"name": name, "average_precision": precision, "auc": auc, "accuracy": right, "support": int(truth.sum())}
         rows.append(row)
-    exact = float((answers == targets).all(1).mean())
+    exact = asdict(wilson(int((answers == targets).all(1).sum()), len(targets)))
     means = {key: _mean([row[key] for row in rows]) for key in ("average_precision", "auc", "accuracy")}
     return {
         "metrics": {"exact_match": exact, **{f"mean_{key}": mean for key, mean in means.items()}},
@@ -114,6 +115,6 @@ def _shown(name: str, value: Any) -> str:
     """A metric in words, nothing where it is undefined."""
     interval = value if isinstance(value, dict) else {}
     value = interval.get("value") if interval else value
-    if value is None or name != "accuracy" or interval.get("low") is None:
+    if value is None or name not in ("accuracy", "exact_match") or interval.get("low") is None:
         return "" if value is None else f"{value:.3f}"
     return f"{value:.3f} (95% interval {interval['low']:.3f} to {interval['high']:.3f})"

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.results import METRICS, ClassScore, Interval, Score, SeedScore
+from pmae.results import METRICS, ClassScore, Interval, Score, SeedScore, wilson
 
 CELLS = 2**20  # weights that are held at once, so that they stay in the cache
-WILSON = 1.96**2  # the square of the normal quantile of a 95% interval
 
 
 class SeedPredictions(NamedTuple):
@@ -70,11 +69,9 @@ def evaluate_scores(
     for name, drawn in _bootstrap(predicted, labels, rankings, resamples, seed).items():
         defined = drawn[~np.isnan(drawn)]
         low, high = np.percentile(defined, [2.5, 97.5]) if len(defined) else (np.nan, np.nan)
-        if name == "accuracy" and point[name][0] in (0, 1):
-            # No resample of answers that are all right has a wrong one: Wilson's interval, which holds for them too.
-            margin = WILSON / (len(labels) + WILSON)
-            low, high = (1 - margin, 1.0) if point[name][0] else (0.0, margin)
         found[name] = Interval(_or_none(point[name][0]), _or_none(low), _or_none(high))
+    if point["accuracy"][0] in (0, 1):  # no resample of answers that are all right has a wrong one
+        found["accuracy"] = wilson(int((predicted == labels).sum()), len(labels))
     return found
 
 

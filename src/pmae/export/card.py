@@ -87,7 +87,7 @@ def write_card(
     library, usage = FORMATS[kind].library, (CLASSIFIER_USAGE if source.head else USAGE)[kind].replace("FOLDER", name)
     usage = usage.replace("local-dir:", "hf-hub:") if on_hub else usage
     if mode := _pil_mode(source):
-        usage = usage.replace("(image", f'(image.convert("{mode}")')
+        usage = re.sub(r"\(image\b", f'(image.convert("{mode}")', usage)
     checked = (
         f"Re-loaded with {library} {version(library)} and compared with the original on images of noise: "
         f"the largest difference of a feature is {difference:.1e}."

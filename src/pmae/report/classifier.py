@@ -13,15 +13,16 @@ from pmae.plugins import command_line
 from pmae.report import style
 from pmae.report.advice import Advice
 from pmae.report.charts import confusion
-from pmae.report.classifier_contents import SPLITS, Calibration, ClassifierContents, HeldOut, load
+from pmae.report.classifier_contents import SPLITS, Bin, Calibration, ClassifierContents, HeldOut, load
 from pmae.report.compare import Verdict
 from pmae.report.contents import distinct_names, file_names
 from pmae.report.page import make_folder, render, write_beside
 from pmae.report.style import Drawing, panels, styled
 from pmae.report.tables import Cell, Table
-from pmae.results import Interval, Score
+from pmae.results import Interval, Score, wilson
 from pmae.runs import is_classifier
 
+DRAWS = 2000
 PRECISE, TRUSTED, WEAK = 5.0, 0.05, 0.7
 """Half an interval in points, a calibration error and a recall on whose good side nothing needs to be said."""
 
@@ -88,7 +89,7 @@ def verdict(one: ClassifierContents) -> Verdict:
             f"{part.drifted:.1%} of the test images are flagged as unlike the training images; 1% would be expected."
         )
     kind = "open"
-    if low is not None and high is not None:
+    if low is not None and high is not None and not multi:
         kind = "no" if low <= (commonest or 0) else "yes" if high - low <= 2 * PRECISE else "open"
     return Verdict(one.name, kind, headline, sentences)
 
@@ -109,10 +110,25 @@ def _trust(found: Calibration) -> str:
     told = f"Its probabilities are off by {after:.1f} points on average ({before:.1f} before calibration)"
     if found.calibration_error <= TRUSTED:
         return f"{told}: they can be taken at their word."
-    answers = sum(b.images for b in found.reliability)
-    surplus = sum(b.images * (b.right - b.claimed) for b in found.reliability) / max(answers, 1)
+    if not _is_rough(found):
+        most = 100 * _error_by_chance(found.reliability)
+        return f"{told}. On so few images exact probabilities may be off by {most:.1f} too: more images would tell."
+    surplus = sum(b.images * (b.right - b.claimed) for b in found.reliability)
     how = "more" if surplus > 0 else "less"
     return f"{told}: it is {how} often right than it says, so take them as an order, not as frequencies."
+
+
+def _is_rough(found: Calibration) -> bool:
+    """Whether probabilities are off by more than matters, and by more than chance makes of so few images."""
+    return found.calibration_error > max(TRUSTED, _error_by_chance(found.reliability))
+
+
+def _error_by_chance(bins: Sequence[Bin]) -> float:
+    """The calibration error that exact probabilities stay below in 95 of 100 draws of as many answers."""
+    images, claimed = np.array([b.images for b in bins]), np.array([b.claimed for b in bins])
+    drawn = np.random.default_rng(0).binomial(images, claimed, (DRAWS, len(bins)))
+    errors = np.abs(drawn - images * claimed).sum(1) / max(images.sum(), 1)
+    return float(np.quantile(errors, 0.95))
 
 
 def advice(one: ClassifierContents) -> Iterator[Advice]:
@@ -134,7 +150,7 @@ def advice(one: ClassifierContents) -> Iterator[Advice]:
             f"The commonest has {ratio:.0f} times the images of the rarest: fine-tune with --class-weights balanced."
         )
         yield Advice("Uneven classes", words)
-    if part.calibration.calibration_error > TRUSTED:
+    if _is_rough(part.calibration):
         table = "table of least probabilities" if part.coverage else "diagram of how often answers are right"
         words = f"Use the {table} below, not the probabilities themselves, to decide what to check."
         yield Advice("Rough probabilities", words)
@@ -205,21 +221,11 @@ def coverage_table(one: ClassifierContents) -> Table:
     """What is gained by leaving unsure answers to a person."""
     rows: list[list[Cell]] = []
     for own in one.main.coverage:
-        share, right = 100 * own.images / one.main.images, share_of(own.right, own.images)
+        share, right = 100 * own.images / one.main.images, wilson(own.right, own.images).percent
         rows.append([f"{own.probability:.0%}", own.images, share, right])
     header = ("least probability", "images", "answered (%)", "right (%)")
     said = "If less sure answers are left to a person: how many images are answered, and how often they are right."
     return Table("coverage", f"Where to draw the line, on {one.main.split}", header, rows, said)
-
-
-def share_of(right: int, count: int) -> Interval:
-    """A share in percent with Wilson's 95% interval, which holds for few images too."""
-    if not count:
-        return Interval()
-    from scipy.stats import binomtest
-
-    bounds = binomtest(right, count).proportion_ci(method="wilson")
-    return Interval(right / count, float(bounds.low), float(bounds.high)).percent
 
 
 def counts_table(one: ClassifierContents) -> Table:
@@ -230,7 +236,7 @@ def counts_table(one: ClassifierContents) -> Table:
         name, support = str(own["name"]), int(own["support"])
         start: list[Cell] = [name, seen.get(name), support]
         if part.confusion:
-            found = share_of(round((own["recall"] or 0) * support), support)
+            found = wilson(round((own["recall"] or 0) * support), support).percent
             rows.append([*start, found, _percent(own["precision"])])
         else:
             rows.append([*start, *(_percent(own[key]) for key in ("average_precision", "auc", "accuracy"))])

@@ -10,7 +10,7 @@ import numpy as np
 
 from pmae.report.contents import Contents
 from pmae.report.style import minus
-from pmae.results import BASELINES, Score, pretrained, primary
+from pmae.results import BASELINES, LAST, Score, pretrained, primary
 
 PROBES = {"linear": "a linear probe", "knn": "k-NN", "mlp": "an MLP probe", "finetune": "fine-tuning"}
 """How a sentence calls each protocol; the first that was evaluated stands for a run."""
@@ -165,6 +165,9 @@ def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
     missing = [name for name in RIVALS if name not in {rival.label for rival in rivals}]
     kind, headline = _judge(score, rivals, missing)
     compared = [f"{_compare(score, other, SPOKEN.get(other.label, other.label))}." for other in (*rivals, *twins)]
+    deeper = [s for s in pretrained(run.scores) if s.label == score.label and s.pooling.startswith(LAST)]
+    deeper = [s for s in deeper if s.pooling != score.pooling and _same_task(score, s)]
+    compared += [f"{_compare(score, s, f'the same encoder by its {s.pooling_name} side by side')}." for s in deeper]
     limits = [f"Not compared, because not evaluated in the same way: {_listed(missing)}."] if missing else []
     if score.chance is not None and score.accuracy.low is not None and score.accuracy.low <= score.chance:
         limits.append(f"Always answering the commonest class gets {score.chance:.1f}%: this is not clearly above it.")
@@ -217,6 +220,12 @@ def _borrowed(run: Contents, others: Sequence[Contents]) -> dict[str, list[Score
 
 
 def _comparable(score: Score, rival: Score) -> bool:
+    """Whether both were measured alike; what several blocks say together has no match in what the last says alone."""
+    poolings = {one.pooling for one in (score, rival) if one.pooling_name}
+    return _same_task(score, rival) and (len(poolings) < 2 or not any(name.startswith(LAST) for name in poolings))
+
+
+def _same_task(score: Score, rival: Score) -> bool:
     alike = all(getattr(score, key) == getattr(rival, key) for key in ("protocol", "split", "preset", "data", "images"))
     return alike and rival.accuracy.value is not None
 
