@@ -196,6 +196,7 @@ def test_not_a_number_stops_the_run_and_saves_the_batch(tiny: Config, toy: Split
     config = settled(tiny, toy, optim__base_lr=1e30, optim__warmup_epochs=0.0)
     with pytest.raises(UserError, match=r"loss must be finite, got NaN or infinity at step (\d+)") as stop:
         pretrain(config, toy, tmp_path / "run", quiet=True)
+    assert "there is no checkpoint yet" in str(stop.value)
     saved = next((tmp_path / "run").glob("failure_step_*.safetensors"))
     assert saved.name in str(stop.value)
     tensors = load_file(saved)

@@ -89,9 +89,10 @@ def not_finite(
     if is_main():
         write_tensors(path, {name: value.cpu() for name, value in tensors.items()})
     cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"
+    saved = "the last checkpoint is intact" if run.checkpoints() else "there is no checkpoint yet"
     return UserError(
         f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
-        f"{str(path)!r}; the last checkpoint is intact; a lower optim.base_lr or an optim.clip_norm may help"
+        f"{str(path)!r}; {saved}; a lower optim.base_lr or an optim.clip_norm may help"
     )
 
 
