@@ -1,6 +1,7 @@
 """The doctor: a healthy machine passes, each trouble is named with what to do, and nothing it starts outlives it."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -170,6 +171,50 @@ def test_a_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.Monke
     assert f"torch {torch.__version__.split('+')[0]} is not >=99; surely-not-installed is missing" == found.words
     assert (extra.level, extra.words) == ("ok", "not installed: absent-extra is missing")
     assert "pip install 'pmae[export]'" in extra.advice
+
+
+MEASURED = """
+import ctypes, re, sys
+from pathlib import Path
+import numpy as np
+import pmae
+from pmae.config import Config, replace
+from pmae.derive import resolve
+from pmae.doctor import view_bytes
+from pmae.method import build_method
+from pmae.train.step import Plain
+
+side, batch, shape = int(sys.argv[1]), int(sys.argv[2]), (3, int(sys.argv[1]), int(sys.argv[1]))
+given = replace(Config(), train__batch_size=batch, train__epochs=1, objective__contrastive_weight=1.0)
+given = replace(given, encoder__first_patch_size=0, space__name="patch_pca", train__device="cpu")
+model = build_method(resolve(given, 2 * batch, shape, gpu=False)[0], shape).train()
+print(view_bytes(model, shape, False))
+step = Plain.__call__
+
+def measured(self, inputs):
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    status = Path("/proc/self/status")
+    before = int(re.search(r"VmRSS:\\s+(\\d+)", status.read_text())[1])
+    step(self, inputs)
+    peak = int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1])
+    print((peak - before) * 1024 // (2 * batch))
+
+Plain.__call__ = measured
+images = np.random.default_rng(0).integers(0, 255, (2 * batch, side, side, 3), dtype=np.uint8)
+pmae.pretrain(given, images=images, out=sys.argv[3], quiet=True, figures=False)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("side", "batch"), [(32, 256), (160, 32)])
+def test_a_step_on_a_cpu_takes_what_was_foretold(side: int, batch: int, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", MEASURED, str(side), str(batch), str(tmp_path / "run")]
+    answer = subprocess.run(
+        words, capture_output=True, text=True, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    )
+    foretold, measured = map(int, answer.stdout.split()[:2])
+    assert 0.7 * measured < foretold < 1.4 * measured
 
 
 def test_local_views_take_their_share_of_the_memory(tiny: Config) -> None:

@@ -255,7 +255,7 @@ RULES = (
     Rule("train.epochs", None, lambda c: min(800, max(10, round(c.images_seen / c.count))),
          "about {c.images_seen:,} images seen, 10 to 800 epochs"),
     Rule("optim.warmup_epochs", lambda c: (c.adapts or c.goes_on) and c.config.optim.warmup_steps is None,
-         lambda c: round(0.2 * c.epochs, 2), "20% of the epochs, for a new decoder on given weights"),
+         lambda c: round(0.2 * c.epochs, 2), "20% of the epochs, as the encoder has learned before"),
     Rule("optim.warmup_epochs", lambda c: c.config.optim.warmup_steps is None, lambda c: round(0.05 * c.epochs, 2),
          "5% of the epochs"),
     Rule("train.checkpoint_every", None, lambda c: tenth(c.epochs), "a tenth of the epochs"),

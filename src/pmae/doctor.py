@@ -6,6 +6,7 @@ a time limit (`python -m pmae.doctor NAME`), which answers with its findings as 
 
 import contextlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -26,6 +27,11 @@ from pmae.system import available_bytes, end_family
 if TYPE_CHECKING:  # torch is slow to import, and the first lines need none
     from pmae.config import Config
     from pmae.method import MaskedAutoencoder
+
+KEPT_ON_CPU, COPIES_ON_CPU = 1.3, 11
+"""What a step on a CPU holds: so many times what the networks keep for the way back, as gradients come to it, and so
+many times the image's own numbers (crops, components, masks, errors, their gradients); as measured for sides of 32 to
+224, within a sixth."""
 
 
 class Finding(NamedTuple):
@@ -196,13 +202,12 @@ def _check_training(
     model = build_method(config, shape, Pixels(shape)).train()
     model.precision = pick_precision(config.train.precision, torch.device("cuda" if gpu else "cpu"))
     views, batch = 2 if model.contrastive else 1, config.train.batch_size or 1
-    local = model.contrastive.windows if model.contrastive and config.objective.local_views else None
-    model.contrastive = None  # it compares images, so a batch of them costs other than its images one by one
-    image = (saved_bytes(model, shape, 3, local) - saved_bytes(model, shape, 1, local)) // 2
+    image = view_bytes(model, shape, gpu)
     weights, kept = (sum(p.numel() * 4 for p in part.parameters()) for part in (model, model.encoder))
     # Weights, gradients and the two moments of AdamW.
     need = basis + 4 * weights + views * batch * image
-    each = f"{views} view{'s' * (views > 1)}" + (f" with {config.objective.local_views} local ones" if local else "")
+    local = f" with {config.objective.local_views} local ones" if config.objective.local_views else ""
+    each = f"{views} view{'s' * (views > 1)}{local}"
     told = f"{config.encoder.name}, batches of {batch}, {each} of {decimal(image)} each: "
     parts = "" if views > 1 else " or --train.accumulate,"  # a contrastive loss needs its batch whole
     advice = f"use a smaller --batch-size,{parts} or --train.activation-checkpointing"
@@ -212,6 +217,14 @@ def _check_training(
     # The basis; full checkpoints hold weights and two moments, the older ones the encoder alone.
     disk = basis + 3 * weights * config.train.keep + kept * saved
     yield _fits("disk", disk, shutil.disk_usage(".").free, "disk", "free some, or write to another --out")
+
+
+def view_bytes(model: "MaskedAutoencoder", shape: tuple[int, int, int], gpu: bool) -> int:
+    """The memory of a step for each view of an image, beside weights and their gradients."""
+    local = model.contrastive.windows if model.contrastive and model.config.objective.local_views else None
+    model.contrastive = None  # it compares images, so a batch of them costs other than its images one by one
+    kept = (saved_bytes(model, shape, 3, local) - saved_bytes(model, shape, 1, local)) // 2
+    return kept if gpu else int(KEPT_ON_CPU * kept + COPIES_ON_CPU * 4 * math.prod(shape))
 
 
 def saved_bytes(

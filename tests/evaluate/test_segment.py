@@ -143,8 +143,9 @@ def test_a_mistake_in_masks_is_one_sentence(tmp_path: Path, command: Any) -> Non
     scenes(tmp_path, 3)
     run, masks = make_run(tmp_path / "run", shape=(3, SIDE, SIDE)), tmp_path / "masks"
 
-    def said() -> str:
-        code, text = command("evaluate", run.path, "--data", tmp_path / "images", "--masks", masks, "--device", "cpu")
+    def said(*more: str) -> str:
+        words = ("--data", tmp_path / "images", "--masks", masks, "--device", "cpu", *more)
+        code, text = command("evaluate", run.path, *words)
         assert (code, len(text.splitlines())) == (2, 1), text
         return str(text)
 
@@ -160,6 +161,7 @@ def test_a_mistake_in_masks_is_one_sentence(tmp_path: Path, command: Any) -> Non
     assert "two classes or more" in said()
     masks = tmp_path / "nowhere"
     assert "masks must be a folder of PNG files" in said()
+    assert "layers must be left out with masks, which probe patches, got 2" in said("--layers", "2")
     assert "segmentation" not in run.results
 
 

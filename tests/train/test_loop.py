@@ -207,6 +207,15 @@ def test_not_a_number_stops_the_run_and_saves_the_batch(tiny: Config, toy: Split
     assert not Run(tmp_path / "run").checkpoints()
 
 
+def test_a_last_step_that_leaves_no_numbers_is_not_saved(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    rates = {"optim__base_lr": 1e39, "optim__warmup_epochs": 0.0, "optim__schedule": "constant"}
+    config = settled(tiny, toy, **rates, train__epochs=1, train__batch_size=128)
+    told = r"weights must be finite after step 1, got NaN or infinity; there is no checkpoint yet"
+    with pytest.raises(UserError, match=told):
+        pretrain(config, toy, tmp_path / "run", quiet=True)
+    assert not Run(tmp_path / "run").checkpoints()
+
+
 def test_a_full_disk_is_one_sentence_and_keeps_the_last_checkpoint(
     tiny: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ class Evaluate(OtherData):
             protocols = replace(protocols, few=few)
         measures = bool(self.protocols or protocols.few or self.masks)
         require(measures, "protocols", "one or more of linear, mlp, knn and finetune", self.protocols)
+        require(not self.masks or self.layers == 1, "layers", "left out with masks, which probe patches", self.layers)
         place = opened(self.path)
         given = not isinstance(place, Run) or place.method == "weights"
         require(not (given and self.twin), "with", "left out for weights, which were not pretrained here", self.twin)

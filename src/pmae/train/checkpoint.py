@@ -60,7 +60,13 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def save(run: Run, files: Contents, name: str, state: dict[str, int], keep: int) -> Path:
-    """Write a checkpoint whose state says its epoch and step, and thin out those before the last `keep`."""
+    """Write a checkpoint whose state says its epoch and step, and thin out those before the last `keep`.
+
+    A loss tells of NaN one step later than weights, which after the last step would be too late.
+    """
+    if not all(tensor.isfinite().all() for tensor in files["encoder.safetensors"].values()):
+        rule = f"finite after step {state['step']}, got NaN or infinity; {what_is_saved(run)}"
+        raise UserError(f"weights must be {rule}; a lower optim.base_lr or an optim.clip_norm may help")
 
     def write(folder: Path) -> None:
         folder.mkdir()
@@ -75,6 +81,11 @@ def save(run: Run, files: Contents, name: str, state: dict[str, int], keep: int)
     write_whole(path, write)
     _thin_out(run, keep)
     return path
+
+
+def what_is_saved(run: Run) -> str:
+    """Whether something is left of a run that failed."""
+    return "the last checkpoint is intact" if run.checkpoints() else "there is no checkpoint yet"
 
 
 def _thin_out(run: Run, keep: int) -> None:

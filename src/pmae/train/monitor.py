@@ -20,6 +20,7 @@ from pmae.method import MaskedAutoencoder, PrincipalMAE
 from pmae.models import Encoder, patchify, unpatchify
 from pmae.models.maps import attention_maps, colours, token_maps
 from pmae.runs import Run
+from pmae.train.checkpoint import what_is_saved
 from pmae.train.distributed import is_main
 from pmae.train.step import Inputs
 
@@ -89,10 +90,9 @@ def not_finite(
     if is_main():
         write_tensors(path, {name: value.cpu() for name, value in tensors.items()})
     cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"
-    saved = "the last checkpoint is intact" if run.checkpoints() else "there is no checkpoint yet"
     return UserError(
         f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
-        f"{str(path)!r}; {saved}; a lower optim.base_lr or an optim.clip_norm may help"
+        f"{str(path)!r}; {what_is_saved(run)}; a lower optim.base_lr or an optim.clip_norm may help"
     )
 
 

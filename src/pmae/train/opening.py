@@ -110,8 +110,10 @@ def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
             raise UserError(f"{name} must stay {value!r} when a run is resumed, got {now[name]!r}")
     # Earlier versions said less of their data, such as no fingerprint.
     given = {name: environment["data"].get(name) for name in known}
-    if [name for name in known if known[name] != given[name]] == ["fingerprint"]:
+    other = [name for name in known if known[name] != given[name]]
+    if other == ["fingerprint"]:
         raise UserError("data must be the images that the run began with, got others of the same shapes and names")
-    if known != given:
-        raise UserError(f"data must be what the run began with, {known}, got {given}")
+    if other:
+        began, got = ({name: data[name] for name in other} for data in (known, given))
+        raise UserError(f"data must be what the run began with, {began}, got {got}")
     write_json(run.path / "config.json", to_dict(config))
