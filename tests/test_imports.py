@@ -47,7 +47,10 @@ ALLOWED = {
     | FILES
     | {"derive", "masking", "spaces", "models", "data", "method", "evaluate.protocols", "report", "results"}
     | {"train.environment", "api", "paper.recipes"},
-    "paper": LEAVES | FILES | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"},
+    "paper": LEAVES
+    | FILES
+    | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"}
+    | {"train.stages"},
     "report": LEAVES | FILES | {"results"},
     "export": LEAVES | FILES | {"models", "data", "results", "train", "report", "classify"},
     "feature_files": {"errors"},

@@ -24,7 +24,9 @@ from pmae.spaces import build_space
 from pmae.train.checkpoint import load_encoder, load_space
 
 SHAPE = (1, 4, 4)
-CONFIG = Config(space=SpaceConfig("pca"), encoder=EncoderConfig(patch_size=2, width=8, depth=1, heads=1))
+CONFIG = Config(
+    space=SpaceConfig("pca"), encoder=EncoderConfig(patch_size=2, width=8, depth=1, heads=1, first_patch_size=0)
+)
 DATA = {"name": "toy", "shape": list(SHAPE), "dtype": "uint8", "counts": {"train": 9}, "classes": ["a"], "notes": []}
 STATE = "checkpoints/epoch_0001/state.json"
 JUNK: list[Any] = [

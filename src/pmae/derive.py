@@ -96,6 +96,12 @@ class Case:
         return self.given.encoder == plain and self.given.decoder == DecoderConfig()
 
     @property
+    def settled(self) -> bool:
+        """Whether these are the settings of a run: what is open there was derived so, if by an older version."""
+        train, rate = self.given.train, self.given.optim.base_lr
+        return None not in (train.epochs, train.batch_size, train.checkpoint_every, train.log_every, rate)
+
+    @property
     def two_views(self) -> bool:
         """Whether the contrastive loss takes two crops of every image."""
         return bool(self.config.objective.contrastive_weight)
@@ -219,8 +225,8 @@ RULES = (
     Rule("space.landmarks", lambda c: c.config.space.name in KERNEL_SPACES, lambda c: min(2048, c.count),
          "2,048, or all of {c.count:,} images"),
     # The paper's losses (sum, mean) are over all components, so its recipes keep the exact basis.
-    Rule("space.components", lambda c: not c.gpu and c.pixels > EXACT_ON_CPU and c.config.space.name == "pca"
-         and c.config.objective.scale == "constant", LEADING,
+    Rule("space.components", lambda c: not (c.gpu or c.settled) and c.pixels > EXACT_ON_CPU
+         and c.config.space.name == "pca" and c.config.objective.scale == "constant", LEADING,
          "no GPU, where all {c.pixels:,} would take half of the time; {c.pixels} keeps all"),
     Rule("encoder.patch_size", None, lambda c: patch_for(*c.shape[1:]),
          "{c.grid} tokens of {c.shape[1]}x{c.shape[2]}"),

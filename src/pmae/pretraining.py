@@ -73,7 +73,7 @@ class Prepared:
             if self.splits.val is not None and self.splits is not self.whole:
                 run.add_results(held_out=list(self.splits.val.names))
             # Of two stages the second alone has the patches that remain, and begins with an adapted encoder.
-            alone = config.encoder.first_patch_size is None
+            alone = not config.encoder.first_patch_size
             if config.encoder.weights and alone and (told := add_adaptation(run)) and not quiet:
                 say(told)
             if self.draw:

@@ -235,6 +235,7 @@ def test_the_usual_grid_is_every_space_at_three_ratios_with_nothing_else_apart()
     assert specs[0].config.train.epochs == 50
 
 
+@pytest.mark.usefixtures("registry")
 def test_a_space_of_ones_own_has_options(tmp_path: Path, files: Path) -> None:
     made = [
         "@pmae.register('space', 'slower')",
@@ -242,9 +243,9 @@ def test_a_space_of_ones_own_has_options(tmp_path: Path, files: Path) -> None:
         "    def __init__(self, shape, config, *, at=''):",
     ]
     lines = ["import pmae", "from pmae.spaces import Cosine", *made, "        super().__init__(shape, config)"]
-    (tmp_path / "mine.py").write_text("\n".join(lines))
+    (tmp_path / "my_slower.py").write_text("\n".join(lines))
     own = "slower(at='a/b'):grouped=true"
-    common = ["--data", files, "--spaces", "pca", own, "--ratios", 0.2, "--import", tmp_path / "mine.py"]
+    common = ["--data", files, "--spaces", "pca", own, "--ratios", 0.2, "--import", tmp_path / "my_slower.py"]
     assert spaces("table", *common, "--epochs", 1, *SMALL, "--out", tmp_path) == 0
     assert [row["space"] for row in rows(tmp_path / "spaces.csv")] == ["pca", own]
     assert spaces("figures", *common, "--out", tmp_path) == 0

@@ -31,13 +31,14 @@ RESULTS = ROOT / "results"
 RUNS = sorted((RESULTS / "runs").iterdir())
 
 
+@pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_a_published_run_can_be_repeated(run: Path) -> None:
+def test_a_published_run_can_be_repeated(run: Path, gpu: bool) -> None:
     config = parsed("pretrain", ["--config", str(run / "config.json"), "--out", "unused"]).configured()
     assert config.data.root == "data"
     data = json.loads((run / "environment.json").read_text())["data"]
     # Nothing was left to derive: a later change of the rules cannot change what the file means.
-    assert resolve(config, data["counts"]["train"], tuple(data["shape"])) == (config, {})
+    assert resolve(config, data["counts"]["train"], tuple(data["shape"]), gpu=gpu) == (config, {})
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_patches_that_do_not_fit_are_refused(first: int, staged: Config, toy: Sp
 def test_networks_without_patches_are_refused(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     sizes = {"encoder__width": None, "encoder__depth": None, "encoder__heads": None}
     config = replace(tiny, encoder__name="resnet10t", **sizes, encoder__first_patch_size=8)
-    with pytest.raises(UserError, match=r"first_patch_size must be left unset unless encoder\.name is a ViT, got 8"):
+    with pytest.raises(UserError, match=r"first_patch_size must be 0 unless encoder\.name is a ViT, got 8"):
         api.pretrain(config, toy, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 

@@ -4,6 +4,7 @@ Numbers of tables and figures are counted from the LaTeX source, whose labels st
 """
 
 import dataclasses
+import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pmae.errors import UserError, require, require_known
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
 from pmae.sweep.find import RunSpec, Scoring
+from pmae.train.stages import first_stage
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 PAIRS = {"paper": ("paper", "mae")} | {name: (name, f"mae_{name}") for name in ("released", "masking", "ours")}
@@ -186,13 +188,15 @@ def cost_of(item: Item, chosen: RunChoices, scoring: Scoring | None = None, gpu:
         again = sum(row.ratio == "oracle" for row in rows) * (len(chosen.seeds) - 1)
         scored = sum(1 if row.ratio == "oracle" else len(ratios_of(row, chosen)) for row in rows) * len(chosen.seeds)
         config, _ = resolved(made[0], data, gpu)
-        views = (config.train.epochs or 0) * (2 if config.objective.contrastive_weight else 1)
         images, side = TRAINING[data]
-        seen = images * ((len(made) + again) * views + scored * passes)
-        tokens = (side // (config.encoder.patch_size or 1)) ** 2 + 1
-        runs = total.runs + len(made) + again
+        views = images * (len(made) + again) * (2 if config.objective.contrastive_weight else 1)
+        stages = [first_stage(config), config] if config.encoder.first_patch_size else [config]
+        seen = [views * (stage.train.epochs or 0) for stage in stages]
+        seen[-1] += images * scored * passes
+        tokens = [(side // (stage.encoder.patch_size or 1)) ** 2 + 1 for stage in stages]
         size = statistics.fmean(_size(config, chosen, side) for config in made)
-        total = Cost(runs, total.images + seen, total.work + seen * tokens / TOKENS * size)
+        work = sum(map(operator.mul, seen, tokens)) / TOKENS * size
+        total = Cost(total.runs + len(made) + again, total.images + sum(seen), total.work + work)
     return total
 
 
