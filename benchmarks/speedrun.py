@@ -36,6 +36,7 @@ from pmae.train.environment import pick_device
 from pmae.train.loop import pretrain
 
 FRONTIER: dict[str, Any] = {
+    "encoder__first_patch_size": 0,
     "data__source": "cifar10",
     "augment__extra": ("color_jitter", "grayscale"),
     "objective__contrastive_weight": 1.0,

@@ -10,6 +10,7 @@ from pmae.report.contents import Contents, load
 from pmae.report.style import Drawing, color, legend, marker, panels, styled
 from pmae.results import Score, primary
 from pmae.runs import Run
+from pmae.train.stages import first_stage
 
 TRIALS = ROOT / "results" / "trials"
 PROTOCOLS = {"linear": "linear", "mlp": "MLP", "knn": "k-NN"}
@@ -93,6 +94,13 @@ TINY = {
     "tiny/tiny": "then of 8, the rate going to 0, 73 epochs",
 }
 """Stages on Tiny ImageNet."""
+WITHOUT_GPU = {
+    "cifar10-now": "CIFAR-10, 10,000 images: as before",
+    "cifar10-staged-rate": "leading components, 3 heads, large patches first, twice the rate: the default now",
+    "bloodmnist-now": "BloodMNIST: as before",
+    "bloodmnist-staged-rate": "the default now",
+}
+"""Runs on one core of a CPU."""
 PUBLISHED = ["PatchMix, ViT-T, patches of 2, 800 epochs, no component masks (published)", "94.4", "92.9", "97.5", ""]
 
 
@@ -131,6 +139,19 @@ def looked_at(runs: dict[str, str]) -> str:
         end = [each for each in run.metrics() if "linear" in each][-1]
         scores = [f"{100 * end[key]:.1f}" for key in ("linear", "knn")]
         lines.append(line([what, *scores, operations(*_stages(run))]))
+    return "\n".join([*lines, ""])
+
+
+def cpu_table(runs: dict[str, str] = WITHOUT_GPU, folder: Path = TRIALS / "cpu") -> str:
+    """Images that no run was trained on, and the epochs and operations of both stages."""
+    lines = [line(["", "epochs", "linear", "k-NN", "operations"]), "|---" * 5 + "|"]
+    for name, what in runs.items():
+        run, epochs = Run(folder / name), f"{Run(folder / name).config.train.epochs}"
+        if first := run.config.encoder.first_patch_size:
+            before = first_stage(run.config)
+            epochs = f"{before.train.epochs} with patches of {first}, {epochs} of {run.config.encoder.patch_size}"
+        scores = [interval(_score(load(run.path), protocol)) for protocol in ("linear", "knn")]
+        lines.append(line([what, epochs, *scores, operations(run)]))
     return "\n".join([*lines, ""])
 
 
