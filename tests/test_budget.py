@@ -85,7 +85,7 @@ def test_minutes_make_an_ordinary_run_that_its_epochs_repeat(
 
 def test_minutes_win_over_the_epochs_of_settings(tiny: Config, toy: Splits, tmp_path: Path, trials: Path) -> None:
     config = replace(tiny, train__epochs=10**6)
-    run = api.pretrain(config, toy, tmp_path / "run", minutes=0.1, quiet=True, figures=False)
+    run = api.pretrain(config, toy, tmp_path / "run", minutes=0.2, quiet=True, figures=False)
     assert 1 <= (run.config.train.epochs or 0) < 10**6
     assert run.config.train.checkpoint_every == tiny.train.checkpoint_every
     assert run.config.train.callbacks == ()
@@ -102,6 +102,7 @@ def test_minutes_win_over_the_epochs_of_settings(tiny: Config, toy: Splits, tmp_
         (["--minutes", "3", "--epochs", "2"], "--minutes must be left out where --epochs is given, got 3"),
         (["--minutes=3", "--train.epochs=2"], "--minutes must be left out where --epochs is given, got 3"),
         (["--minutes", "0.001"], "what one epoch takes here, got 0.001"),
+        (["--minutes", "0.001", "--encoder.first-patch-size", "8"], "first (encoder.first_patch_size 0: without), got"),
     ],
 )
 def test_minutes_that_settle_nothing_are_one_error_and_leave_nothing(

@@ -87,7 +87,9 @@ def epochs_within(minutes: float, began: float, given: Config, resolved: Config,
     every, spent = (given.train.checkpoint_every, given.probe.every), time.monotonic() - began
     epochs = pace.most_epochs(minutes * 60 * (1 - RESERVE) - spent, *every)
     least = math.ceil((spent + pace.seconds(1, *every)) / (1 - RESERVE) / 6) / 10
-    require(epochs > 0, "minutes", f"at least {least:g}, what one epoch takes here", minutes)
+    first = " with large patches first (encoder.first_patch_size 0: without)"
+    staged = first if resolved.encoder.first_patch_size else ""
+    require(epochs > 0, "minutes", f"at least {least:g}, what one epoch takes here{staged}", minutes)
     each = f"{pace.epoch:.2g} s" if pace.epoch < 10 else f"{timedelta(seconds=round(pace.epoch))}"
     count = f"{epochs:,} epoch{'s' * (epochs > 1)} of {each}{' each' * (epochs > 1)}"
     return epochs, f"{count} fit{'s' * (epochs == 1)} into {minutes:g} minute{'s' * (minutes != 1)} on this machine"
