@@ -320,6 +320,7 @@ def test_more_than_the_data_holds_is_refused() -> None:
         ({}, (3, 24, 36), {}, 6),
         ({}, (3, 28, 36), {}, 0),  # patches of 4, which 8 does not divide
         ({"encoder__name": "resnet50"}, (3, 64, 64), {}, 0),
+        ({"objective__contrastive": "data2vec"}, (3, 32, 32), {}, 0),
         ({"encoder__weights": "runs/a"}, (3, 32, 32), {"goes_on": True}, 0),
     ],
 )

@@ -151,9 +151,8 @@ class Case:
     def images_seen(self) -> int:
         """In a whole run: longer ones pay with two views, which without a GPU halve it so as to take no longer."""
         usual = 5_000_000 if not self.two_views else 7_500_000 if self.gpu else 2_500_000
-        seen = (
-            ITS_IMAGES if self.photographs else usual if self.gpu else int(usual * min(1, TOKENS_ON_CPU / self.tokens))
-        )
+        share = 1.0 if self.gpu else min(1.0, TOKENS_ON_CPU / self.tokens)
+        seen = ITS_IMAGES if self.photographs else int(usual * share)
         return seen // (2 if self.config.encoder.first_patch_size else 1)  # large patches first take as long again
 
     @property
@@ -164,10 +163,10 @@ class Case:
 
     @property
     def stages_on_cpu(self) -> bool:
-        """Whether a CPU gains by large patches first: beside a contrastive loss, where twice the side fits."""
-        twice, vit = 2 * (self.config.encoder.patch_size or 1), PLAIN_VIT.fullmatch(self.config.encoder.name)
+        """Whether a CPU gains by large patches first: beside NT-Xent, as measured, where twice the side fits."""
+        encoder, twice = self.config.encoder, 2 * (self.config.encoder.patch_size or 1)
         fits = min(self.shape[1:]) > twice and not (self.shape[1] % twice or self.shape[2] % twice)
-        return bool(not self.gpu and self.two_views and vit and fits and self.config.encoder.weights is None)
+        return not self.gpu and self.two_views and self.takes_windows and fits and encoder.weights is None
 
     @property
     def peak_lr(self) -> float:
