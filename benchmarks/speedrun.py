@@ -31,6 +31,7 @@ from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import Protocols, only, preset
 from pmae.files import require_empty, write_json, write_text
 from pmae.models import Encoder
+from pmae.paper.recipes import RECIPES
 from pmae.results import primary_pooling, scores_of
 from pmae.train.environment import pick_device
 from pmae.train.loop import pretrain
@@ -51,8 +52,6 @@ SCHEDULES, RATES = ("constant", "cosine", "cosine"), (1.0, 1.0, 0.3)
 """Of each stage. The first two have one schedule: the rate is kept, then goes to 0."""
 WARMUP = 0.05
 """Share of the epochs of a stage."""
-LOOKS = 12
-"""In a stage."""
 TINY: dict[str, Any] = {"data__source": "photos", "space__name": "cosine", "train__batch_size": 64}
 SIZES = {"width": 24, "depth": 2, "heads": 2}
 TINY |= {f"{part}__{key}": size for part in ("encoder", "decoder") for key, size in SIZES.items()}
@@ -167,6 +166,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, nargs="+", default=EPOCHS, help="length of each stage")
     parser.add_argument("--schedules", nargs="+", default=SCHEDULES, help="schedule of the rate in each stage")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="share of the rate in each stage")
+    parser.add_argument("--looks", type=int, default=12, help="at held-out images, in a stage")
+    parser.add_argument("--recipe", choices=sorted(RECIPES), default="ours", help="what hides and what is predicted")
     parser.add_argument("--set", action="append", nargs=2, default=[], metavar=("SETTING", "VALUE"), dest="changed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a tiny network and embedded images: seconds on a CPU")
@@ -192,8 +193,11 @@ def stages_of(options: argparse.Namespace) -> list[Config]:
     for name, values in given.items():
         require(len(values) == count, name, f"one for each of the patches ({count})", values)
     require(len(set(patches)) == count, "patches", "no two alike", patches)
-    changes = FRONTIER | (TINY if options.tiny else {})
-    shared = replace(Config(), **changes, data__root=options.root, train__seed=options.seed)
+    require(options.looks >= 1, "looks", "at least 1", options.looks)
+    recipe, changes = RECIPES[options.recipe](), FRONTIER | (TINY if options.tiny else {})
+    if recipe.objective.target == "patches":
+        changes = {key: value for key, value in changes.items() if key != "space__name"}
+    shared = replace(recipe, **changes, data__root=options.root, train__seed=options.seed)
     shared = with_settings(shared, dict(options.changed))
     return [
         replace(
@@ -203,7 +207,7 @@ def stages_of(options: argparse.Namespace) -> list[Config]:
             optim__base_lr=rate * (shared.optim.base_lr or 0.0),
             optim__warmup_epochs=WARMUP * epochs,
             train__epochs=epochs,
-            probe__every=max(1, epochs // LOOKS),
+            probe__every=max(1, epochs // options.looks),
         )
         for patch, epochs, schedule, rate in zip(patches, *given.values(), strict=True)
     ]
