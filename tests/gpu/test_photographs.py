@@ -52,7 +52,8 @@ def test_a_folder_trains_alike_from_the_device_and_from_the_host(tmp_path: Path,
 
 
 def test_photographs_train_by_what_is_derived_for_them(tmp_path: Path) -> None:
-    images = np.tile(smooth_images(512, (3, 160, 160)).transpose(0, 2, 3, 1), (8, 1, 1, 1))
+    # A tenth is held out, which has to leave 4,096.
+    images = np.tile(smooth_images(512, (3, 160, 160)).transpose(0, 2, 3, 1), (10, 1, 1, 1))
     run = api.pretrain(replace(Config(), train__epochs=2), images, tmp_path / "run", quiet=True, figures=False)
     settled = run.config
     assert (settled.space.name, settled.objective.local_views, settled.train.batch_size) == ("cosine", 2, 256)
