@@ -23,6 +23,7 @@ from published_runs import (
     published_runs,
 )
 from trials import (
+    ABLATION,
     ENDS,
     LONGER,
     MUON,
@@ -208,6 +209,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "muon": lambda: looked_at(MUON),
     "stages": lambda: looked_at(LONGER),
     "ends": lambda: looked_at(ENDS),
+    "ablation": lambda: looked_at(ABLATION),
     "tiny": tiny_table,
     "medical": medical_table,
     "cpu": cpu_table,

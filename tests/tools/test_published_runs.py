@@ -247,10 +247,10 @@ def test_operations_of_a_stopped_run_are_those_of_its_epochs(tool: Any, tmp_path
 
 def test_the_speedrun_is_drawn_as_it_was_logged(tool: Any) -> None:
     (axes,) = tool("trials").speedrun_figure().figure.axes
-    found = json.loads((RESULTS / "trials/speedrun-muon/speedrun.json").read_text())["looks"]
+    found = json.loads((RESULTS / "trials/speedrun-long/speedrun.json").read_text())["looks"]
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
     assert drawn["linear probe, patches of 8"] == [100 * look["linear"] for look in found if look["patch_size"] == 8]
-    assert drawn["k-NN, patches of 4"][-1] == 100 * found[-1]["knn"]
+    assert drawn["k-NN, patches of 2"][-1] == 100 * found[-1]["knn"]
 
 
 def test_pairs_are_told_apart_by_what_their_folders_say(tool: Any) -> None:

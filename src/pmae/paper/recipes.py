@@ -123,8 +123,8 @@ def ours() -> Config:
     Cost: 7.5 million images of two views and 65 tokens each; not timed alone (12,400 images/s on a shared GPU).
     Expect: with --augment.extra --objective.local-views 0 --optim.name adamw linear 79.8, MLP 82.0, k-NN 73.7,
     fine-tuned 93.1 (mean-pooled, preset strong), and with --patch-size 8 --epochs 800, 40 million images of 17 tokens,
-    84.7, 85.4, 81.1 and 92.5. Colors, local views, Muon, a higher rate and large patches first: 93.6, k-NN 92.6 and
-    97.3 in 13 minutes on a GPU (python -m benchmarks.speedrun).
+    84.7, 85.4, 81.1 and 92.5. Colors, local views, Muon, a higher rate and large patches first: 94.6 and k-NN 93.4
+    in 23 minutes on a shared GPU (python -m benchmarks.speedrun).
     """
     return Config()
 
