@@ -55,10 +55,12 @@ def test_the_peak_rate_never_falls_under_that_of_batches_of_512(batch: int) -> N
 
 def test_resolution_leaves_nothing_open_and_gives_reasons() -> None:
     config, reasons = resolve(Config(), 50_000, (3, 32, 32))
-    assert (config.train.batch_size, config.train.epochs, config.encoder.patch_size) == (512, 150, 4)
+    assert (config.train.batch_size, config.train.epochs, config.encoder.patch_size) == (512, 75, 4)
     assert (config.masking.masked_variance, config.objective.contrastive_weight) == (0.2, 1.0)
     assert (config.optim.base_lr, config.decoder.name, config.encoder.width) == (1.2e-3, "small", None)
-    assert "7,500,000 images" in reasons["train.epochs"]
+    assert "3,750,000 images" in reasons["train.epochs"]
+    alone, reasons = resolve(replace(Config(), encoder__first_patch_size=0), 50_000, (3, 32, 32))
+    assert (alone.train.epochs, "7,500,000 images" in reasons["train.epochs"]) == (150, True)
     assert "objective.contrastive_weight  1.0   <- two views" in describe(config, reasons)
 
 
@@ -314,7 +316,11 @@ def test_more_than_the_data_holds_is_refused() -> None:
         ({}, (1, 64, 96), {}, 16),
         ({"encoder__patch_size": 8}, (3, 32, 32), {}, 16),
         ({"encoder__name": "vit_small_patch16_224"}, (3, 224, 224), {}, 32),
-        ({}, (3, 32, 32), {"gpu": True}, 0),
+        ({}, (3, 32, 32), {"gpu": True}, 8),
+        ({}, (1, 64, 64), {"gpu": True}, 16),
+        ({"optim__name": "adamw"}, (3, 32, 32), {"gpu": True}, 0),
+        ({}, (3, 112, 112), {"gpu": True}, 0),  # without Muon
+        ({"encoder__name": "vit_small_patch16_224"}, (3, 224, 224), {"gpu": True}, 0),
         ({"encoder__first_patch_size": 0}, (3, 32, 32), {}, 0),
         ({"objective__contrastive_weight": 0.0}, (3, 32, 32), {}, 0),
         ({}, (3, 24, 36), {}, 6),
@@ -324,7 +330,7 @@ def test_more_than_the_data_holds_is_refused() -> None:
         ({"encoder__weights": "runs/a"}, (3, 32, 32), {"goes_on": True}, 0),
     ],
 )
-def test_large_patches_come_first_without_a_gpu(
+def test_large_patches_come_first_as_measured(
     given: dict[str, Any], shape: tuple[int, int, int], kind: dict[str, Any], first: int
 ) -> None:
     settled, reasons = resolve(replace(Config(), **given), 20_000, shape, **{"gpu": False, **kind})

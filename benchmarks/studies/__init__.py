@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 ADAMW = "--optim.name adamw"
+ONE_STAGE = "--encoder.first-patch-size 0"
 """What is derived for small images now is Muon; these were, or are to be set beside, runs with AdamW."""
 OURS = f"--recipe ours --decoder small --augment.extra color_jitter grayscale {ADAMW}"
 PLAIN = f"{OURS} --space patch_pca --objective.local-views 0"
@@ -183,7 +184,7 @@ OPTIMIZERS = Study(
         "muon-rate": "--optim.name muon --optim.base-lr 2.4e-3",
         "muon-rate-4": "--optim.name muon --optim.base-lr 4.8e-3",
     },
-    "--recipe ours --decoder small --patch-size 8 --epochs 56 --batch-size 512 --probe.every 7",
+    f"--recipe ours --decoder small --patch-size 8 {ONE_STAGE} --epochs 56 --batch-size 512 --probe.every 7",
     HELD_OUT,
 )
 THEN_20 = "--patch-size 4 --epochs 20 --optim.layer-decay 1"
@@ -204,7 +205,7 @@ INGREDIENTS = Study(
         "half-hidden": "--masked-variance 0.1",
         "batch-1024": "--batch-size 1024 --optim.base-lr 1.7e-3",
     },
-    "--recipe ours --decoder small --patch-size 8 --epochs 80 --batch-size 512 --optim.name muon "
+    f"--recipe ours --decoder small --patch-size 8 {ONE_STAGE} --epochs 80 --batch-size 512 --optim.name muon "
     "--optim.base-lr 2.4e-3 --probe.every 10",
     HELD_OUT,
 )
@@ -229,7 +230,7 @@ MEDICAL = Study(
         "local": "--augment.extra --objective.local-views 2",
         "simclr": "--recipe simclr",
     },
-    "--recipe ours --decoder small --patch-size 8 --epochs 150 --batch-size 512",
+    f"--recipe ours --decoder small --patch-size 8 {ONE_STAGE} --epochs 150 --batch-size 512",
     HELD_OUT,
 )
 STUDIES = {

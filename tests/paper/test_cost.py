@@ -65,8 +65,8 @@ def test_smaller_networks_cost_less_in_proportion_to_their_operations(
 
 def test_a_second_view_is_counted_where_it_is_derived() -> None:
     chosen = RunChoices("ours", ("cifar10",))
-    # 150 epochs of two views on a GPU; without, 100 with large patches and 25 with small ones.
-    assert cost_of(ITEMS["main"], chosen).images == 50_000 * (21 * 150 * 2 + 5 * 200)
+    # 300 epochs of two views with large patches and 75 with small ones on a GPU; without, 100 and 25.
+    assert cost_of(ITEMS["main"], chosen).images == 50_000 * (21 * 375 * 2 + 5 * 200)
     assert cost_of(ITEMS["main"], chosen, gpu=False).images == 50_000 * (21 * 125 * 2 + 5 * 200)
     assert cost_of(ITEMS["main"], RunChoices("masking", ("cifar10",))).images == 50_000 * (21 * 100 + 5 * 200)
 
