@@ -23,8 +23,8 @@ from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import KnnProtocol, only, preset
 from pmae.evaluate.suite import score_table
 from pmae.report.page import write_report
-from pmae.results import primary_pooling, scores_of
 from pmae.runs import Run
+from pmae.standing import primary_pooling, scores_of
 from pmae.train.checkpoint import load_encoder
 
 pytestmark = pytest.mark.usefixtures("no_figures")

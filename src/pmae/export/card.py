@@ -10,7 +10,8 @@ from pmae.config_file import flat
 from pmae.export.formats import FORMATS
 from pmae.export.source import RunSource, Source
 from pmae.report.tables import Cell, Table, in_line, to_markdown
-from pmae.results import PROTOCOLS, scores_of
+from pmae.results import PROTOCOLS
+from pmae.standing import scores_of
 
 LOCAL = ("data.source", "data.root", "probe.data", "encoder.weights", "train.device")
 """Settings that say where things lie on the machine that trained, which is nobody else's business."""
