@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any
 
-from pmae.errors import require
+from pmae.errors import failing_as, require
 from pmae.validation import Rule, coerced
 
 FORMAT = 2
@@ -299,27 +299,13 @@ class Segmentation:
     notes: tuple[str, ...] = ()
 
 
-class OldScore(TypedDict):
-    """A score of format 1, as far as it differs."""
-
-    metrics: dict[str, Any]
-    runs: Any
-    per_class: NotRequired[list[dict[str, Any]]]
-
-
-class OldEvaluation(TypedDict):
-    """An evaluation of format 1, which stood under a label: `pmae epoch 100 [strong]`."""
-
-    results: list[OldScore]
-
-
 def read_evaluations(results: Mapping[str, Any], file: Path | str) -> list[Evaluation]:
     """Every evaluation in the content of a results.json, oldest first; what cannot be shown is refused by its key."""
     # Python writes NaN and Infinity into JSON: they are no number to show.
     known = {key: results[key] for key in ("evaluation", "evaluations") if key in results}
     known = json.loads(json.dumps(known), parse_constant=lambda name: None)
-    older = coerced(known.get("evaluation", {}), dict[str, OldEvaluation], f"{file}: evaluation")
-    translated = [_translated(label, old) for label, old in older.items()]
+    with failing_as(f"{file}: evaluation must be as an older version wrote it"):
+        translated = [_translated(label, old) for label, old in known.get("evaluation", {}).items()]
     found = coerced(translated, tuple[Evaluation, ...], f"{file}: evaluation")
     found += coerced(known.get("evaluations", []), tuple[Evaluation, ...], f"{file}: evaluations")
     for score in (score for evaluation in found for score in evaluation.scores):
@@ -329,7 +315,8 @@ def read_evaluations(results: Mapping[str, Any], file: Path | str) -> list[Evalu
     return list(found)
 
 
-def _translated(label: str, old: OldEvaluation) -> dict[str, Any]:
+def _translated(label: str, old: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation of format 1, which stood under a label: `pmae epoch 100 [strong]`."""
     name = re.sub(r"\s*\[.*\]$", "", label)
     told = re.fullmatch(r"(.*) epoch ([0-9]{1,9})", name, re.DOTALL)
     method, epoch = (told[1], int(told[2])) if told else (name, 0)

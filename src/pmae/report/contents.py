@@ -22,7 +22,7 @@ BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, S
 COMPONENTS = 24  # of the space, to be drawn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contents:
     """One run as the report sees it."""
 
