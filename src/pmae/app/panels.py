@@ -1,8 +1,6 @@
 """What each tab of the explorer shows, as HTML; `units` are what a space hides: coefficients, or groups of them."""
 
-import base64
 import html
-import io
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -19,7 +17,7 @@ from pmae.masking import Draw
 from pmae.method import MAE, MaskedAutoencoder, PrincipalMAE
 from pmae.models.maps import attention_maps, colours, token_maps
 from pmae.report.pictures import enlarged, lit
-from pmae.report.style import minus
+from pmae.report.style import data_url, minus
 from pmae.spaces import Pixels, Space
 from pmae.train.monitor import hidden_parts, visualize
 
@@ -229,9 +227,8 @@ def pictures(named: Iterable[tuple[str, np.ndarray]], size: str = "large") -> st
     """Pictures (H, W, 3) from 0 to 1 beside each other, each with a caption that need not be unique."""
     made = []
     for caption, picture in named:
-        buffer, text = io.BytesIO(), html.escape(caption, quote=True)
-        Image.fromarray((255 * picture).round().astype(np.uint8)).save(buffer, "PNG")
-        source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+        text = html.escape(caption, quote=True)
+        source = data_url(Image.fromarray((255 * picture).round().astype(np.uint8)), "png")
         made.append(f'<figure><img alt="{text}" src="{source}"><figcaption>{text}</figcaption></figure>')
     return f'<div class="pictures {size}">{"".join(made)}</div>'
 

@@ -1,9 +1,7 @@
 """The features of a run in two dimensions: a figure, and for the page one whose points open their pictures."""
 
-import base64
 import functools
 import hashlib
-import io
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from pmae.report.charts import MOST_NAMED
 from pmae.report.compare import main_score
 from pmae.report.contents import Contents
 from pmae.report.pictures import view_of
-from pmae.report.style import Drawing, color, marker, panels, short, styled
+from pmae.report.style import Drawing, color, data_url, marker, panels, short, styled
 
 MOST_POINTS, NEAREST = 1000, 5
 SHAPES = (
@@ -141,9 +139,7 @@ def _sprite(pictures: np.ndarray, dtype: str, side: int) -> dict[str, Any]:
     sheet = np.zeros((int(np.ceil(count / columns)) * columns, height, width, 3), np.uint8)
     sheet[:count] = shown
     rows = sheet.reshape(-1, columns, height, width, 3).swapaxes(1, 2).reshape(-1, columns * width, 3)
-    buffer = io.BytesIO()
-    Image.fromarray(rows).save(buffer, "WEBP", quality=70)
-    url = f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    url = data_url(Image.fromarray(rows), "webp", quality=70)
     return {"url": url, "columns": columns, "width": width, "height": height, "side": max(width, height)}
 
 
