@@ -32,7 +32,7 @@ from pmae.evaluate.protocols import Protocols, only, preset
 from pmae.files import require_empty, write_json, write_text
 from pmae.models import Encoder
 from pmae.paper.recipes import RECIPES
-from pmae.results import primary_pooling, scores_of
+from pmae.standing import primary_pooling, scores_of
 from pmae.train.environment import pick_device
 from pmae.train.loop import pretrain
 

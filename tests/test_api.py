@@ -16,15 +16,15 @@ from torchvision.transforms.v2 import Resize
 
 import pmae
 from pmae import api
+from pmae.cli.encoder import score_table
 from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import KnnProtocol, only, preset
-from pmae.evaluate.suite import score_table
 from pmae.report.page import write_report
-from pmae.results import primary_pooling, scores_of
 from pmae.runs import Run
+from pmae.standing import primary_pooling, scores_of
 from pmae.train.checkpoint import load_encoder
 
 pytestmark = pytest.mark.usefixtures("no_figures")

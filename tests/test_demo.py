@@ -12,7 +12,7 @@ from pmae.data.named import load_photos
 from pmae.demo import demo
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.results import scores_of
+from pmae.standing import scores_of
 from pmae.train.loop import pretrain
 
 

@@ -32,6 +32,7 @@ ALLOWED = {
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive", "spaces"},
     "results": {"errors", "validation"},
+    "standing": {"results"},
     "system": set(),
     "files": {"errors", "system"},
     "remote": {"errors", "files"},
@@ -45,14 +46,14 @@ ALLOWED = {
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
     | FILES
-    | {"derive", "masking", "spaces", "models", "data", "method", "evaluate.protocols", "report", "results"}
+    | {"derive", "masking", "spaces", "models", "data", "method", "evaluate.protocols", "report", "results", "standing"}
     | {"train.environment", "api", "paper.recipes"},
     "paper": LEAVES
     | FILES
     | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"}
     | {"train.stages"},
-    "report": LEAVES | FILES | {"results"},
-    "export": LEAVES | FILES | {"models", "data", "results", "train", "report", "classify"},
+    "report": LEAVES | FILES | {"results", "standing"},
+    "export": LEAVES | FILES | {"models", "data", "results", "standing", "train", "report", "classify"},
     "feature_files": {"errors"},
     "classify": LEAVES
     | FILES

@@ -16,13 +16,9 @@ from pmae.results import (
     KAccuracy,
     Score,
     SeedScore,
-    pretrained,
-    primary,
-    primary_pooling,
     read_evaluations,
-    scores_of,
-    standing,
 )
+from pmae.standing import pretrained, primary, primary_pooling, scores_of, standing
 
 
 def evaluation(method: str, epoch: int = 0, accuracy: float = 0.5, *keys: str, data: str = "toy") -> Evaluation:

@@ -15,8 +15,9 @@ from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
 from pmae.evaluate.protocols import KnnProtocol, Protocols
 from pmae.report.contents import load
-from pmae.results import Evaluation, read_evaluations, scores_of
+from pmae.results import Evaluation, read_evaluations
 from pmae.runs import Run
+from pmae.standing import scores_of
 
 ROOT = Path(__file__).parent.parent
 OLD = Path(__file__).parent / "fixtures" / "evaluated_run"

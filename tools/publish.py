@@ -21,8 +21,9 @@ from pmae.errors import UserError
 from pmae.files import read_tensors, write_json, write_tensors, write_text
 from pmae.paper.comparisons import AUGMENTED
 from pmae.report.published import published_data, published_split
-from pmae.results import Evaluation, Score, pretrained, primary_pooling, scores_of, standing
+from pmae.results import Evaluation, Score
 from pmae.runs import Run
+from pmae.standing import pretrained, primary_pooling, scores_of, standing
 from pmae.sweep.find import finished
 
 SHORT = {

@@ -13,8 +13,9 @@ from pmae.errors import UserError
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
 from pmae.report.compare import Difference
-from pmae.results import Score, scores_of
+from pmae.results import Score
 from pmae.runs import Run
+from pmae.standing import scores_of
 from pmae.sweep.find import MACHINE, flat
 from pmae.train.stages import first_stage
 

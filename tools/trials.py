@@ -8,8 +8,9 @@ from published_runs import ROOT, gain, interval, line, of_encoder, operations
 from pmae.report.compare import difference
 from pmae.report.contents import Contents, load
 from pmae.report.style import Drawing, color, legend, marker, panels, styled
-from pmae.results import Score, primary
+from pmae.results import Score
 from pmae.runs import Run
+from pmae.standing import primary
 from pmae.train.stages import first_stage
 
 TRIALS = ROOT / "results" / "trials"

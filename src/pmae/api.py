@@ -34,8 +34,9 @@ from pmae.plugins import require_plugins
 from pmae.pretraining import prepare
 from pmae.remote import Mirror, is_remote, mirrored, push_back
 from pmae.report.page import save_figures
-from pmae.results import Duplicates, Evaluation, Segmentation, primary_pooling, scores_of
+from pmae.results import Duplicates, Evaluation, Segmentation
 from pmae.runs import Run, require_vacant
+from pmae.standing import primary_pooling, scores_of
 from pmae.train.checkpoint import load_encoder, load_standardize, opened
 from pmae.train.distributed import is_main, local_device, process_group, was_restarted
 from pmae.train.environment import pick_device

@@ -15,8 +15,8 @@ from pmae.evaluate import protocols
 from pmae.report.compare import verdict
 from pmae.report.contents import load
 from pmae.report.page import write_report
-from pmae.results import primary, scores_of
 from pmae.runs import Run
+from pmae.standing import primary, scores_of
 
 EPOCHS = 10
 

@@ -107,8 +107,8 @@ def parse(given: str, parameter: str) -> tuple[str, dict[str, Any]]:
 def is_registered(kind: str, name: str) -> bool:
     """Whether the name is known, after a look at the variable and at what is installed."""
     if name not in TABLES[kind]:
-        for module in os.environ.get(VARIABLE, "").split(os.pathsep):
-            if module and (Path(module).stem if module.endswith(".py") else module) not in sys.modules:
+        for module in _given():
+            if (Path(module).stem if module.endswith(".py") else module) not in sys.modules:
                 load(module)
     if name not in TABLES[kind]:
         for entry in _offered(GROUPS[kind]).select(name=name):

@@ -1,7 +1,7 @@
 """Evaluations as results.json keeps them: typed, validated when they are read, added to and never overwritten.
 
 One `Evaluation` is one call of the suite on one representation, with everything it says of itself; a `Score` in it is
-one protocol, pooling and split. Of scores of the same thing the newest stands; the older ones stay in the file.
+one protocol, pooling and split. Which of them stand is said in `pmae.standing`; the others stay in the file.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any
 
-from pmae.errors import require
+from pmae.errors import failing_as, require
 from pmae.validation import Rule, coerced
 
 FORMAT = 2
@@ -26,7 +26,6 @@ POOLINGS = {"cls": "CLS", "mean": "patch mean", "pixels": "", "pca": ""}
 PRIMARY = "mean"
 """The pooling that stands for a representation where none was chosen: the mean of the patch tokens, the better in every
 run measured so far; published numbers are of [CLS]."""
-POINT = 0.01
 METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -123,9 +122,14 @@ class Score:
     """(1 + seeds, images): true classes, then those predicted (-1 if diverged). Kept beside results.json by `key`."""
 
     @property
+    def measured(self) -> tuple[object, ...]:
+        """What it is of: of scores of the same thing the newest stands."""
+        return self.method, self.epoch, self.preset, self.data, self.protocol, self.pooling, self.split
+
+    @property
     def key(self) -> str:
-        """What was measured, as one text: of scores with the same key the newest stands."""
-        return "|".join(map(str, _what(self)))
+        """The same as one text."""
+        return "|".join(map(str, self.measured))
 
     @property
     def label(self) -> str:
@@ -245,10 +249,10 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        shared = {"method": self.method, "epoch": self.epoch, "preset": self.preset, "data": self.data.name}
-        filled = [dataclasses.replace(one, **shared, classes=self.data.classes) for one in self.scores]  # type: ignore[arg-type]
+        shared: dict[str, Any] = {"method": self.method, "epoch": self.epoch, "preset": self.preset}
+        shared |= {"data": self.data.name, "classes": self.data.classes}
         chances = {split: 100 * share for split, share in self.data.majority.items()}
-        filled = [dataclasses.replace(one, chance=chances.get(one.split)) for one in filled]
+        filled = (dataclasses.replace(one, **shared, chance=chances.get(one.split)) for one in self.scores)
         object.__setattr__(self, "scores", tuple(filled))
 
     def answers_to(self, method: str, epoch: int, data: str, settings: dict[str, Any], seeds: Sequence[int]) -> bool:
@@ -295,98 +299,13 @@ class Segmentation:
     notes: tuple[str, ...] = ()
 
 
-def scores_of(evaluations: Sequence[Evaluation]) -> list[Score]:
-    """Every score that stands, pretrained representations first, baselines in their usual order."""
-    found = [score for evaluation in standing(evaluations) for score in evaluation.scores]
-    return sorted(found, key=lambda s: BASELINES.index(s.method) if s.is_baseline else -1)
-
-
-def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Evaluations, oldest first, with the scores that no later one measured anew; those left without any are gone."""
-    seen: set[tuple[object, ...]] = set()
-    kept = []
-    for evaluation in reversed(evaluations):
-        scores = [score for score in evaluation.scores if _what(score) not in seen]
-        seen |= {_what(score) for score in scores}
-        kept += [dataclasses.replace(evaluation, scores=tuple(scores))] if scores else []
-    return kept[::-1]
-
-
-def _what(score: Score) -> tuple[object, ...]:
-    return score.method, score.epoch, score.preset, score.data, score.protocol, score.pooling, score.split
-
-
-def primary_pooling(scores: Sequence[Score]) -> str:
-    """The pooling that stands for a run everywhere: chosen by k-NN on validation images, so that no test set chooses.
-
-    It is the mean of the patch tokens unless another is better by more than a point, which chance alone seldom gives.
-    """
-    return _chosen_pooling(pretrained(scores)) or PRIMARY
-
-
-def _chosen_pooling(scores: Sequence[Score]) -> str | None:
-    """That pooling of one representation; None where k-NN did not measure it."""
-    found: dict[str, float] = {}
-    for score in scores:
-        # What several blocks say together no single vector of the encoder is, so it stands for nothing else.
-        if score.protocol == "knn" and score.by_k and not score.pooling.startswith(LAST):
-            best = max(one.validation for one in score.by_k)
-            found[score.pooling] = max(found.get(score.pooling, 0.0), best + POINT * (score.pooling == PRIMARY))
-    return max(found, key=lambda pooling: (found[pooling], pooling == PRIMARY), default=None)
-
-
-def primary(scores: Sequence[Score], pooling: str | None = None) -> list[Score]:
-    """For each representation, preset, data, protocol and split one pooling: this one, or the run's primary one.
-
-    A baseline is chosen its own in the same way: the run's, if it were the worse for it, would flatter the run. Where
-    it was not measured (raw pixels have their own) the next of `POOLINGS` stands in.
-    """
-    usual, own = pooling or primary_pooling(scores), dict[str, str | None]()
-    if pooling is None:
-        own = {name: _chosen_pooling([score for score in scores if score.method == name]) for name in BASELINES}
-
-    def rank(score: Score) -> int:
-        order = [own.get(score.method) or usual, PRIMARY, *POOLINGS]
-        return order.index(score.pooling) if score.pooling in order else len(order)
-
-    kept: dict[tuple[object, ...], Score] = {}
-    for score in sorted(scores, key=rank):
-        kept.setdefault(_what(dataclasses.replace(score, pooling="")), score)
-    chosen = {id(score) for score in kept.values()}
-    return [score for score in scores if id(score) in chosen]
-
-
-def pretrained(scores: Sequence[Score]) -> list[Score]:
-    """Scores of the latest evaluated epoch of every pretrained encoder on each data set."""
-    ours = [score for score in scores if not score.is_baseline]
-    latest: dict[tuple[str, str], int] = {}
-    for score in ours:
-        key = score.method, score.data
-        latest[key] = max(latest.get(key, 0), score.epoch)
-    return [score for score in ours if score.epoch == latest[score.method, score.data]]
-
-
-class OldScore(TypedDict):
-    """A score of format 1, as far as it differs."""
-
-    metrics: dict[str, Any]
-    runs: Any
-    per_class: NotRequired[list[dict[str, Any]]]
-
-
-class OldEvaluation(TypedDict):
-    """An evaluation of format 1, which stood under a label: `pmae epoch 100 [strong]`."""
-
-    results: list[OldScore]
-
-
 def read_evaluations(results: Mapping[str, Any], file: Path | str) -> list[Evaluation]:
     """Every evaluation in the content of a results.json, oldest first; what cannot be shown is refused by its key."""
     # Python writes NaN and Infinity into JSON: they are no number to show.
     known = {key: results[key] for key in ("evaluation", "evaluations") if key in results}
     known = json.loads(json.dumps(known), parse_constant=lambda name: None)
-    older = coerced(known.get("evaluation", {}), dict[str, OldEvaluation], f"{file}: evaluation")
-    translated = [_translated(label, old) for label, old in older.items()]
+    with failing_as(f"{file}: evaluation must be as an older version wrote it"):
+        translated = [_translated(label, old) for label, old in known.get("evaluation", {}).items()]
     found = coerced(translated, tuple[Evaluation, ...], f"{file}: evaluation")
     found += coerced(known.get("evaluations", []), tuple[Evaluation, ...], f"{file}: evaluations")
     for score in (score for evaluation in found for score in evaluation.scores):
@@ -396,7 +315,8 @@ def read_evaluations(results: Mapping[str, Any], file: Path | str) -> list[Evalu
     return list(found)
 
 
-def _translated(label: str, old: OldEvaluation) -> dict[str, Any]:
+def _translated(label: str, old: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation of format 1, which stood under a label: `pmae epoch 100 [strong]`."""
     name = re.sub(r"\s*\[.*\]$", "", label)
     told = re.fullmatch(r"(.*) epoch ([0-9]{1,9})", name, re.DOTALL)
     method, epoch = (told[1], int(told[2])) if told else (name, 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pmae.app import chart, maps, panels
+from pmae.app import chart, panels
 from pmae.app.material import Material
 from pmae.data.images import Splits
 from pmae.errors import UserError
@@ -109,7 +109,7 @@ def test_a_share_that_is_being_typed_draws_a_mask_and_an_empty_field_is_named(ma
 
 
 def test_patches_are_colours_and_what_every_head_looks_at(trained: Material, material: Material) -> None:
-    shown = maps.patches(trained, trained.picked.images[0])
+    shown = panels.patches(trained, trained.picked.images[0])
     assert shown.count("<img") == 3 + 4
     assert "head 4" in shown
-    assert "pmae explore runs/a" in maps.patches(material, material.picked.images[0])
+    assert "pmae explore runs/a" in panels.patches(material, material.picked.images[0])

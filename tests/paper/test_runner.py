@@ -14,8 +14,8 @@ from pmae.cli import main
 from pmae.errors import Interrupted
 from pmae.paper.runner import reproduce
 from pmae.paper.tables import DATASETS, ITEMS, Item, Row, RunChoices, spec_of, specs_of
-from pmae.results import scores_of
 from pmae.runs import Run
+from pmae.standing import scores_of
 from pmae.sweep.find import Scoring, finished
 
 Store = Callable[..., Run]

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from pmae.config import Config, replace
-from pmae.results import scores_of
 from pmae.runs import Run, create_run
+from pmae.standing import scores_of
 
 
 def _suite(accuracy: dict[str, float], data: str = "bloodmnist", half: float = 0.02, **more: Any) -> dict[str, Any]:

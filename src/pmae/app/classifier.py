@@ -23,8 +23,7 @@ from pmae.errors import UserError
 from pmae.evaluate.probes import nearest
 from pmae.files import read_object
 from pmae.models.maps import attention_maps, token_maps
-from pmae.report.maps import lit
-from pmae.report.pictures import view_of
+from pmae.report.pictures import lit, view_of
 
 SHOWN = 5  # likeliest classes
 STARTING = "starting: 1 of 2, the page's library (10 to 30 s the first time)"

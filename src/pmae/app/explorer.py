@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pmae.app import maps, panels
+from pmae.app import panels
 from pmae.app.material import LARGEST_FILE, Material, read_upload
 from pmae.errors import UserError, optional, require
 from pmae.report.samples import PARTS
@@ -106,7 +106,7 @@ def build(material: Material) -> Any:
                     _keep_shown(tab, opened, panels.neighbours, material, [chosen], shown)
                 with gr.Tab("Patches") as tab:
                     shown = gr.HTML(elem_id="patches")
-                    _keep_shown(tab, opened, maps.patches, material, [chosen], shown)
+                    _keep_shown(tab, opened, panels.patches, material, [chosen], shown)
     return page
 
 

@@ -1,8 +1,6 @@
 """What each tab of the explorer shows, as HTML; `units` are what a space hides: coefficients, or groups of them."""
 
-import base64
 import html
-import io
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,7 +15,9 @@ from pmae.app.material import BANK, Material
 from pmae.errors import UserError
 from pmae.masking import Draw
 from pmae.method import MAE, MaskedAutoencoder, PrincipalMAE
-from pmae.report.style import minus
+from pmae.models.maps import attention_maps, colours, token_maps
+from pmae.report.pictures import enlarged, lit
+from pmae.report.style import data_url, minus
 from pmae.spaces import Pixels, Space
 from pmae.train.monitor import hidden_parts, visualize
 
@@ -185,6 +185,25 @@ def neighbours(material: Material, image: np.ndarray) -> str:
     return query + words(said, "The image itself is left out.") + pictures(zip(captions, found, strict=True), "small")
 
 
+@torch.no_grad()
+def patches(material: Material, image: np.ndarray) -> str:
+    """The image, its tokens as colours, and the attention of [CLS] over all heads and head by head."""
+    if material.model is None:
+        return words("Patch tokens are those of a trained encoder, and none was given.", "pmae explore runs/a has one.")
+    encoder, x = material.model.encoder, material.standardized(image)
+    picture = material.view.pictures(image[None].astype(np.float64))
+    size, maps = picture.shape[1:3], token_maps(encoder, x)
+    shown = {"image": picture[0], "patch tokens": enlarged(colours(maps).numpy(), size)[0]}
+    said = "Patches of one colour are alike to the encoder: red, green and blue are their principal components."
+    attention = attention_maps(encoder, x)
+    if attention is None:
+        return pictures(shown.items()) + words(said)
+    shown["[CLS] looks at"] = lit(picture, attention.mean(1).numpy())[0]
+    heads = {f"head {i + 1}": lit(picture, one[None].numpy())[0] for i, one in enumerate(attention[0])}
+    told = words(said, "Where [CLS] attends to a patch in the last block, the image is bright.")
+    return pictures(shown.items()) + told + pictures(heads.items(), "small")
+
+
 def things_of(space: Space) -> str:
     """What a space hides one of, in the plural."""
     return "patches" if isinstance(space, Pixels) else "bands" if space.config.grouped else "components"
@@ -208,9 +227,8 @@ def pictures(named: Iterable[tuple[str, np.ndarray]], size: str = "large") -> st
     """Pictures (H, W, 3) from 0 to 1 beside each other, each with a caption that need not be unique."""
     made = []
     for caption, picture in named:
-        buffer, text = io.BytesIO(), html.escape(caption, quote=True)
-        Image.fromarray((255 * picture).round().astype(np.uint8)).save(buffer, "PNG")
-        source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+        text = html.escape(caption, quote=True)
+        source = data_url(Image.fromarray((255 * picture).round().astype(np.uint8)), "png")
         made.append(f'<figure><img alt="{text}" src="{source}"><figcaption>{text}</figcaption></figure>')
     return f'<div class="pictures {size}">{"".join(made)}</div>'
 

@@ -1,5 +1,7 @@
 """`pmae evaluate`, `embed` and `export`: what a trained encoder is good for."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
     from pmae.config import DataConfig
     from pmae.data.images import Splits
+    from pmae.results import Score
     from pmae.runs import Run
 
 
@@ -74,7 +77,6 @@ class Evaluate(OtherData):
         from pmae import api
         from pmae.data.streamed import untold
         from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
-        from pmae.evaluate.suite import score_table
         from pmae.plugins import command_line
         from pmae.report.compare import verdict
         from pmae.report.contents import load as load_contents
@@ -132,6 +134,19 @@ class Evaluate(OtherData):
         # Of a folder that is named to be scored on, subfolders are the classes; masks need none.
         labels = "folders" if self.data and not self.masks else None
         return load_settled(self.read_as(own.data, own.shape, self.data, self.labels, labels), largest=None)
+
+
+def score_table(scores: "Sequence[Score]") -> str:
+    """Accuracies as aligned lines."""
+    lines = [f"  {'representation':<28} {'protocol':<11} {'pooling':<8} {'split':<6} {'accuracy':>8} %  95% interval"]
+    for score in scores:
+        parts = (score.accuracy.value, score.accuracy.low, score.accuracy.high)
+        value, low, high = (math.nan if part is None else part for part in parts)
+        where = f"  {score.label:<28} {score.protocol:<11} {score.pooling:<8} {score.split:<6}"
+        lines.append(f"{where} {value:8.1f}    {low:.1f} to {high:.1f}")
+    few = sorted({score.chosen_on for score in scores if "draws of the labelled images" in score.chosen_on})
+    lines += [f"  with few labels: logistic regression on frozen features, the mean of {draws}" for draws in few]
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)

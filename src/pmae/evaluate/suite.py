@@ -296,16 +296,3 @@ def _finetune(
         for split, by_seed in found.items():
             by_seed.append((seed, made.scores(data.parts[split], data.standardize), chosen))
     return [data.score(split, by_seed, **named) for split, by_seed in found.items()]
-
-
-def score_table(scores: Sequence[Score]) -> str:
-    """Accuracies as aligned lines."""
-    lines = [f"  {'representation':<28} {'protocol':<11} {'pooling':<8} {'split':<6} {'accuracy':>8} %  95% interval"]
-    for score in scores:
-        parts = (score.accuracy.value, score.accuracy.low, score.accuracy.high)
-        value, low, high = (math.nan if part is None else part for part in parts)
-        where = f"  {score.label:<28} {score.protocol:<11} {score.pooling:<8} {score.split:<6}"
-        lines.append(f"{where} {value:8.1f}    {low:.1f} to {high:.1f}")
-    few = sorted({score.chosen_on for score in scores if "draws of the labelled images" in score.chosen_on})
-    lines += [f"  with few labels: logistic regression on frozen features, the mean of {draws}" for draws in few]
-    return "\n".join(lines)

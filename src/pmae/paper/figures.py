@@ -8,8 +8,7 @@ import numpy as np
 from pmae.paper import comparisons
 from pmae.paper.comparisons import AUGMENTED, EPOCHS, SHORT, Measured, best_by_validation, grouped, over_ratios, title
 from pmae.report.contents import Contents
-from pmae.report.maps import enlarged
-from pmae.report.pictures import masked_pictures, view_for
+from pmae.report.pictures import enlarged, masked_pictures, view_for
 from pmae.report.published import published_accuracy
 from pmae.report.style import INK, NEUTRAL, PALETTE, Array, Drawing, gallery, legend, panels, styled
 from pmae.report.tables import Table

@@ -7,7 +7,8 @@ from pmae.plugins import command_line
 from pmae.report.compare import main_score
 from pmae.report.contents import Contents
 from pmae.report.style import minus
-from pmae.results import POINT, POOLINGS, Score, pretrained, primary_pooling
+from pmae.results import POOLINGS, Score
+from pmae.standing import POINT, pretrained, primary_pooling
 
 LEARNED, RISING, GAP = 0.05, 0.01, 0.1
 """R2 above which something was learned; its late gain that is worth more epochs; its loss on new images that says the

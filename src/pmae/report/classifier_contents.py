@@ -8,7 +8,7 @@ from pmae.errors import UserError
 from pmae.files import read_object
 from pmae.results import Fraction, Interval
 from pmae.runs import CLASSIFIER
-from pmae.validation import Count, NonNegative, Positive, WholeNumber, coerced
+from pmae.validation import Count, Positive, WholeNumber, coerced
 
 SPLITS = ("test", "val")
 """Which held-out part stands for a classifier: val chose when to stop, so test comes first."""
@@ -27,8 +27,6 @@ class Bin:
 class Calibration:
     """How far probabilities are from frequencies, with the temperature and without."""
 
-    nll: NonNegative
-    nll_uncalibrated: NonNegative
     calibration_error: Fraction
     calibration_error_uncalibrated: Fraction
     reliability: tuple[Bin, ...] = ()

@@ -10,7 +10,8 @@ import numpy as np
 
 from pmae.report.contents import Contents
 from pmae.report.style import minus
-from pmae.results import BASELINES, LAST, Score, pretrained, primary
+from pmae.results import BASELINES, LAST, Score
+from pmae.standing import pretrained, primary
 
 PROBES = {"linear": "a linear probe", "knn": "k-NN", "mlp": "an MLP probe", "finetune": "fine-tuning"}
 """How a sentence calls each protocol; the first that was evaluated stands for a run."""

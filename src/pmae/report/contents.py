@@ -12,8 +12,9 @@ from safetensors.numpy import load_file
 
 from pmae.config import Config
 from pmae.errors import UserError
-from pmae.results import Evaluation, Score, Segmentation, scores_of, standing
+from pmae.results import Evaluation, Score, Segmentation
 from pmae.runs import Run
+from pmae.standing import scores_of, standing
 
 T = TypeVar("T")
 BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError)
@@ -21,7 +22,7 @@ BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, S
 COMPONENTS = 24  # of the space, to be drawn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contents:
     """One run as the report sees it."""
 

@@ -1,20 +1,17 @@
 """The features of a run in two dimensions: a figure, and for the page one whose points open their pictures."""
 
-import base64
+import functools
 import hashlib
-import html
-import io
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from pmae.report import style
 from pmae.report.charts import MOST_NAMED
 from pmae.report.compare import main_score
 from pmae.report.contents import Contents
 from pmae.report.pictures import view_of
-from pmae.report.style import Drawing, color, marker, panels, short, styled
+from pmae.report.style import Drawing, color, data_url, marker, panels, short, styled
 
 MOST_POINTS, NEAREST = 1000, 5
 SHAPES = (
@@ -33,18 +30,16 @@ def classes_of(run: Contents) -> list[str]:
     return list(next((score.classes for score in run.scores), ())) or list(map(str, run.data.get("classes", [])))
 
 
+@functools.lru_cache(maxsize=1)  # a figure and the page's map of one run, drawn one after the other
 def _placed(run: Contents) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """Which features are shown, where (N, 2), their labels, and by which method; t-SNE is run once a run."""
+    """Which features are shown, where (N, 2), their labels, and by which method."""
     features = run.features["features"].astype(np.float64)
     labels = run.features.get("labels", np.zeros(len(features), np.int64))
     chosen = np.arange(len(features))
     if len(features) > MOST_POINTS:
         chosen = np.sort(np.random.default_rng(0).choice(len(features), MOST_POINTS, replace=False))
-    if "points" not in run.features:
-        run.features["points"], how = _flatten(features[chosen])
-        run.features[how] = chosen  # the method's name is kept beside it
-    how = next(name for name in ("the values", "PCA", "t-SNE") if name in run.features)
-    return chosen, run.features["points"], labels[chosen], how
+    points, how = _flatten(features[chosen])
+    return chosen, points, labels[chosen], how
 
 
 @styled
@@ -90,7 +85,8 @@ class InteractiveMap:
             (int(label), self.classes[label] if 0 <= label < len(self.classes) else str(label))
             for label in np.unique(labels)
         ]
-        self.svg = _markup(points, labels, self.caption)
+        places = _in_drawing(points)
+        self.points = {label: [(i, *places[i]) for i in np.flatnonzero(labels == label)] for label, _ in self.legend}
         self.sprite = _sprite(run.features["pictures"][chosen], str(run.data.get("dtype", "")), side)
         self.sprite_key = hashlib.blake2b(self.sprite["url"].encode(), digest_size=8).hexdigest()
         self.data = self._numbers(run, chosen, labels) | {"sprite": self.sprite_key, "classes": self.classes}
@@ -121,22 +117,11 @@ def has_pictures(run: Contents) -> bool:
     return all(len(run.features.get(name, ())) == len(run.features.get("features", ())) > 0 for name in needed)
 
 
-def _markup(points: np.ndarray, labels: np.ndarray, caption: str) -> Markup:
+def _in_drawing(points: np.ndarray) -> np.ndarray:
+    """Points (N, 2) in the units of the drawing, as large as fits, upwards being less."""
     span = np.maximum(np.ptp(points, axis=0), 1e-9)
     scale = min(540 / span[0], 380 / span[1])
-    places = 280 + (points[:, 0] - points[:, 0].min() - span[0] / 2) * scale
-    heights = 200 - (points[:, 1] - points[:, 1].min() - span[1] / 2) * scale
-    groups = []
-    for position, label in enumerate(np.unique(labels)):
-        shape = InteractiveMap.shape(position)
-        dots = "".join(
-            f'<path data-i="{i}" d="M{places[i]:.0f} {heights[i]:.0f}{shape}"/>'
-            for i in np.flatnonzero(labels == label)
-        )
-        groups.append(f'<g data-class="{label}" fill="{color(position)}">{dots}</g>')
-    return Markup(
-        f'<svg class="map" viewBox="0 0 560 400" role="img" aria-label="{html.escape(caption)}">{"".join(groups)}</svg>'
-    )
+    return np.array([280, 200]) + (points - points.min(0) - span / 2) * scale * np.array([1, -1])
 
 
 def _sprite(pictures: np.ndarray, dtype: str, side: int) -> dict[str, Any]:
@@ -154,9 +139,7 @@ def _sprite(pictures: np.ndarray, dtype: str, side: int) -> dict[str, Any]:
     sheet = np.zeros((int(np.ceil(count / columns)) * columns, height, width, 3), np.uint8)
     sheet[:count] = shown
     rows = sheet.reshape(-1, columns, height, width, 3).swapaxes(1, 2).reshape(-1, columns * width, 3)
-    buffer = io.BytesIO()
-    Image.fromarray(rows).save(buffer, "WEBP", quality=70)
-    url = f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    url = data_url(Image.fromarray(rows), "webp", quality=70)
     return {"url": url, "columns": columns, "width": width, "height": height, "side": max(width, height)}
 
 

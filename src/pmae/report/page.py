@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from pmae.errors import UserError, require
 from pmae.files import disk_errors, write_text
-from pmae.report import charts, maps, samples, tables
+from pmae.report import charts, samples, tables
 from pmae.report.advice import Advice, advice
 from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_names, load, load_all
@@ -157,7 +157,7 @@ def _figures_of(run: Contents) -> list[Drawing]:
     if "original" in run.samples:
         plan |= {"reconstructions": samples.reconstructions, "masks": samples.masks}
     if "token_colours" in run.samples and "original" in run.samples:
-        plan["the patch tokens"] = maps.token_figure
+        plan["the patch tokens"] = samples.token_figure
     if "variance" in run.samples:
         plan["the spectrum"] = samples.spectrum
         if "top" in run.samples:

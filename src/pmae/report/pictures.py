@@ -9,6 +9,10 @@ from pmae.report.style import Array
 
 DARK = 64
 """Bytes that all lie below this (digits of 0 to 16) are shown in their own range: within 0 to 255 they are black."""
+SHADE = 0.15
+"""How bright the patch stays that [CLS] looks at least."""
+LIT = 0.95
+"""The quantile of attention from which a patch is fully bright: one outlier would leave all others dark."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +99,17 @@ def reconstructed_pictures(run: Contents, count: int) -> dict[str, Array]:
     if run.method == "MAE" and restored:
         columns["predicted"] = np.where(hidden_pixels(target), restored["restored"], 0.5)
     return columns | restored
+
+
+def enlarged(maps: Array, size: tuple[int, int]) -> Array:
+    """Maps (N, rows, columns, ...) with every cell blown up to a block of pixels."""
+    rows, columns = (np.arange(side) * cells // side for side, cells in zip(size, maps.shape[1:3], strict=True))
+    return maps[:, rows][:, :, columns]
+
+
+def lit(pictures: Array, attention: Array) -> Array:
+    """Pictures (N, H, W, 3) as bright as the attention (N, rows, columns) on them, from its least to near its most."""
+    least, most = (np.quantile(attention, at, (1, 2), keepdims=True) for at in (0, LIT))
+    share = np.minimum((attention - least) / np.maximum(most - least, 1e-12), 1)
+    light = SHADE + (1 - SHADE) * enlarged(share, (pictures.shape[1], pictures.shape[2]))
+    return np.asarray(pictures * light[..., None])

@@ -1,4 +1,4 @@
-"""The figures of a run's sample images: masks, reconstructions, and what the parts of the spectrum show.
+"""The figures of a run's sample images: masks, reconstructions, patch tokens, and what the parts of the spectrum show.
 
 Data of one row (signals, vectors) is drawn as lines, since a strip of pixels is unreadable.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmae.report.contents import Contents
-from pmae.report.pictures import masked_pictures, reconstructed_pictures, view_for
+from pmae.report.pictures import enlarged, lit, masked_pictures, reconstructed_pictures, view_for
 from pmae.report.style import (
     NEUTRAL,
     PALETTE,
@@ -128,6 +128,26 @@ def spectrum_parts(run: Contents) -> Drawing:
         f"share of the variance. {said} {_note(run)}"
     )
     return Drawing("spectrum-parts", "What the parts of the spectrum show", caption.strip(), figure)
+
+
+@styled
+def token_figure(run: Contents) -> Drawing:
+    """Sample images beside their tokens as colours and, of a ViT, what [CLS] attends to."""
+    pictures = view_for(run).pictures(run.samples["original"][:ROWS])
+    size = pictures.shape[1:3]
+    columns = {"image": pictures, "patch tokens": enlarged(run.samples["token_colours"][:ROWS], size)}
+    said = (
+        "Red, green and blue are the three leading principal components of the patch tokens of these images: patches "
+        "of one colour are alike to the encoder."
+    )
+    if "attention" in run.samples:
+        columns["[CLS] looks at"] = lit(pictures, run.samples["attention"][:ROWS])
+        said += (
+            " On the right, the brighter a patch, the more [CLS] attends to it in the last block (mean of all heads, "
+            "each image on a scale of its own, its top twentieth fully bright)."
+        )
+    figure, _ = gallery(columns)
+    return Drawing("tokens", "What patches look like to the encoder", said, figure)
 
 
 @styled

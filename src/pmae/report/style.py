@@ -21,6 +21,7 @@ from pmae.files import write_whole
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL import Image
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -206,18 +207,15 @@ def save_drawing(drawing: Drawing, path: Path) -> Path:
 
 @styled
 def as_bytes(figure: "Figure", kind: str) -> bytes:
-    """The figure as a png, svg or pdf file on white."""
-    from matplotlib import rcParams
-
+    """The figure as a png or svg file on white."""
     buffer = io.BytesIO()
-    # Dates would make two reports of the same runs differ.
-    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    resolution = 200 if kind == "png" else rcParams["figure.dpi"]
+    # A date would make two reports of the same runs differ.
+    how: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {"dpi": 200}
     with warnings.catch_warnings():
         # Once for every letter and every time it is drawn; it is a box where no font has it, in files alone.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from")
         _settle(figure)
-        figure.savefig(buffer, format=kind, dpi=resolution, facecolor="white", metadata=dated)
+        figure.savefig(buffer, format=kind, facecolor="white", **how)
     return buffer.getvalue()
 
 
@@ -241,9 +239,14 @@ def _as_webp(png: str) -> str:
     """The address of the same pixels in fewer bytes."""
     from PIL import Image
 
+    return data_url(Image.open(io.BytesIO(base64.b64decode(png))), "webp", lossless=True, quality=80)
+
+
+def data_url(picture: "Image.Image", kind: str, **how: Any) -> str:
+    """An address that is the picture itself, as a file of this kind."""
     buffer = io.BytesIO()
-    Image.open(io.BytesIO(base64.b64decode(png))).save(buffer, "WEBP", lossless=True, quality=80)
-    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    picture.save(buffer, kind, **how)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 def _settle(figure: "Figure") -> None:

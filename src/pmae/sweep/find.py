@@ -19,8 +19,9 @@ from pmae.derive import resolve
 from pmae.errors import UserError, require, require_known
 from pmae.evaluate.protocols import MOST_IMAGES, PROBED, Protocols, only, preset
 from pmae.models.described import adopted
-from pmae.results import PROTOCOLS, Score, primary, scores_of
+from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run, learned_on
+from pmae.standing import primary, scores_of
 
 MACHINE = FREE | {"data.keep_on", "train.engine", "train.deterministic"}
 MACHINE |= {"probe.every", "probe.data"}

@@ -6,7 +6,8 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from pmae.report.contents import load
-from pmae.report.maps import enlarged, lit, token_figure
+from pmae.report.pictures import enlarged, lit
+from pmae.report.samples import token_figure
 from pmae.runs import Run
 
 
