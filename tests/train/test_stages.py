@@ -221,8 +221,8 @@ def test_both_stages_fit_into_the_time(staged: Config, toy: Splits, tmp_path: Pa
 
 
 def test_what_is_derived_for_two_stages_takes_no_longer() -> None:
-    plain, _ = resolve(Config(), 50_000, (3, 32, 32))
-    both, _ = resolve(replace(Config(), encoder__first_patch_size=8), 50_000, (3, 32, 32))
+    plain, _ = resolve(replace(Config(), encoder__first_patch_size=0), 50_000, (3, 32, 32))
+    both, _ = resolve(Config(), 50_000, (3, 32, 32))
     assert (plain.train.epochs, both.train.epochs, first_stage(both).train.epochs) == (150, 75, 300)
     assert both.optim.warmup_epochs == 3.75
     assert resolve(first_stage(both), 50_000, (3, 32, 32)) == (first_stage(both), {})
