@@ -279,6 +279,8 @@ def as_images(X: np.ndarray, image_shape: Sequence[int] | None, layout: Layout) 
         require(whole, "image_shape", "(H, W), (H, W, C) or (C, H, W)", image_shape)
         require(math.prod(shape) == columns, "image_shape", f"of as many numbers as X has columns, {columns}", shape)
         X = X.reshape(len(X), *shape)
+    if X.ndim == 3 and image_shape is not None and layout == "auto":
+        layout = "NCHW"  # whoever gives two sides means grey images, however narrow
     fits = image_shape is None or tuple(image_shape) == X.shape[1:]
     require(fits, "image_shape", f"None, or that of the images in X, {X.shape[1:]}", image_shape)
     return supported(channels_first(X, layout))

@@ -19,6 +19,8 @@ Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
 SHAPES = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), (N, C, L) for signals or (N, D) for vectors"
 AXES = {"NCL": 3, "ND": 2}
 NUMBERS = " as arrays of numbers"
+FEW = 4
+"""So many channels colours have at most: an outer axis of no more is the channels', and no side of grey images."""
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -68,6 +70,7 @@ def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
     if images.ndim == 2:
         images = images[:, None, None]
     elif images.ndim == 3:
+        _require_grey(images.shape, layout)
         images = images[:, :, None] if layout == "NCL" else images[:, None]
     elif _channels_last(images.shape, layout):
         images = images.transpose(0, 3, 1, 2)
@@ -77,15 +80,29 @@ def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
     return images if isinstance(images, np.memmap) else np.ascontiguousarray(images)
 
 
+def _require_grey(shape: tuple[int, ...], layout: Layout) -> None:
+    """Refuse to take an image in color for as many grey ones as it has rows, or signals for thin images."""
+    if layout == "auto" and min(shape[1:]) <= FEW:
+        raise UserError(
+            f"data.layout must be NCL for signals (N, C, L) or NCHW for grey images (N, H, W), got auto for an array "
+            f"of shape {shape}; a single image in color is array[None], of shape {(1, *shape)}"
+        )
+
+
 def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
+    """Whether the last axis has the channels: the outer axis that is the smaller, unless that is in doubt."""
     if layout != "auto":
         return layout == "NHWC"
-    if shape[1] == shape[3]:
+    _, first, middle, last = shape
+    few, side = sorted((first, last))
+    # Many channels are told from a side by the square that the other axes make, or by being far fewer.
+    doubtful = few > FEW and (middle == few or (middle != side and 2 * few > side))
+    if few == side or doubtful:
         raise UserError(
             f"data.layout must be NHWC or NCHW for images of shape {shape}: "
-            f"axis 1 and the last axis are both {shape[1]}, so either could be the channels"
+            f"axis 1 has {first} and the last axis {last}, so either could be the channels"
         )
-    return shape[3] < shape[1]
+    return last < first
 
 
 def _as_numpy(values: Any) -> np.ndarray:
