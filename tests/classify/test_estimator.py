@@ -20,7 +20,7 @@ from pmae.config import DecoderConfig, EncoderConfig, OptimConfig
 from pmae.errors import UserError
 from pmae.runs import Run
 
-from .conftest import CLASSES, stripes
+from .conftest import CLASSES, SIDE, stripes
 
 TINY = Config(
     encoder=EncoderConfig(width=8, depth=1, heads=2),
@@ -82,6 +82,32 @@ def test_a_fitted_pmae_is_kept_frozen_while_settings_are_searched() -> None:
     encoder, before = best.classifier_.encoder, frozen.estimator.fitted_.model.encoder
     assert all((a == b).all() for a, b in zip(encoder.parameters(), before.parameters(), strict=True))
     assert clone(best).get_params()["class_weights"] == best.class_weights
+
+
+def test_the_head_sees_the_pooling_of_the_encoder_unless_told_otherwise() -> None:
+    images = stripes(LABELS)
+    fitted = PMAE(config=TINY, epochs=1, pooling="cls", random_state=0, device="cpu").fit(images)
+    frozen = FrozenEstimator(fitted)
+    as_given = PMAEClassifier(frozen, device="cpu").fit(images, LABELS).classifier_
+    told = PMAEClassifier(frozen, pooling="mean", device="cpu").fit(images, LABELS).classifier_
+    assert (as_given.card.pooling, told.card.pooling) == ("cls", "mean")
+    np.testing.assert_array_equal(as_given.embedder(images.transpose(0, 3, 1, 2)), fitted.transform(images))
+    assert np.abs(told.embedder(images.transpose(0, 3, 1, 2)) - fitted.transform(images)).max() > 1e-3
+    several = FrozenEstimator(fitted.set_params(pooling="both"))
+    with pytest.raises(UserError, match=r"^pooling must be mean or cls for a classifier, got 'both'$"):
+        PMAEClassifier(several, device="cpu").fit(images, LABELS)
+
+
+def test_images_are_laid_out_as_those_of_the_encoder() -> None:
+    images = np.concatenate([stripes(LABELS), stripes(LABELS, seed=1), stripes(LABELS, seed=2)], 3)[..., :SIDE]
+    last = pmae.config.replace(TINY, data__layout="NHWC")
+    model = PMAEClassifier(PMAE(config=last, epochs=1, random_state=0, device="cpu"), device="cpu")
+    assert model.fit(images, LABELS).classifier_.card.layout == "NHWC"
+    found = model.predict(images)
+    assert (found == LABELS).mean() > 0.8
+    first = images.transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(np.array(model.classifier_.predict(images), int), found)
+    assert not np.array_equal(model.predict(first), found), "the same numbers read the other way are other images"
 
 
 def test_full_and_multi_label(run: Run) -> None:

@@ -163,7 +163,9 @@ class ImageClassifier:
     def _as_images(self, images: Any) -> np.ndarray:
         array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
         shape, layout = self.card.shape, self.card.layout
-        array = array if array.ndim == 4 and array.shape[1:] == shape else channels_first(array, layout)
+        # Of a shape as these only a cube can be meant otherwise.
+        known = array.ndim == 4 and array.shape[1:] == shape and (layout == "auto" or len(set(shape)) > 1)
+        array = array if known else channels_first(array, layout)
         require(array.shape[1:] == shape, "images", f"of shape {shape} (channels, height, width)", array.shape[1:])
         return array
 
