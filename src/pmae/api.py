@@ -229,7 +229,7 @@ def segment(
     place, where = opened(path), pick_device(device)
     splits, reading = _to_score(place, splits, data, encoder)
     with run_to_score(place, splits, reading, out, encoder, where, str(path)) as (run, _):
-        _segment(run, masks, splits, baselines, where, say)
+        _segment(run, masks, splits, reading, baselines, where, say)
     return run
 
 
@@ -237,13 +237,14 @@ def _segment(
     run: Run,
     masks: Path | str,
     splits: Splits,
+    reading: DataConfig,
     baselines: bool,
     where: torch.device,
     say: Callable[[str], None],
 ) -> None:
     config, encoder, standardize = load_encoder(run)
     standardize = standardize.to(where)
-    data = read_masked(splits, masks, config.train.seed, config.data)
+    data = read_masked(splits, masks, config.train.seed, reading)
     epoch = int(run.checkpoint().name.split("_")[1])
     tokens = {f"{run.method} epoch {epoch}" if epoch else run.method: tokens_of(encoder.to(where))}
     if baselines:
