@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pmae.config import KERNEL_SPACES, Config, DecoderConfig, EncoderConfig, ObjectiveConfig, replace
+from pmae.config_file import is_settled, to_dict
 from pmae.errors import UserError, require
 from pmae.plugins import sources
 
@@ -98,8 +99,7 @@ class Case:
     @property
     def settled(self) -> bool:
         """Whether these are the settings of a run: what is open there was derived so, if by an older version."""
-        train, rate = self.given.train, self.given.optim.base_lr
-        return None not in (train.epochs, train.batch_size, train.checkpoint_every, train.log_every, rate)
+        return is_settled(to_dict(self.given))
 
     @property
     def two_views(self) -> bool:

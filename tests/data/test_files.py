@@ -15,7 +15,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from pmae.config import DataConfig
-from pmae.config_file import of_older_versions
 from pmae.data import decode
 from pmae.data.images import Splits
 from pmae.data.sets import load, load_settled
@@ -231,11 +230,6 @@ def test_a_large_jpeg_is_unpacked_smaller_and_looks_the_same(tmp_path: Path) -> 
     whole = CenterCrop(48)(Resize(48, InterpolationMode.BICUBIC)(Image.open(tmp_path / "a.jpg")))
     found = read(tmp_path, resize=48).train.images[0].transpose(1, 2, 0)
     assert np.abs(found.astype(int) - np.asarray(whole).astype(int)).mean() < 1.5
-
-
-def test_runs_of_before_squashed_their_files() -> None:
-    assert of_older_versions({"data": {"resize": 64}})["data"]["crop_mode"] == "squash"
-    assert "crop_mode" not in of_older_versions({"data": {"resize": None}})["data"]
 
 
 def test_different_channels_name_two_files_and_the_setting(tmp_path: Path) -> None:
