@@ -334,8 +334,8 @@ def patch_for(height: int, width: int) -> int:
     else:
         side, tokens = min(height, width), TOKENS_A_SIDE
         divisors = [p for p in range(2, 17) if height % p == width % p == 0 and p < side]
-        wrong = f"the image's sides; {height}x{width} have no common divisor from 2 to 16: set data.resize "
-        wrong += f"(say {max(8, round(side / 8) * 8)})"
+        wrong = f"the image's sides; {height}x{width} have no common divisor from 2 to 16: crop or resize them "
+        wrong += f"(files by data.resize {max(8, round(side / 8) * 8)}, say)"
     if not divisors:
         raise UserError(f"encoder.patch_size must divide {wrong} or set encoder.patch_size")
     return min(divisors, key=lambda p: abs(math.log(side / p / tokens)))

@@ -110,6 +110,18 @@ def test_images_are_laid_out_as_those_of_the_encoder() -> None:
     assert not np.array_equal(model.predict(first), found), "the same numbers read the other way are other images"
 
 
+def test_a_fitted_pmae_that_is_not_frozen_is_warned_of_and_labels_are_of_one_kind(run: Run) -> None:
+    images = stripes(LABELS)
+    fitted = PMAE(config=TINY, epochs=1, random_state=0, device="cpu").fit(images)
+    with pytest.warns(UserWarning, match="encoder is fitted already, and is fitted anew; sklearn.frozen.FrozenEst"):
+        PMAEClassifier(fitted, device="cpu").fit(images, LABELS)
+    with warnings.catch_warnings(action="error"):
+        PMAEClassifier(clone(fitted), device="cpu").fit(images, LABELS)
+    missing = np.array([*(CLASSES[label] for label in LABELS[1:]), None], object)
+    with pytest.raises(UserError, match=r"^y must be labels of one kind for all images, got NoneType and str"):
+        PMAEClassifier(run.path, device="cpu").fit(images, missing)
+
+
 def test_full_and_multi_label(run: Run) -> None:
     images = stripes(LABELS)
     full = PMAEClassifier(run.path, method="full", epochs=2, device="cpu").fit(images, LABELS)
@@ -127,7 +139,7 @@ def test_names_of_files_are_refused_and_other_units_are_warned_of(run: Run) -> N
     with pytest.raises(UserError, match=r"^X must be images, got names such as 'a.png'"):
         model.fit(["a.png", "b.png"], ["x", "y"])
     model.fit(X, LABELS)
-    with pytest.warns(UserWarning, match="the images are float64 of at most 1, .* trained on uint8"):
+    with pytest.warns(UserWarning, match="the images are float64 of at most 1, .* trained on were uint8"):
         model.predict(X / 255)
     with warnings.catch_warnings(action="error"):
         np.testing.assert_array_equal(model.predict(X.astype(float)), model.predict(X))

@@ -69,9 +69,9 @@ def test_auto_finds_the_channels_where_that_is_beyond_doubt(shape: tuple[int, ..
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((480, 640, 3), r"a single image in color is array\[None\], of shape \(1, 480, 640, 3\)"),
-        ((90, 120, 4), "a single image in color"),
-        ((5, 3, 128), r"data\.layout must be NCL for signals"),
+        ((480, 640, 3), r"of shape \(480, 640, 3\), which may be one image in color \(then give array\[None\]\)"),
+        ((90, 120, 4), "one image in color"),
+        ((5, 3, 128), r"signals \(data\.layout NCL\)"),
         ((5, 7, 4, 7), r"data\.layout must be NHWC or NCHW"),
         ((5, 32, 32, 100), r"axis 1 has 32 and the last axis 100, so either could be the channels"),
         ((5, 100, 32, 32), r"axis 1 has 100 and the last axis 32, so either could be the channels"),

@@ -1,6 +1,7 @@
 """The scikit-learn front door of classifiers: `PMAEClassifier("runs/a", method="linear").fit(X, y).predict(X_new)`."""
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from pmae.config import DataConfig
 from pmae.data.arrays import Layout
 from pmae.data.images import ImageSet
 from pmae.embed import require_pooling
-from pmae.errors import require
+from pmae.errors import UserError, require
 from pmae.estimator import PMAE, is_flat, read_images
 from pmae.runs import Run
 from pmae.train.given import Start
@@ -135,7 +136,11 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _labelled(self, images: ImageSet, y: Any) -> LabelledData:
         """Images and y as a labelled set; y is checked as scikit-learn does."""
-        check_classification_targets(y)
+        try:
+            check_classification_targets(y)
+        except TypeError as error:  # None or NaN among text, say
+            kinds = sorted({type(label).__name__ for label in y})
+            raise UserError(f"y must be labels of one kind for all images, got {' and '.join(kinds)}") from error
         if type_of_target(y) == "multilabel-indicator":
             targets = np.asarray(y, np.float32)
             self.classes_ = np.arange(targets.shape[1])
@@ -154,6 +159,9 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fitted = self.encoder.estimator.fitted_
         else:
             model = PMAE(device=self.device, random_state=self.random_state) if self.encoder is None else self.encoder
+            if hasattr(model, "fitted_"):
+                told = "encoder is fitted already, and is fitted anew"
+                warnings.warn(f"{told}; sklearn.frozen.FrozenEstimator(encoder) keeps what it learned", stacklevel=3)
             fitted = clone(model).set_params(image_shape=self.image_shape).fit(X).fitted_
         shape = fitted.shape
         require(

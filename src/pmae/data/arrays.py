@@ -31,7 +31,7 @@ def from_arrays(
     if there are labels.
     """
     (numbers,), classes = number_classes([labels])
-    array = _as_numpy(images)
+    array = as_numpy(images)
     return ImageSet(channels_first(array, layout), numbers, classes, vectors=array.ndim == 2)
 
 
@@ -42,7 +42,7 @@ def from_torch(data: "Dataset[Any] | DataLoader[Any]") -> ImageSet:
         for item in _items(data):
             image, *label = item if isinstance(item, tuple | list) else (item,)
             layouts.add("NCHW" if isinstance(image, Tensor) and image.ndim == 3 else "auto")
-            images.append(_as_numpy(image))
+            images.append(as_numpy(image))
             labels += [int(each) for each in label[:1]]
     require(len(images) > 0, "images", "a data set that is not empty", len(images))
     shapes = sorted({image.shape for image in images})
@@ -84,8 +84,8 @@ def _require_grey(shape: tuple[int, ...], layout: Layout) -> None:
     """Refuse to take an image in color for as many grey ones as it has rows, or signals for thin images."""
     if layout == "auto" and min(shape[1:]) <= FEW:
         raise UserError(
-            f"data.layout must be NCL for signals (N, C, L) or NCHW for grey images (N, H, W), got auto for an array "
-            f"of shape {shape}; a single image in color is array[None], of shape {(1, *shape)}"
+            f"images must be several, got an array of shape {shape}, which may be one image in color (then give "
+            "array[None]) or signals (data.layout NCL); NCHW says that it is grey images"
         )
 
 
@@ -105,7 +105,8 @@ def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
     return last < first
 
 
-def _as_numpy(values: Any) -> np.ndarray:
+def as_numpy(values: Any) -> np.ndarray:
+    """An array, a tensor or a list as an array, if NumPy has its type."""
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asanyarray(values)
     except (TypeError, ValueError) as error:
@@ -115,7 +116,7 @@ def _as_numpy(values: Any) -> np.ndarray:
 
 def number_classes(labels: Sequence[Any]) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
     """Integer labels of several splits as int64 0..K-1, numbered together, and the name of each class."""
-    columns = [_as_numpy(values) for values in labels if values is not None]
+    columns = [as_numpy(values) for values in labels if values is not None]
     for column in columns:
         require_one_class(column.shape, column.dtype)
     joined = np.concatenate([column.ravel() for column in columns]) if columns else np.zeros(0, np.int64)
