@@ -19,7 +19,7 @@ from pmae.config_file import to_dict
 from pmae.data.images import Splits, require_finite
 from pmae.data.sets import load
 from pmae.embed import embed
-from pmae.errors import require
+from pmae.errors import UserError, require
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
 from pmae.evaluate.baselines import random_weights
@@ -160,7 +160,12 @@ def _to_score(
     own = trained_on(place, encoder).data
     if splits is not None:
         return splits, dataclasses.replace(own, source=splits.name)
-    require(isinstance(place, Run), "data", "given for weights, which have none of their own", None)
+    if not isinstance(place, Run):
+        raise UserError("data must be given for weights, which have none of their own, got None")
+    name = place.environment["data"]["name"]
+    # Settings that were left alone name the embedded photos, which images in memory were given in place of.
+    known = own.source != DataConfig().source or name == own.source
+    require(known, "data", f"given for a run of images in memory ({name!r}), or their splits, with labels", None)
     return load(own), own
 
 
