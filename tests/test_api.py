@@ -180,6 +180,15 @@ def test_evaluations_of_different_protocols_add_up(tiny: Config, toy: Splits, tm
     assert (run.path / "features.safetensors").exists()
 
 
+def test_a_run_of_images_in_memory_is_not_scored_on_the_embedded_photographs(tiny: Config, tmp_path: Path) -> None:
+    """Both are 32x32 in colour, so nothing else would tell."""
+    images = np.random.default_rng(0).integers(0, 255, (40, 3, 32, 32), np.uint8)
+    run = api.pretrain(replace(tiny, train__epochs=1), images, tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match=r"^data must be given for a run of images in memory \('array'\)"):
+        api.evaluate(run.path, device="cpu")
+    assert "evaluations" not in run.results
+
+
 def test_heads_can_read_the_last_blocks_side_by_side(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
     nearest = dataclasses.replace(only(preset("strong"), ["knn"]), knn=KnnProtocol((1,)))

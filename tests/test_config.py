@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pmae.api import pretrain
 from pmae.cli import parsed
+from pmae.cli.pretrain import Pretrain
 from pmae.config import (
     AugmentConfig,
     Config,
@@ -182,20 +183,59 @@ def test_a_file_with_an_old_name_is_read(tmp_path: Path, section: str, old: str,
         read_config(path)
 
 
-def test_a_file_older_than_the_contrastive_loss_leaves_it_out(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"objective": {"scale": "sum"}}')
-    assert read_config(tmp_path / "config.json").objective.contrastive_weight == 0
+def older(path: Path, without: dict[str, Sequence[str]], **changes: Any) -> Config:
+    """What is read of the config.json of a run of before these settings existed."""
+    values = to_dict(resolve(replace(Config(), **changes), 10_000, (3, 32, 32))[0])
+    for section, names in without.items():
+        values[section] = {name: value for name, value in values[section].items() if name not in names}
+    path.write_text(json.dumps(values))
+    return read_config(path)
 
 
-def test_a_file_older_than_local_views_has_none_at_any_size(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"objective": {"contrastive_weight": 1.0}, "augment": {"flip": false}}')
-    config, _ = resolve(read_config(tmp_path / "config.json"), 10_000, (3, 224, 224))
-    assert (config.objective.local_views, config.augment.extra) == (0, ())
+def test_a_run_older_than_the_contrastive_loss_leaves_it_out(tmp_path: Path) -> None:
+    read = older(tmp_path / "config.json", {"objective": ["contrastive_weight", "local_views"]})
+    assert read.objective.contrastive_weight == 0
 
 
-def test_a_file_older_than_muon_has_adamw(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"objective": {"contrastive_weight": 1.0}, "optim": {"decay_all": false}}')
-    assert resolve(read_config(tmp_path / "config.json"), 10_000, (3, 32, 32))[0].optim.name == "adamw"
+def test_a_run_older_than_local_views_has_none_at_any_size(tmp_path: Path) -> None:
+    read = older(tmp_path / "config.json", {"objective": ["local_views"], "augment": ["extra"]})
+    config, _ = resolve(read, 10_000, (3, 224, 224))
+    assert (config.objective.contrastive_weight, config.objective.local_views, config.augment.extra) == (1.0, 0, ())
+
+
+def test_a_run_older_than_muon_has_adamw(tmp_path: Path) -> None:
+    read = older(tmp_path / "config.json", {"optim": ["name"]})
+    assert resolve(read, 10_000, (3, 32, 32))[0].optim.name == "adamw"
+
+
+def test_a_run_older_than_centre_crops_squashed_its_files(tmp_path: Path) -> None:
+    assert older(tmp_path / "config.json", {"data": ["crop_mode"]}, data__resize=64).data.crop_mode == "squash"
+    assert older(tmp_path / "config.json", {"data": ["crop_mode"]}).data.crop_mode == "center"
+
+
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        (["--patch-size", "4"], {"encoder": {"patch_size": 4}}),
+        (["--data.resize", "64"], {"data": {"resize": 64}}),
+        (["--objective.temperature", "0.3"], {"objective": {"temperature": 0.3}}),
+        (["--optim.weight-decay", "0.1"], {"optim": {"weight_decay": 0.1}}),
+        (["--augment.no-flip"], {"augment": {"flip": False}}),
+        (["--epochs", "3"], {"train": {"epochs": 3}}),
+    ],
+)
+def test_what_a_file_of_ones_own_leaves_open_follows_from_the_data(
+    tmp_path: Path, options: list[str], values: dict[str, Any]
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(values))
+    typed, written = Pretrain.parse(options).configured(), Pretrain.parse(["--config", str(path)]).configured()
+    assert typed == written != Config()
+    for gpu in (True, False):
+        settled, _ = resolve(written, 20_000, (3, 32, 32), gpu=gpu)
+        assert settled.objective.contrastive_weight == 1
+        assert settled.optim.name == ("muon" if gpu else "adamw")
+        assert bool(settled.encoder.first_patch_size) != gpu
 
 
 def test_a_setting_that_was_taken_out_is_left_out_unless_the_run_used_it(tmp_path: Path) -> None:

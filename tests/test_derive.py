@@ -32,7 +32,7 @@ def test_patches_leave_about_eight_tokens_a_side(size: tuple[int, int], patch: i
 @given(st.integers(4, 300), st.integers(4, 300))
 def test_a_derived_patch_divides_both_sides(height: int, width: int) -> None:
     if not any(height % p == 0 and width % p == 0 and p < min(height, width) for p in range(2, 17)):
-        with pytest.raises(UserError, match=r"set data\.resize"):
+        with pytest.raises(UserError, match=r"data\.resize"):
             patch_for(height, width)
         return
     patch = patch_for(height, width)

@@ -3,6 +3,7 @@
 import multiprocessing
 import pickle
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,41 @@ def test_other_images_than_in_fit_are_refused() -> None:
         model.transform(pictures(4, 288))
     with pytest.raises(ValueError, match="NaN"):
         model.transform(np.full((2, 8, 12, 3), np.nan))
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        ("scans/", r"^X must be images, got the path 'scans/'; `pmae\.pretrain` is what reads files"),
+        (Path("scans"), r"^X must be images, got the path 'scans'"),
+        (
+            [np.zeros((8, 8, 3)), np.zeros((8, 9, 3))],
+            r"^X must be images of one shape, got \[\(8, 8, 3\), \(8, 9, 3\)\]",
+        ),
+        (torch.zeros(20, 3, 8, 8).bfloat16(), r"^arrays must be of a kind that NumPy holds, got torch\.bfloat16"),
+        (np.zeros((48, 64, 3)), r"one image in color \(then give array\[None\]\)"),
+        (np.zeros((20, 23, 29)), r"23x29 have no common divisor from 2 to 16: crop or resize them"),
+    ],
+)
+def test_what_is_no_array_of_images_is_told_in_words(X: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        PMAE(epochs=1, device="cpu").fit(X)
+
+
+def test_narrow_grey_images_are_those_that_two_sides_name() -> None:
+    X = pictures(20, 8, 8).reshape(20, 4, -1)
+    with pytest.raises(UserError, match="signals"):
+        small().fit(X)
+    assert small(image_shape=X.shape[1:]).fit(X).image_shape_ == (1, *X.shape[1:])
+
+
+def test_other_units_than_in_fit_are_warned_of() -> None:
+    X = pictures(20, 8, 8)
+    model = small().fit(X)
+    with pytest.warns(UserWarning, match="the images are float64 of at most 1, and those trained on were uint8"):
+        model.transform(X / 255)
+    with warnings.catch_warnings(action="error"):
+        model.transform(X.astype(float))
 
 
 def test_an_interrupted_fit_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:

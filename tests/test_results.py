@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from pmae.results import (
@@ -81,6 +82,30 @@ def test_the_latest_epoch_and_the_mean_of_the_patches_stand_for_an_encoder() -> 
     assert [s.pooling for s in primary(pretrained(scores), "cls")] == ["cls", "cls"]
 
 
+def test_on_a_few_images_chance_does_not_choose_the_pooling() -> None:
+    """Coins decide which answers are right: [CLS] is chosen seldom where it is as good, often where it is better."""
+    rng = np.random.default_rng(0)
+
+    def knn(pooling: str, right: float, images: int) -> Score:
+        return Score("knn", pooling, "test", 9, {}, by_k=(KAccuracy(5, 0.7, right, images),), method="pmae")
+
+    def chosen(images: int, cls: float, mean: float = 0.7) -> float:
+        """How often [CLS] is chosen, if so often each pooling is right."""
+        count = 0
+        for rights in rng.binomial(images, (cls, mean), (400, 2)) / images:
+            pairs = zip(("cls", "mean"), rights, strict=True)
+            count += primary_pooling([knn(pooling, right, images) for pooling, right in pairs]) == "cls"
+        return count / 400
+
+    assert chosen(50, 0.7) < 0.2
+    assert chosen(50, 0.98, 0.98) < 0.2
+    assert chosen(5000, 0.7) < 0.2
+    assert chosen(50, 0.95) > 0.9
+    assert chosen(5000, 0.74) > 0.9
+    level = [knn("cls", 1.0, 50), knn("mean", 0.98, 50)]
+    assert primary_pooling(level) == "mean", "one image of fifty is no evidence"
+
+
 def test_the_pooling_that_is_best_on_validation_images_stands_for_a_run_everywhere() -> None:
     def knn(pooling: str, accuracy: float, validation: float) -> Score:
         by_k = (KAccuracy(5, accuracy, validation), KAccuracy(10, accuracy, validation - 0.1))
@@ -92,6 +117,7 @@ def test_the_pooling_that_is_best_on_validation_images_stands_for_a_run_everywhe
     assert {score.pooling for score in primary(scores)} == {"cls"}
     assert primary_pooling([knn("cls", 0.6, 0.705), knn("mean", 0.5, 0.7)]) == "mean", "half a point is chance"
     assert primary_pooling(others) == "mean"
+    assert primary_pooling([knn("cls", 0.6, 0.8)]) == "cls", "where it is all there is"
     # A baseline whose k-NN was measured too is chosen its own: the run's worse one would flatter the run.
     rivals = [
         dataclasses.replace(s, method="random weights", epoch=0) for s in (knn("cls", 0.4, 0.4), knn("mean", 0.5, 0.5))

@@ -19,7 +19,7 @@ from pmae.config_file import to_dict
 from pmae.data.images import Splits, require_finite
 from pmae.data.sets import load
 from pmae.embed import embed
-from pmae.errors import require
+from pmae.errors import UserError, require
 from pmae.evaluate import suite
 from pmae.evaluate.baselines import baselines as baselines_of
 from pmae.evaluate.baselines import random_weights
@@ -161,7 +161,12 @@ def _to_score(
     own = trained_on(place, encoder).data
     if splits is not None:
         return splits, dataclasses.replace(own, source=splits.name)
-    require(isinstance(place, Run), "data", "given for weights, which have none of their own", None)
+    if not isinstance(place, Run):
+        raise UserError("data must be given for weights, which have none of their own, got None")
+    name = place.environment["data"]["name"]
+    # Settings that were left alone name the embedded photos, which images in memory were given in place of.
+    known = own.source != DataConfig().source or name == own.source
+    require(known, "data", f"given for a run of images in memory ({name!r}), or their splits, with labels", None)
     return load(own), own
 
 
@@ -230,7 +235,7 @@ def segment(
     place, where = opened(path), pick_device(device)
     splits, reading = _to_score(place, splits, data, encoder)
     with run_to_score(place, splits, reading, out, encoder, where, str(path)) as (run, _):
-        _segment(run, masks, splits, baselines, where, say)
+        _segment(run, masks, splits, reading, baselines, where, say)
     return run
 
 
@@ -238,13 +243,14 @@ def _segment(
     run: Run,
     masks: Path | str,
     splits: Splits,
+    reading: DataConfig,
     baselines: bool,
     where: torch.device,
     say: Callable[[str], None],
 ) -> None:
     config, encoder, standardize = load_encoder(run)
     standardize = standardize.to(where)
-    data = read_masked(splits, masks, config.train.seed, config.data)
+    data = read_masked(splits, masks, config.train.seed, reading)
     epoch = int(run.checkpoint().name.split("_")[1])
     tokens = {f"{run.method} epoch {epoch}" if epoch else run.method: tokens_of(encoder.to(where))}
     if baselines:

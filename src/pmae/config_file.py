@@ -22,8 +22,21 @@ USUAL = {"augment.extra": (), "objective.local_views": 0, "encoder.first_patch_s
 """What some settings are derived to be unless a GPU and the images call for something else."""
 
 
+SETTLED = ("optim.base_lr", "train.epochs", "train.batch_size", "train.checkpoint_every", "train.log_every")
+"""What the config.json of every run has, of whatever version, and hardly a file that somebody wrote."""
 RETIRED = {"masking.whole_view": False}
 """Settings that were taken out again, and what they are in runs that did not use them."""
+
+
+def is_settled(values: Mapping[str, Any]) -> bool:
+    """Whether these are the settings of a run, in which nothing was left to follow from the data."""
+    parts = (name.partition(".") for name in SETTLED)
+    return all(_section(values, section).get(key) is not None for section, _, key in parts)
+
+
+def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = values.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -48,7 +61,10 @@ def _require_object(name: str, values: Any) -> None:
 
 
 def of_older_versions(values: Any) -> Any:
-    """The content of a config.json with today's names; what was written before a setting existed leaves it out."""
+    """The content of a config.json with today's names; a run of before a setting existed did without it.
+
+    In a file that somebody wrote, what is not named is to follow from the data, as on the command line.
+    """
     if not isinstance(values, dict):
         return values
     values = {section: dict(part) if isinstance(part, dict) else part for section, part in values.items()}
@@ -63,21 +79,22 @@ def of_older_versions(values: Any) -> Any:
         if isinstance(part := values.get(section), dict):
             found = part.pop(key, unused)
             require(found == unused, name, f"{unused}, as it was taken out again", found)
-    if isinstance(values.get("objective"), dict):
-        values["objective"] = {"contrastive_weight": 0.0, "local_views": 0, **values["objective"]}
-    if isinstance(values.get("augment"), dict):
-        values["augment"].setdefault("extra", ())
-    if isinstance(values.get("optim"), dict):
-        values["optim"].setdefault("name", "adamw")
-    if isinstance(encoder := values.get("encoder"), dict) and encoder.get("patch_size"):
+    return _with_what_was_usual(values) if is_settled(values) else values
+
+
+def _with_what_was_usual(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run with what its version did where it had no setting for it."""
+    data, encoder = _section(values, "data"), _section(values, "encoder")
+    # Files were squashed, and given weights trained at the same rate as all others.
+    before: dict[str, dict[str, Any]] = {
+        "data": {"crop_mode": "squash"} if data.get("resize") else {},
+        "objective": {"contrastive_weight": 0.0, "local_views": 0},
+        "augment": {"extra": ()},
+        "optim": {"name": "adamw"} | ({"encoder_rate": 1.0, "layer_decay": 1.0} if encoder.get("weights") else {}),
+    }
+    if encoder.get("patch_size"):
         encoder["first_patch_size"] = encoder.get("first_patch_size") or 0
-    if isinstance(values.get("data"), dict) and values["data"].get("resize"):
-        values["data"].setdefault("crop_mode", "squash")
-    if isinstance(values.get("optim"), dict) and isinstance(values.get("encoder"), dict):
-        # Given weights were once trained at the same rate as all others.
-        given = {"encoder_rate": 1.0, "layer_decay": 1.0} if values["encoder"].get("weights") else {}
-        values["optim"] = {**given, **values["optim"]}
-    return values
+    return values | {name: {**usual, **part} for name, usual in before.items() if (part := _section(values, name))}
 
 
 def settings_given(given: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pmae.config import KERNEL_SPACES, Config, DecoderConfig, EncoderConfig, ObjectiveConfig, replace
+from pmae.config_file import is_settled, to_dict
 from pmae.errors import UserError, require
 from pmae.plugins import sources
 
@@ -98,8 +99,7 @@ class Case:
     @property
     def settled(self) -> bool:
         """Whether these are the settings of a run: what is open there was derived so, if by an older version."""
-        train, rate = self.given.train, self.given.optim.base_lr
-        return None not in (train.epochs, train.batch_size, train.checkpoint_every, train.log_every, rate)
+        return is_settled(to_dict(self.given))
 
     @property
     def two_views(self) -> bool:
@@ -336,8 +336,8 @@ def patch_for(height: int, width: int) -> int:
     else:
         side, tokens = min(height, width), TOKENS_A_SIDE
         divisors = [p for p in range(2, 17) if height % p == width % p == 0 and p < side]
-        wrong = f"the image's sides; {height}x{width} have no common divisor from 2 to 16: set data.resize "
-        wrong += f"(say {max(8, round(side / 8) * 8)})"
+        wrong = f"the image's sides; {height}x{width} have no common divisor from 2 to 16: crop or resize them "
+        wrong += f"(files by data.resize {max(8, round(side / 8) * 8)}, say)"
     if not divisors:
         raise UserError(f"encoder.patch_size must divide {wrong} or set encoder.patch_size")
     return min(divisors, key=lambda p: abs(math.log(side / p / tokens)))

@@ -17,9 +17,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pmae.config import Config, replace
 from pmae.config_file import describe
-from pmae.data.arrays import Layout, channels_first
+from pmae.data.arrays import Layout, as_numpy, channels_first
 from pmae.data.batches import Batches
-from pmae.data.images import DTYPES, ImageSet, Splits
+from pmae.data.images import DTYPES, ImageSet, Splits, warn_of_units
 from pmae.embed import Embedder, feature_names, require_pooling
 from pmae.errors import Interrupted, UserError, require, require_known
 from pmae.evaluate.probes import online_probe
@@ -70,7 +70,8 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
     masked_patches : share of the patches that is hidden, 0.75 if not given; for "pixels".
     space : where masking happens: "pca" (PMAE), "pixels" (MAE) or another of `config.SpaceConfig`.
     epochs, batch_size, base_lr : length and step of training; the peak rate is base_lr x batch_size / 256. Without
-        base_lr, small batches have the peak rate of large ones.
+        base_lr, small batches have the peak rate of large ones. Without epochs, training takes minutes to hours on a
+        CPU; `verbose` tells how long.
     encoder, patch_size : "vit_tiny" or a timm model, and the side of its patches in pixels. Without a GPU, and if
         `config` says nothing of their sizes, encoder and decoder are small ones.
     pooling : "mean" of the patch tokens, the "cls" token, "both" one after the other, or "last_4": the mean after each
@@ -152,6 +153,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         """The features (N, width) of the images, float32."""
         check_is_fitted(self)
         images = self._read(X, fitting=False)
+        warn_of_units(images, self.fitted_.environment["data"].get("dtype", ""), stacklevel=3)
         model, device = self.fitted_.model, self._device()
         # The fitted parts stay where they can be pickled and loaded on any machine.
         parts = (model.encoder, self.fitted_.standardize)
@@ -248,11 +250,9 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
 
 def read_images(estimator: Any, X: Any, fitting: bool, layout: Layout = "auto") -> np.ndarray:
     """X as images (N, C, H, W), checked as scikit-learn does, and against `image_shape` and `image_shape_`."""
-    X, shape = X.detach().cpu().numpy() if isinstance(X, torch.Tensor) else X, estimator.image_shape
+    _require_arrays(X)
+    X, shape = as_numpy(X) if isinstance(X, torch.Tensor) else X, estimator.image_shape
     least = {"ensure_min_samples": 2 if fitting else 1}
-    first = next(iter(X), None) if getattr(X, "ndim", 1) == 1 and hasattr(X, "__iter__") else None
-    if isinstance(first, str | os.PathLike):
-        raise UserError(f"X must be images, got names such as {str(first)!r}; read the files into arrays of one shape")
     if not is_flat(X):
         images = as_images(check_array(X, allow_nd=True, estimator=estimator, **least), shape, layout)
     else:
@@ -264,6 +264,18 @@ def read_images(estimator: Any, X: Any, fitting: bool, layout: Layout = "auto") 
     if not fitting and images.shape[1:] != estimator.image_shape_:
         raise UserError(f"X must have images of shape {estimator.image_shape_}, as in fit, got {images.shape[1:]}")
     return images
+
+
+def _require_arrays(X: Any) -> None:
+    """Refuse names of files or of a folder, and images of several shapes."""
+    if isinstance(X, str | os.PathLike):
+        raise UserError(f"X must be images, got the path {str(X)!r}; `pmae.pretrain` is what reads files")
+    first = next(iter(X), None) if getattr(X, "ndim", 1) == 1 and hasattr(X, "__iter__") else None
+    if isinstance(first, str | os.PathLike):
+        raise UserError(f"X must be images, got names such as {str(first)!r}; read the files into arrays of one shape")
+    if isinstance(X, list | tuple):
+        shapes = sorted({each.shape for each in X if isinstance(each, np.ndarray | torch.Tensor)})
+        require(len(shapes) < 2, "X", "images of one shape", [tuple(shape) for shape in shapes[:3]])
 
 
 def is_flat(X: Any) -> bool:
@@ -279,6 +291,8 @@ def as_images(X: np.ndarray, image_shape: Sequence[int] | None, layout: Layout) 
         require(whole, "image_shape", "(H, W), (H, W, C) or (C, H, W)", image_shape)
         require(math.prod(shape) == columns, "image_shape", f"of as many numbers as X has columns, {columns}", shape)
         X = X.reshape(len(X), *shape)
+    if X.ndim == 3 and image_shape is not None and layout == "auto":
+        layout = "NCHW"  # whoever gives two sides means grey images, however narrow
     fits = image_shape is None or tuple(image_shape) == X.shape[1:]
     require(fits, "image_shape", f"None, or that of the images in X, {X.shape[1:]}", image_shape)
     return supported(channels_first(X, layout))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pmae.errors import failing_as, require
-from pmae.validation import Rule, coerced
+from pmae.validation import Count, Rule, coerced
 
 FORMAT = 2
 NORMAL = 1.959964  # the quantile of a normal distribution behind a 95% interval
@@ -89,6 +89,8 @@ class KAccuracy:
     k: int
     accuracy: Fraction
     validation: Fraction
+    images: Count | None = None
+    """How many that part of train has; not told by older versions."""
 
 
 @dataclass(frozen=True)

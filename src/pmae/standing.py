@@ -1,12 +1,13 @@
 """Which of many scores stand: the newest of the same thing, the latest epoch of an encoder, and one pooling of each."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
-from pmae.results import BASELINES, LAST, POOLINGS, PRIMARY, Evaluation, Score
+from pmae.results import BASELINES, LAST, POOLINGS, PRIMARY, Evaluation, KAccuracy, Score
 
 POINT = 0.01
-"""A lead of k-NN on validation images that chance alone seldom gives."""
+"""Of accuracy, up to which two poolings are level, however many images they were compared on."""
 
 
 def scores_of(evaluations: Sequence[Evaluation]) -> list[Score]:
@@ -29,20 +30,37 @@ def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 def primary_pooling(scores: Sequence[Score]) -> str:
     """The pooling that stands for a run everywhere: chosen by k-NN on validation images, so that no test set chooses.
 
-    It is the mean of the patch tokens unless another is better by more than a point.
+    It is the mean of the patch tokens unless another is clearly better, as on a few images it may be by chance.
     """
     return _chosen_pooling(pretrained(scores)) or PRIMARY
 
 
 def _chosen_pooling(scores: Sequence[Score]) -> str | None:
     """That pooling of one representation; None where k-NN did not measure it."""
-    found: dict[str, float] = {}
+    found: dict[str, KAccuracy] = {}
     for score in scores:
         # What several blocks say together no single vector of the encoder is, so it stands for nothing else.
         if score.protocol == "knn" and score.by_k and not score.pooling.startswith(LAST):
-            best = max(one.validation for one in score.by_k)
-            found[score.pooling] = max(found.get(score.pooling, 0.0), best + POINT * (score.pooling == PRIMARY))
-    return max(found, key=lambda pooling: (found[pooling], pooling == PRIMARY), default=None)
+            best = max(score.by_k, key=lambda one: one.validation)
+            if score.pooling not in found or best.validation > found[score.pooling].validation:
+                found[score.pooling] = best
+    usual = found.get(PRIMARY)
+    other = max(found, key=lambda pooling: found[pooling].validation, default=None)
+    return PRIMARY if usual and other and not clearly_better(found[other], usual) else other
+
+
+def clearly_better(one: KAccuracy, other: KAccuracy) -> bool:
+    """Whether one is right more often on validation images by more than a point and than the difference's error."""
+    error = math.sqrt(_variance(one) + _variance(other))
+    return one.validation - other.validation > max(POINT, error)
+
+
+def _variance(one: KAccuracy) -> float:
+    """Of the share of right answers, as if one more were right and one more wrong: all right is no certainty."""
+    if one.images is None:
+        return 0.0
+    share = (one.validation * one.images + 1) / (one.images + 2)
+    return share * (1 - share) / one.images
 
 
 def primary(scores: Sequence[Score], pooling: str | None = None) -> list[Score]:

@@ -53,7 +53,7 @@ def make_run(folder: Path, name: str = "vit_tiny", shape: tuple[int, int, int] =
     """A run folder with random weights: features of random weights tell stripes apart."""
     torch.manual_seed(0)
     vit = name == "vit_tiny"
-    sizes: dict[str, Any] = {"patch_size": 4, "width": 16, "depth": 2, "heads": 2} if vit else {}
+    sizes: dict[str, Any] = {"patch_size": 4, "width": 16, "depth": 2, "heads": 2, "first_patch_size": 0} if vit else {}
     config = Config(encoder=EncoderConfig(name, **sizes))
     data = {"name": "toy", "shape": list(shape), "dtype": "uint8", "counts": {"train": 64}, "notes": []}
     run = create_run(folder, config, {"data": data})

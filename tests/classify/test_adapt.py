@@ -63,7 +63,7 @@ def test_given_weights_have_small_rates_and_old_runs_keep_theirs() -> None:
     assert (plain.optim.encoder_rate, adapting.optim.encoder_rate, adapting.optim.layer_decay) == (None, 0.1, 0.75)
     assert (adapting.optim.warmup_epochs or 0) > (plain.optim.warmup_epochs or 0)
     assert not any("encoder_rate" in name for name in reasons)
-    old = to_dict(Config(encoder=EncoderConfig(weights="w")))
+    old = to_dict(adapting)
     del old["optim"]["encoder_rate"], old["optim"]["layer_decay"], old["optim"]["frozen_blocks"]
     assert of_older_versions(old)["optim"]["encoder_rate"] == 1.0
 

@@ -20,7 +20,7 @@ from pmae.config import DecoderConfig, EncoderConfig, OptimConfig
 from pmae.errors import UserError
 from pmae.runs import Run
 
-from .conftest import CLASSES, stripes
+from .conftest import CLASSES, SIDE, stripes
 
 TINY = Config(
     encoder=EncoderConfig(width=8, depth=1, heads=2),
@@ -84,6 +84,44 @@ def test_a_fitted_pmae_is_kept_frozen_while_settings_are_searched() -> None:
     assert clone(best).get_params()["class_weights"] == best.class_weights
 
 
+def test_the_head_sees_the_pooling_of_the_encoder_unless_told_otherwise() -> None:
+    images = stripes(LABELS)
+    fitted = PMAE(config=TINY, epochs=1, pooling="cls", random_state=0, device="cpu").fit(images)
+    frozen = FrozenEstimator(fitted)
+    as_given = PMAEClassifier(frozen, device="cpu").fit(images, LABELS).classifier_
+    told = PMAEClassifier(frozen, pooling="mean", device="cpu").fit(images, LABELS).classifier_
+    assert (as_given.card.pooling, told.card.pooling) == ("cls", "mean")
+    np.testing.assert_array_equal(as_given.embedder(images.transpose(0, 3, 1, 2)), fitted.transform(images))
+    assert np.abs(told.embedder(images.transpose(0, 3, 1, 2)) - fitted.transform(images)).max() > 1e-3
+    several = FrozenEstimator(fitted.set_params(pooling="both"))
+    with pytest.raises(UserError, match=r"^pooling must be mean or cls for a classifier, got 'both'$"):
+        PMAEClassifier(several, device="cpu").fit(images, LABELS)
+
+
+def test_images_are_laid_out_as_those_of_the_encoder() -> None:
+    images = np.concatenate([stripes(LABELS), stripes(LABELS, seed=1), stripes(LABELS, seed=2)], 3)[..., :SIDE]
+    last = pmae.config.replace(TINY, data__layout="NHWC")
+    model = PMAEClassifier(PMAE(config=last, epochs=1, random_state=0, device="cpu"), device="cpu")
+    assert model.fit(images, LABELS).classifier_.card.layout == "NHWC"
+    found = model.predict(images)
+    assert (found == LABELS).mean() > 0.8
+    first = images.transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(np.array(model.classifier_.predict(images), int), found)
+    assert not np.array_equal(model.predict(first), found), "the same numbers read the other way are other images"
+
+
+def test_a_fitted_pmae_that_is_not_frozen_is_warned_of_and_labels_are_of_one_kind(run: Run) -> None:
+    images = stripes(LABELS)
+    fitted = PMAE(config=TINY, epochs=1, random_state=0, device="cpu").fit(images)
+    with pytest.warns(UserWarning, match="encoder is fitted already, and is fitted anew; sklearn.frozen.FrozenEst"):
+        PMAEClassifier(fitted, device="cpu").fit(images, LABELS)
+    with warnings.catch_warnings(action="error"):
+        PMAEClassifier(clone(fitted), device="cpu").fit(images, LABELS)
+    missing = np.array([*(CLASSES[label] for label in LABELS[1:]), None], object)
+    with pytest.raises(UserError, match=r"^y must be labels of one kind for all images, got NoneType and str"):
+        PMAEClassifier(run.path, device="cpu").fit(images, missing)
+
+
 def test_full_and_multi_label(run: Run) -> None:
     images = stripes(LABELS)
     full = PMAEClassifier(run.path, method="full", epochs=2, device="cpu").fit(images, LABELS)
@@ -101,7 +139,7 @@ def test_names_of_files_are_refused_and_other_units_are_warned_of(run: Run) -> N
     with pytest.raises(UserError, match=r"^X must be images, got names such as 'a.png'"):
         model.fit(["a.png", "b.png"], ["x", "y"])
     model.fit(X, LABELS)
-    with pytest.warns(UserWarning, match="the images are float64 of at most 1, .* trained on uint8"):
+    with pytest.warns(UserWarning, match="the images are float64 of at most 1, .* trained on were uint8"):
         model.predict(X / 255)
     with warnings.catch_warnings(action="error"):
         np.testing.assert_array_equal(model.predict(X.astype(float)), model.predict(X))

@@ -347,6 +347,28 @@ def missing_file(tmp: Path) -> list[object]:
     return ["--data", write_table(folder / "t.csv", [*table_of(folder), {"file": "gone.png", "label": "down"}])]
 
 
+def elsewhere(tmp: Path) -> list[object]:
+    folder = write_folder(tmp / "d", 2)
+    rows = [{**row, "file": f"d/{row['file']}"} for row in table_of(folder)]
+    return ["--data", folder, "--labels", write_table(tmp / "t.csv", rows)]
+
+
+def no_suffix(tmp: Path) -> list[object]:
+    folder = write_folder(tmp / "d", 2)
+    rows = [{**row, "file": row["file"].removesuffix(".png")} for row in table_of(folder)]
+    return ["--data", write_table(folder / "t.csv", rows)]
+
+
+def other_columns(tmp: Path) -> list[object]:
+    folder = write_folder(tmp / "d", 2)
+    rows = [{"file": row["file"], "treatment": row["label"]} for row in table_of(folder)]
+    return ["--data", write_table(folder / "t.csv", rows)]
+
+
+def no_file_column(tmp: Path) -> list[object]:
+    return ["--data", write_table(tmp / "t.csv", [{"image_id": "a", "label": "b"}])]
+
+
 def twice(tmp: Path) -> list[object]:
     folder = write_folder(tmp / "d", 2)
     rows = [{**row, "split": "train"} for row in table_of(folder)]
@@ -413,6 +435,13 @@ def no_number(tmp: Path) -> list[object]:
         (long_row, "t.csv must be of 2 cells, as its header"),
         (no_parquet, "t.parquet cannot be read as a table"),
         (missing_file, "got 1 that are not: gone.png"),
+        (elsewhere, "they lie below the folder of the table, which can be given as data, alone"),
+        (
+            no_suffix,
+            "got 6 that are not: across/000, across/001, down/002, down/003, slanted/004, ...; file names have",
+        ),
+        (other_columns, "must be 0 or 1, as every column is a class where none is called 'label', got 'across'"),
+        (no_file_column, "must be a table with a column 'file', and 'label' or one for each class, got ['image_id',"),
         (twice, "must name every file once, got 'across/000.png' in row 2 (train) and row 8 (test)"),
         (floats, "must be a name or a whole number, got '0.5'"),
         (lambda tmp: ["--data", tmp, "--labels", "nowhere.csv"], "labels: there is no file 'nowhere.csv'"),
@@ -431,6 +460,14 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     assert message in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "clf").exists()
+
+
+def test_what_takes_no_table_asks_for_its_folder(run: Run, labelled: Path, tmp_path: Path, command: Command) -> None:
+    table = write_table(tmp_path / "t.csv", table_of(labelled))
+    for words in (("pretrain", "--out"), ("embed", run.path, "-o")):
+        code, said = command(*words, tmp_path / "new.csv", "--data", table)
+        assert code == 2
+        assert said.endswith(f"must be images, here the folder of those that a table names, got {table}\n")
 
 
 def test_an_unreadable_file_is_told_once_and_the_time_left_at_the_end(

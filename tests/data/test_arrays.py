@@ -38,25 +38,62 @@ def test_values_and_dtype_survive_every_layout(n: int, c: int, h: int, w: int, d
         assert result.images.dtype == dtype
         assert result.shape == (c, h, w)
         np.testing.assert_array_equal(result.images, images)
-    grey = from_arrays(images[:, 0])
+    grey = from_arrays(images[:, 0], layout="NCHW")
     np.testing.assert_array_equal(grey.images, images[:, :1])
 
 
-@given(st.integers(1, 3), SIDES, SIDES, SIDES)
-def test_auto_takes_the_smaller_axis_and_refuses_a_tie(n: int, a: int, b: int, c: int) -> None:
-    images = random_images((n, a, b, c))
-    if a == c:
-        with pytest.raises(UserError, match=r"data.layout"):
-            from_arrays(images)
-    else:
-        expected = images if a < c else images.transpose(0, 3, 1, 2)
-        np.testing.assert_array_equal(from_arrays(images).images, expected)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(5, 9), st.integers(5, 9), st.booleans())
+def test_auto_takes_a_small_outer_axis_for_the_channels(n: int, few: int, h: int, w: int, last: bool) -> None:
+    images = random_images((n, few, h, w))
+    given = np.ascontiguousarray(images.transpose(0, 2, 3, 1)) if last else images
+    np.testing.assert_array_equal(from_arrays(given).images, images)
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((5, 28, 36), (1, 28, 36)),
+        ((5, 3, 28, 28), (3, 28, 28)),
+        ((5, 28, 28, 3), (3, 28, 28)),
+        ((5, 1, 1, 30), (1, 1, 30)),
+        ((5, 20, 32, 32), (20, 32, 32)),
+        ((5, 32, 32, 20), (20, 32, 32)),
+        ((5, 24, 48, 12), (12, 24, 48)),
+        ((5, 8, 28, 28), (8, 28, 28)),
+    ],
+)
+def test_auto_finds_the_channels_where_that_is_beyond_doubt(shape: tuple[int, ...], found: tuple[int, ...]) -> None:
+    assert from_arrays(random_images(shape)).shape == found
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((480, 640, 3), r"of shape \(480, 640, 3\), which may be one image in color \(then give array\[None\]\)"),
+        ((90, 120, 4), "one image in color"),
+        ((5, 3, 128), r"signals \(data\.layout NCL\)"),
+        ((5, 7, 4, 7), r"data\.layout must be NHWC or NCHW"),
+        ((5, 32, 32, 100), r"axis 1 has 32 and the last axis 100, so either could be the channels"),
+        ((5, 100, 32, 32), r"axis 1 has 100 and the last axis 32, so either could be the channels"),
+        ((5, 100, 224, 103), r"data\.layout must be NHWC or NCHW"),
+    ],
+)
+def test_an_array_that_can_be_read_in_two_ways_is_asked_about(
+    tmp_path: Path, shape: tuple[int, ...], words: str
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(shape, np.uint8))
+    readers: list[Callable[[DataConfig], object]] = [load, lambda config: list(read_chunks(config, 8).chunks)]
+    for read in readers:
+        with pytest.raises(UserError, match=words):
+            read(DataConfig(str(tmp_path / "x.npy")))
+    told = load(DataConfig(str(tmp_path / "x.npy"), layout="NCHW")).train
+    assert told.shape == (shape[1:] if len(shape) == 4 else (1, *shape[1:]))
 
 
 @given(st.sampled_from(LABEL_KINDS), st.lists(st.integers(0, 100), min_size=1, max_size=20), st.booleans())
 def test_labels_of_any_integer_kind_are_numbered_from_zero(kind: str, values: list[int], column: bool) -> None:
     labels = np.array(values).astype(kind)
-    result = from_arrays(random_images((len(values), 2, 3)), labels[:, None] if column else labels)
+    result = from_arrays(random_images((len(values), 5, 6)), labels[:, None] if column else labels)
     assert result.labels is not None
     assert result.labels.dtype == np.int64
     np.testing.assert_array_equal(np.unique(result.labels), np.arange(len(np.unique(labels))))
@@ -189,7 +226,7 @@ def values(*shape: int, dtype: str = "uint8") -> np.ndarray:
     [
         ((11, 6, 4, 3), "uint8", "auto"),
         ((11, 5, 6, 9), "uint16", "NCHW"),
-        ((11, 6, 4), ">i2", "auto"),
+        ((11, 6, 5), ">i2", "auto"),
         ((11, 2, 30), "float32", "NCL"),
         ((11, 7), "float64", "auto"),
     ],

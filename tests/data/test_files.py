@@ -15,10 +15,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from pmae.config import DataConfig
-from pmae.config_file import of_older_versions
 from pmae.data import decode
 from pmae.data.images import Splits
 from pmae.data.sets import load, load_settled
+from pmae.derive import patch_for
 from pmae.errors import UserError
 
 
@@ -194,13 +194,21 @@ def test_files_of_several_sizes_become_squares(tmp_path: Path) -> None:
     save(tmp_path / "a.png", pixels(40, 48, 3))
     save(tmp_path / "b.png", pixels(300, 41, 3))
     config = DataConfig(str(tmp_path))
-    assert load_settled(config)[0].resize == 32  # of 40 and 41, the multiple of 16 below
+    assert load_settled(config)[0].resize == 40
     found = load(config).train
-    assert found.shape == (3, 32, 32)
+    assert found.shape == (3, 40, 40)
     assert found.images.dtype == np.uint8
     squashed = load(DataConfig(str(tmp_path), resize=16, crop_mode="squash")).train.images[0]
     reference = Image.open(tmp_path / "a.png").resize((16, 16), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(squashed.transpose(1, 2, 0), reference)
+
+
+@pytest.mark.parametrize(("short", "side"), [(5, 5), (15, 15), (30, 24), (63, 56), (64, 64), (79, 64), (300, 224)])
+def test_a_derived_side_loses_few_pixels_and_has_patches(tmp_path: Path, short: int, side: int) -> None:
+    save(tmp_path / "a.png", pixels(short, short + 1))
+    save(tmp_path / "b.png", pixels(short + 2, short))
+    assert load_settled(DataConfig(str(tmp_path)))[0].resize == side
+    assert side < 16 or 7 <= side / patch_for(side, side) <= 16
 
 
 def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,11 +239,6 @@ def test_a_large_jpeg_is_unpacked_smaller_and_looks_the_same(tmp_path: Path) -> 
     whole = CenterCrop(48)(Resize(48, InterpolationMode.BICUBIC)(Image.open(tmp_path / "a.jpg")))
     found = read(tmp_path, resize=48).train.images[0].transpose(1, 2, 0)
     assert np.abs(found.astype(int) - np.asarray(whole).astype(int)).mean() < 1.5
-
-
-def test_runs_of_before_squashed_their_files() -> None:
-    assert of_older_versions({"data": {"resize": 64}})["data"]["crop_mode"] == "squash"
-    assert "crop_mode" not in of_older_versions({"data": {"resize": None}})["data"]
 
 
 def test_different_channels_name_two_files_and_the_setting(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_split_can_be_read_alone_and_the_others_are_not_opened(tmp_path: Path)
 
 
 def test_arrays_are_cut_in_slices_and_missing_labels_are_marked(tmp_path: Path) -> None:
-    images = np.arange(5 * 2 * 3, dtype=np.uint16).reshape(5, 2, 3)
+    images = np.arange(5 * 6 * 7, dtype=np.uint16).reshape(5, 6, 7)
     np.save(tmp_path / "a.npy", images)
     source = read_chunks(DataConfig(source=str(tmp_path / "a.npy")), 2)
     chunks = [part for _, part in source.chunks]

@@ -113,7 +113,8 @@ def test_a_crop_of_a_signal_equals_torchvision() -> None:
 
 def test_layouts_of_signals_and_vectors() -> None:
     values = normal(6, 3, 8).numpy()
-    signals, grey, vectors = from_arrays(values, layout="NCL"), from_arrays(values), from_arrays(values[:, 0])
+    signals, grey = (from_arrays(values, layout=layout) for layout in ("NCL", "NCHW"))
+    vectors = from_arrays(values[:, 0])
     np.testing.assert_array_equal(signals.images, values[:, :, None])
     np.testing.assert_array_equal(grey.images, values[:, None])
     np.testing.assert_array_equal(vectors.images, values[:, :1, None])

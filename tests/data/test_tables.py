@@ -128,9 +128,9 @@ def test_parquet_is_shuffled_in_windows_and_keeps_few_row_groups(
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "int16"])
 def test_arrays(tmp_path: Path, dtype: str) -> None:
-    values = (100 * RNG.normal(size=(9, 4, 5, 2))).astype(dtype)
+    values = (100 * RNG.normal(size=(9, 6, 5, 2))).astype(dtype)
     table = datasets.Dataset.from_dict(
-        {"x": list(values)}, features=datasets.Features({"x": datasets.Array3D((4, 5, 2), dtype)})
+        {"x": list(values)}, features=datasets.Features({"x": datasets.Array3D((6, 5, 2), dtype)})
     )
     table.save_to_disk(tmp_path / "saved")
     table.to_parquet(tmp_path / "a.parquet")
@@ -138,7 +138,7 @@ def test_arrays(tmp_path: Path, dtype: str) -> None:
         assert_same(source(path), values.transpose(0, 3, 1, 2))
         assert source(path).images.dtype == dtype
     grey = datasets.Dataset.from_dict(
-        {"x": list(values[..., 0])}, features=datasets.Features({"x": datasets.Array2D((4, 5), dtype)})
+        {"x": list(values[..., 0])}, features=datasets.Features({"x": datasets.Array2D((6, 5), dtype)})
     )
     grey.save_to_disk(tmp_path / "grey")
     assert_same(source(tmp_path / "grey"), values[:, None, :, :, 0])

@@ -93,6 +93,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mask = folder / "masks" / path.relative_to(folder / "scans")
         mask.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels(16, 16) // 128).save(mask)
+    (folder / "mine.json").write_text('{"encoder": {"patch_size": 4}, "masking": {"masked_variance": 0.3}}')
     (folder / "labels.csv").write_text("\n".join(["file,label", *table]))
     np.save(folder / "images.npy", pixels(32, 16, 16, 3))
     np.save(folder / "spectra.npy", pixels(32, 5, 16, 16))

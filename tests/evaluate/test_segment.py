@@ -1,6 +1,7 @@
 """`pmae evaluate --masks`: scikit-learn's regression on the same tokens, its Jaccard index, and masks gone wrong."""
 
 import csv
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,58 @@ def test_parts_depths_and_black_and_white_masks(tmp_path: Path) -> None:
     assert read_mask(tmp_path / "deep.png", (4, 2)).tolist() == np.repeat(deep, 2, axis=0).tolist()
     Image.fromarray(deep > 9).save(tmp_path / "bits.png")
     assert read_mask(tmp_path / "bits.png", (2, 2)).tolist() == [[0, 1], [1, 0]]
+
+
+UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.T,
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: np.rot90(stored, 2).T,
+    8: lambda stored: np.rot90(stored, 1),
+}
+"""What EXIF's orientations say is to be done to the pixels in a file (CIPA DC-008, tag 274)."""
+
+
+WAYS = [(orientation, drawn) for orientation in UPRIGHT for drawn in ("upright", "stored, with its EXIF data")]
+WAYS += [(orientation, "stored") for orientation in (1, 5, 6, 7, 8)]  # of the others sizes do not tell
+
+
+@pytest.mark.parametrize(("orientation", "drawn"), WAYS)
+def test_a_mask_is_turned_with_its_image(tmp_path: Path, orientation: int, drawn: str) -> None:
+    """Each pixel's grey value tells its class; the first image is a third larger than its mask."""
+    rng, exif = np.random.default_rng(0), Image.Exif()
+    exif[0x112] = orientation
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    for number in range(5):
+        stored = np.kron(rng.integers(0, 2, (2, 3)), np.ones((8, 8))).astype(np.uint8)
+        image = np.kron(stored, np.ones((2, 2), np.uint8)) if number == 0 else stored
+        Image.fromarray(200 * image).save(tmp_path / f"images/{number}.png", exif=exif)
+        mask = Image.fromarray(np.ascontiguousarray(UPRIGHT[orientation](stored)) if drawn == "upright" else stored)
+        mask.save(tmp_path / f"masks/{number}.png", **({"exif": exif} if "EXIF" in drawn else {}))
+    for reading in (DataConfig(resize=8), DataConfig(resize=8, crop_mode="squash")):
+        reading = dataclasses.replace(reading, source=str(tmp_path / "images"))
+        data = read_masked(load(reading), tmp_path / "masks", read=reading)
+        for part in (data.train, data.test):
+            same = (part.images.images[:, 0] > 100) == part.targets
+            assert same.mean() > 0.95
+    square = "turned by their EXIF data; their masks are taken to be upright"
+    assert (square in " ".join(data.notes)) == (orientation in (2, 3, 4))
+
+
+def test_a_mask_of_other_proportions_is_refused(tmp_path: Path, command: Any) -> None:
+    scenes(tmp_path, 3)
+    run, path = make_run(tmp_path / "run", shape=(3, SIDE, SIDE)), tmp_path / "masks/sub/1.png"
+    Image.open(path).resize((SIDE, 3 * SIDE)).save(path)
+    words = ("--data", tmp_path / "images", "--masks", tmp_path / "masks", "--device", "cpu")
+    code, said = command("evaluate", run.path, *words)
+    assert (code, said) == (
+        2,
+        f"pmae: error: mask {path} must be of the proportions of its image, (16, 16) pixels, got (16, 48)\n",
+    )
 
 
 def test_a_mistake_in_masks_is_one_sentence(tmp_path: Path, command: Any) -> None:

@@ -84,6 +84,7 @@ def test_everything_at_once_is_plain_json(
     assert [row.support for row in linear.per_class] == [20, 20, 20]
     neighbours = find(found, "knn", "cls", "val")
     assert [row.k for row in neighbours.by_k] == [1, 3, 5]
+    assert all(neighbours.chosen_on.startswith(f"{row.images} images (") for row in neighbours.by_k)
     chosen = neighbours.by_seed[0].chosen["k"]
     assert max(row.validation for row in neighbours.by_k) == next(
         row.validation for row in neighbours.by_k if row.k == chosen

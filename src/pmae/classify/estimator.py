@@ -1,6 +1,7 @@
 """The scikit-learn front door of classifiers: `PMAEClassifier("runs/a", method="linear").fit(X, y).predict(X_new)`."""
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,12 +15,15 @@ from pmae.classify import FinetuneConfig
 from pmae.classify.fit import fit
 from pmae.classify.labels import Labelled, LabelledData, with_validation
 from pmae.classify.model import CHANCE
+from pmae.config import DataConfig
+from pmae.data.arrays import Layout
 from pmae.data.images import ImageSet
-from pmae.errors import require
+from pmae.embed import require_pooling
+from pmae.errors import UserError, require
 from pmae.estimator import PMAE, is_flat, read_images
 from pmae.runs import Run
 from pmae.train.given import Start
-from pmae.train.start import load_start
+from pmae.train.start import load_start, trained_on
 
 SETTINGS = ("method", "class_weights", "epochs", "lr", "augment", "validation", "patience")
 
@@ -37,6 +41,8 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     encoder : a run folder, weights of timm or Hugging Face, a `PMAE` that is fitted to X first, or
         `sklearn.frozen.FrozenEstimator(pmae)` for one that is fitted already; None is a `PMAE` of default settings.
     method : "linear" (a head on frozen features), "full" or "lora".
+    pooling : what the head sees, the "mean" of the patch tokens or the "cls" token; None is as the `PMAE` that is given
+        has it, and else "mean".
     class_weights : "none", or "balanced" for rare classes to count as much as common ones.
     image_shape : (H, W), (H, W, C) or (C, H, W) of the rows of a flat X.
     validation : share of the images that stops training and calibrates.
@@ -58,6 +64,7 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         encoder: PMAE | FrozenEstimator | Run | str | Path | None = None,
         *,
         method: str = "linear",
+        pooling: str | None = None,
         class_weights: str = "none",
         image_shape: tuple[int, ...] | None = None,
         validation: float = 0.15,
@@ -70,6 +77,7 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.encoder = encoder
         self.method = method
+        self.pooling = pooling
         self.class_weights = class_weights
         self.image_shape = image_shape
         self.validation = validation
@@ -83,17 +91,22 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:
         """Fine-tune on images and labels."""
         given: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS}
-        config = FinetuneConfig(**given, seed=self.random_state)
-        images = ImageSet(read_images(self, X, fitting=True), vectors=is_flat(X) and self.image_shape is None)
+        config = FinetuneConfig(**given, pooling=self._pooling(), seed=self.random_state)  # type: ignore[arg-type]
+        reading = DataConfig(layout=self._layout())
+        array = read_images(self, X, fitting=True, layout=reading.layout)
+        images = ImageSet(array, vectors=is_flat(X) and self.image_shape is None)
         data = with_validation(self._labelled(images, y), config.validation, config.seed)
-        self.classifier_ = fit(self._start(X, images), data, config, self.device).classifier
+        start = self._start(X, images)
+        require_pooling(config.pooling, start.encoder)
+        self.classifier_ = fit(start, data, config, self.device, reading=reading).classifier
         self.image_shape_, self.n_features_in_ = images.shape, math.prod(images.shape)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Calibrated probabilities (N, C) of the classes; of several labels an image, each by itself."""
         check_is_fitted(self)
-        return self.classifier_.answer(read_images(self, X, fitting=False)).probabilities
+        images = read_images(self, X, fitting=False, layout=self.classifier_.card.layout)
+        return self.classifier_.answer(images).probabilities
 
     def predict(self, X: Any) -> np.ndarray:
         """The likeliest class of every image; of several labels an image, 0 or 1 for each (N, C)."""
@@ -103,9 +116,31 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: np.ndarray = self.classes_[found.argmax(1)]
         return labels
 
+    @property
+    def _given(self) -> PMAE | None:
+        """The estimator that is given, to be fitted or fitted already."""
+        encoder = self.encoder.estimator if isinstance(self.encoder, FrozenEstimator) else self.encoder
+        return encoder if isinstance(encoder, PMAE) else None
+
+    def _pooling(self) -> str:
+        pooling = self.pooling or (self._given.pooling if self._given else "mean")
+        require(pooling in ("mean", "cls"), "pooling", "mean or cls for a classifier", pooling)
+        return pooling
+
+    def _layout(self) -> Layout:
+        """That of the images that the encoder was or is to be trained on."""
+        if isinstance(self.encoder, Run | str | Path):
+            return trained_on(self.encoder).data.layout
+        config = self._given and self._given.config
+        return config.data.layout if config else "auto"
+
     def _labelled(self, images: ImageSet, y: Any) -> LabelledData:
         """Images and y as a labelled set; y is checked as scikit-learn does."""
-        check_classification_targets(y)
+        try:
+            check_classification_targets(y)
+        except TypeError as error:  # None or NaN among text, say
+            kinds = sorted({type(label).__name__ for label in y})
+            raise UserError(f"y must be labels of one kind for all images, got {' and '.join(kinds)}") from error
         if type_of_target(y) == "multilabel-indicator":
             targets = np.asarray(y, np.float32)
             self.classes_ = np.arange(targets.shape[1])
@@ -124,6 +159,9 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fitted = self.encoder.estimator.fitted_
         else:
             model = PMAE(device=self.device, random_state=self.random_state) if self.encoder is None else self.encoder
+            if hasattr(model, "fitted_"):
+                told = "encoder is fitted already, and is fitted anew"
+                warnings.warn(f"{told}; sklearn.frozen.FrozenEstimator(encoder) keeps what it learned", stacklevel=3)
             fitted = clone(model).set_params(image_shape=self.image_shape).fit(X).fitted_
         shape = fitted.shape
         require(

@@ -157,7 +157,8 @@ def _read_rows(path: Path) -> Rows:
     columns = len([name for name in rows[0] if name is not None])
     for number, row in enumerate(rows, 2):
         require(None not in row, f"row {number} of {path}", f"of {columns} cells, as its header", list(row.values()))
-    require("file" in rows[0], f"labels: {path}", "a table with a column 'file'", sorted(map(str, rows[0])))
+    rule = "a table with a column 'file', and 'label' or one for each class"
+    require("file" in rows[0], f"labels: {path}", rule, sorted(map(str, rows[0])))
     return rows
 
 
@@ -191,14 +192,23 @@ def _check_files(files: list[str], splits: list[str], folder: Path, path: Path) 
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
         rule = f"{path} must name files below {folder}, got {len(missing)} that are not: {shown(missing)}"
-        alone = folder == path.parent
-        raise UserError(rule + "; where the table is elsewhere, data is the folder and labels the table" * alone)
+        raise UserError(f"{rule}{_where_they_are(missing, folder, path)}")
     real = [os.path.realpath(folder / name) for name in files]
     twice = next((place for place, count in Counter(real).items() if count > 1), None)
     if twice is not None:
         rows = [i for i, place in enumerate(real) if place == twice][:2]
         where = " and ".join(f"row {i + 2} ({splits[i]})" for i in rows)
         raise UserError(f"{path} must name every file once, got {files[rows[0]]!r} in {where}")
+
+
+def _where_they_are(missing: list[str], folder: Path, path: Path) -> str:
+    """What to do about names of a table that are no files below the folder, where that can be told."""
+    if not any(Path(name).suffix for name in missing):
+        return "; file names have their suffix, as in a.tif"
+    if folder == path.parent:
+        return "; where the table is elsewhere, data is the folder and labels the table"
+    below = all((path.parent / name).is_file() for name in missing)
+    return "; they lie below the folder of the table, which can be given as data, alone" * below
 
 
 def _targets(rows: Rows, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -224,7 +234,8 @@ def _class_columns(rows: Rows, path: Path) -> tuple[np.ndarray, tuple[str, ...]]
     require(bool(classes), f"labels: {path}", "a table with a column 'label', or one for each class", sorted(rows[0]))
     for number, row in enumerate(rows, 2):
         for name in classes:
-            require(str(row[name]) in ("0", "1"), f"{name} in row {number} of {path}", "0 or 1", row[name])
+            rule = "0 or 1, as every column is a class where none is called 'label'"
+            require(str(row[name]) in ("0", "1"), f"{name} in row {number} of {path}", rule, row[name])
     return np.array([[float(row[name]) for name in classes] for row in rows], np.float32), classes
 
 

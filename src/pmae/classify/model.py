@@ -5,7 +5,6 @@ classifier.json          classes, how images are read, settings      classifier.
 
 import copy
 import math
-import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,6 +18,7 @@ from pmae.classify.labels import SEPARATOR
 from pmae.config import CropMode, EncoderConfig, Interpolation
 from pmae.data.arrays import Layout, channels_first
 from pmae.data.augment import Standardize
+from pmae.data.images import warn_of_units
 from pmae.embed import Embedder
 from pmae.errors import UserError, require
 from pmae.files import disk_errors, folder_path, read_object, read_tensors, write_json, write_tensors
@@ -112,14 +112,8 @@ class ImageClassifier:
 
     def answer(self, images: np.ndarray) -> Answers:
         """Probabilities and distances of images (N, C, H, W), from one pass of the encoder."""
-        self._warn_of_units(images)
+        warn_of_units(images, self.card.dtype, stacklevel=4)
         return self.answer_of(self.embedder(images))
-
-    def _warn_of_units(self, images: np.ndarray) -> None:
-        """Floats from 0 to 1 are the usual mistake where bytes were trained on; nothing else would tell of it."""
-        if self.card.dtype.startswith("uint") and images.dtype.kind == "f" and images.size and images.max() <= 1:
-            units = f"of at most 1, and the classifier was trained on {self.card.dtype}"
-            warnings.warn(f"the images are {images.dtype} {units}: give them in the same units", stacklevel=4)
 
     def answer_of(self, features: np.ndarray) -> Answers:
         """The same, of images that the embedder has seen."""
@@ -163,7 +157,9 @@ class ImageClassifier:
     def _as_images(self, images: Any) -> np.ndarray:
         array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
         shape, layout = self.card.shape, self.card.layout
-        array = array if array.ndim == 4 and array.shape[1:] == shape else channels_first(array, layout)
+        # Of a shape as these only a cube can be meant otherwise.
+        known = array.ndim == 4 and array.shape[1:] == shape and (layout == "auto" or len(set(shape)) > 1)
+        array = array if known else channels_first(array, layout)
         require(array.shape[1:] == shape, "images", f"of shape {shape} (channels, height, width)", array.shape[1:])
         return array
 

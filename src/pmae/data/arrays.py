@@ -19,6 +19,8 @@ Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
 SHAPES = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), (N, C, L) for signals or (N, D) for vectors"
 AXES = {"NCL": 3, "ND": 2}
 NUMBERS = " as arrays of numbers"
+FEW = 4
+"""So many channels colours have at most: an outer axis of no more is the channels', and no side of grey images."""
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -29,7 +31,7 @@ def from_arrays(
     if there are labels.
     """
     (numbers,), classes = number_classes([labels])
-    array = _as_numpy(images)
+    array = as_numpy(images)
     return ImageSet(channels_first(array, layout), numbers, classes, vectors=array.ndim == 2)
 
 
@@ -40,7 +42,7 @@ def from_torch(data: "Dataset[Any] | DataLoader[Any]") -> ImageSet:
         for item in _items(data):
             image, *label = item if isinstance(item, tuple | list) else (item,)
             layouts.add("NCHW" if isinstance(image, Tensor) and image.ndim == 3 else "auto")
-            images.append(_as_numpy(image))
+            images.append(as_numpy(image))
             labels += [int(each) for each in label[:1]]
     require(len(images) > 0, "images", "a data set that is not empty", len(images))
     shapes = sorted({image.shape for image in images})
@@ -68,6 +70,7 @@ def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
     if images.ndim == 2:
         images = images[:, None, None]
     elif images.ndim == 3:
+        _require_grey(images.shape, layout)
         images = images[:, :, None] if layout == "NCL" else images[:, None]
     elif _channels_last(images.shape, layout):
         images = images.transpose(0, 3, 1, 2)
@@ -77,18 +80,33 @@ def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
     return images if isinstance(images, np.memmap) else np.ascontiguousarray(images)
 
 
+def _require_grey(shape: tuple[int, ...], layout: Layout) -> None:
+    """Refuse to take an image in color for as many grey ones as it has rows, or signals for thin images."""
+    if layout == "auto" and min(shape[1:]) <= FEW:
+        raise UserError(
+            f"images must be several, got an array of shape {shape}, which may be one image in color (then give "
+            "array[None]) or signals (data.layout NCL); NCHW says that it is grey images"
+        )
+
+
 def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
+    """Whether the last axis has the channels: the outer axis that is the smaller, unless that is in doubt."""
     if layout != "auto":
         return layout == "NHWC"
-    if shape[1] == shape[3]:
+    _, first, middle, last = shape
+    few, side = sorted((first, last))
+    # Many channels are told from a side by the square that the other axes make, or by being far fewer.
+    doubtful = few > FEW and (middle == few or (middle != side and 2 * few > side))
+    if few == side or doubtful:
         raise UserError(
             f"data.layout must be NHWC or NCHW for images of shape {shape}: "
-            f"axis 1 and the last axis are both {shape[1]}, so either could be the channels"
+            f"axis 1 has {first} and the last axis {last}, so either could be the channels"
         )
-    return shape[3] < shape[1]
+    return last < first
 
 
-def _as_numpy(values: Any) -> np.ndarray:
+def as_numpy(values: Any) -> np.ndarray:
+    """An array, a tensor or a list as an array, if NumPy has its type."""
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asanyarray(values)
     except (TypeError, ValueError) as error:
@@ -98,7 +116,7 @@ def _as_numpy(values: Any) -> np.ndarray:
 
 def number_classes(labels: Sequence[Any]) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
     """Integer labels of several splits as int64 0..K-1, numbered together, and the name of each class."""
-    columns = [_as_numpy(values) for values in labels if values is not None]
+    columns = [as_numpy(values) for values in labels if values is not None]
     for column in columns:
         require_one_class(column.shape, column.dtype)
     joined = np.concatenate([column.ravel() for column in columns]) if columns else np.zeros(0, np.int64)

@@ -94,15 +94,18 @@ class Header(NamedTuple):
     size: tuple[int, int]
     """Width and height, as the camera was held."""
     channels: int
+    orientation: int = 1
+    """EXIF's number for how the pixels in the file are to be turned or mirrored; 1 is not at all."""
 
 
 def read_header(content: Path | bytes) -> Header:
     """What Pillow reads of a file without its pixels."""
     with Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
+        orientation = image.getexif().get(ORIENTATION, 1)
         # Of a TIFF Pillow has turned the size itself.
-        turned = image.format != "TIFF" and image.getexif().get(ORIENTATION, 1) >= 5
+        turned = image.format != "TIFF" and orientation >= 5
         channels = Image.getmodebands(PLAIN_MODES.get(image.mode, image.mode))
-        return Header((image.height, image.width) if turned else image.size, channels)
+        return Header((image.height, image.width) if turned else image.size, channels, orientation)
 
 
 def decode(path: Path, config: DataConfig, content: bytes | None = None, short: int | None = None) -> np.ndarray:

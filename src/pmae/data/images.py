@@ -102,6 +102,13 @@ def require_like(parameter: str, images: ImageSet, shape: Sequence[int], dtype: 
         )
 
 
+def warn_of_units(images: np.ndarray, dtype: str, stacklevel: int) -> None:
+    """Floats from 0 to 1 are the usual mistake where whole numbers were trained on; nothing else would tell of it."""
+    if dtype.startswith("uint") and images.dtype.kind == "f" and images.size and images.max() <= 1:
+        told = f"the images are {images.dtype} of at most 1, and those trained on were {dtype}"
+        warnings.warn(f"{told}: give them in the same units", stacklevel=stacklevel)
+
+
 def require_finite(parameter: str, images: np.ndarray | OnDemand) -> None:
     """Refuse arrays with NaN or infinity, which would come out as an answer; files of such are unreadable."""
     if not isinstance(images, np.ndarray) or images.dtype.kind != "f":

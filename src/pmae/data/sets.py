@@ -171,6 +171,8 @@ def _find_all(config: DataConfig) -> SampleSet | Splits:
         _refuse_file_settings(config, ("labels",))
         return image_sample(path)
     if os.path.isfile(path):
+        if path.suffix.lower() == ".csv":
+            raise UserError(f"data.source must be images, here the folder of those that a table names, got {path}")
         if path.suffix.lower() not in (".npy", ".npz"):
             known = "a name, a folder, an image to embed or predict, or a .npy, .npz, .tar, .parquet or .arrow file"
             raise UserError(f"data.source must be {known}, got {path}")

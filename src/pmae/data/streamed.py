@@ -24,7 +24,8 @@ from pmae.system import cores
 
 SPLITS = ("train", "val", "test")
 SHOWN = 5
-LARGEST_SIDE, STEP = 224, 16  # of squares that are not asked for: the largest side, and what divides it
+LARGEST_SIDE, STEP, SMALL = 224, 16, 64
+"""Of squares that are not asked for: the largest side, what divides it, and below which side half of that does."""
 
 
 class SampleSet(NamedTuple):
@@ -141,7 +142,8 @@ def with_shape(config: DataConfig, found: SampleSet, largest: int | None = None)
     if config.resize is not None or not sizes or alike:
         return config
     short = int(np.percentile([min(size) for size in sizes], 10))
-    return replace(config, resize=min(LARGEST_SIDE, short - short % STEP if short > STEP else short))
+    step = STEP if short >= SMALL else STEP // 2
+    return replace(config, resize=min(LARGEST_SIDE, short - short % step if short > STEP else short))
 
 
 def open_images(

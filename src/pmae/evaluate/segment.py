@@ -5,17 +5,19 @@ DINOv2, Oquab et al. 2023), and the intersection over union of each class is tak
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
+from pmae.data.decode import ORIENTATION, Header, read_header
 from pmae.data.images import ImageSet, Splits, as_tensor
 from pmae.data.resize import as_square
 from pmae.errors import UserError, require
@@ -66,14 +68,34 @@ def read_masked(splits: Splits, folder: Path | str, seed: int = 0, read: DataCon
     if files:
         first = next(iter(files.values())).relative_to(place)
         raise UserError(f"masks must be named like the images of data, got {len(files)} that are not, such as {first}")
-    notes = (f"{without:,} images without a mask are left out",) if without else ()
-    return _numbered(_two_parts(found, seed, read), notes)
+    parts = _two_parts(found, seed)
+    headers = [[_header(name, read) for name in part.names] for part, _ in parts]
+    masked = [
+        (part, np.stack([read_mask(p, part.shape[1:], read, own) for p, own in zip(paths, known, strict=True)]))
+        for (part, paths), known in zip(parts, headers, strict=True)
+    ]
+    return _numbered(masked, tuple(_notes(without, [own for known in headers for own in known if own])))
 
 
-def _two_parts(
-    found: dict[str, tuple[ImageSet, list[Path]]], seed: int, read: DataConfig | None
-) -> list[tuple[ImageSet, np.ndarray]]:
-    """Images and masks to fit on and to score: of train, and of test, val or a fifth of train."""
+def _header(name: str, read: DataConfig | None) -> Header | None:
+    """What the file of an image says of its size, where it lies below the source that was read."""
+    source = Path(read.source if read else "").expanduser()
+    path = (source.parent if source.is_file() else source) / name
+    with suppress(Exception):  # not every file that is read has a header for Pillow
+        return read_header(path)
+    return None
+
+
+def _notes(without: int, headers: list[Header]) -> list[str]:
+    turned = sum(own.orientation > 1 and (own.orientation < 5 or own.size[0] == own.size[1]) for own in headers)
+    notes = [f"{without:,} images without a mask are left out"] if without else []
+    if turned:
+        notes.append(f"{turned:,} images are turned by their EXIF data; their masks are taken to be upright already")
+    return notes
+
+
+def _two_parts(found: dict[str, tuple[ImageSet, list[Path]]], seed: int) -> list[tuple[ImageSet, list[Path]]]:
+    """Images and their masks to fit on and to score: of train, and of test, val or a fifth of train."""
     require("train" in found, "masks", "of training images", sorted(found))
     held = found.get("test") or found.get("val")
     images, paths = found["train"]
@@ -84,23 +106,40 @@ def _two_parts(
         split = {"test": np.sort(order[:count]), "train": np.sort(order[count:])}
         held = images.take(split["test"]), [paths[i] for i in split["test"]]
         images, paths = images.take(split["train"]), [paths[i] for i in split["train"]]
-    return [
-        (part, np.stack([read_mask(p, part.shape[1:], read) for p in own])) for part, own in ((images, paths), held)
-    ]
+    return [(images, paths), held]
 
 
-def read_mask(path: Path, size: tuple[int, int], read: DataConfig | None = None) -> np.ndarray:
-    """Class numbers (H, W), resized like the image, each pixel to its nearest."""
+def read_mask(
+    path: Path, size: tuple[int, int], read: DataConfig | None = None, image: Header | None = None
+) -> np.ndarray:
+    """Class numbers (H, W), turned and resized like the image, each pixel to its nearest."""
     try:
-        with Image.open(path) as image:
-            if image.mode not in ("1", "L", "P", "I;16", "I"):
-                raise UserError(f"mask {path} must have one channel, of class numbers, got mode {image.mode}")
+        with Image.open(path) as mask:
+            if mask.mode not in ("1", "L", "P", "I;16", "I"):
+                raise UserError(f"mask {path} must have one channel, of class numbers, got mode {mask.mode}")
+            upright = ImageOps.exif_transpose(mask)
+            upright = upright if image is None else _as_shown(upright, image, path)
             # A bit is a class number too: 0 or 1, not 0 or 255.
-            plain = image.convert("L").point(lambda value: value // VOID) if image.mode == "1" else image
+            plain = upright.convert("L").point(lambda value: value // VOID) if upright.mode == "1" else upright
             square = as_square(plain, read or DataConfig(), Image.Resampling.NEAREST)
             return np.asarray(square.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.int32)
     except OSError as error:
         raise UserError(f"mask {path} must be a PNG file, but {error}") from error
+
+
+def _as_shown(mask: Image.Image, image: Header, path: Path) -> Image.Image:
+    """A mask as its image is shown: where its sides are those of the stored pixels, it is turned as they are."""
+    if _alike(mask.size, image.size):
+        return mask
+    turned = image.orientation >= 5 and _alike(mask.size, image.size[::-1])
+    require(turned, f"mask {path}", f"of the proportions of its image, {image.size} pixels", mask.size)
+    mask.getexif()[ORIENTATION] = image.orientation
+    return ImageOps.exif_transpose(mask)
+
+
+def _alike(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether one is the other made smaller or larger, its sides rounded."""
+    return abs(size[0] * other[1] - size[1] * other[0]) <= sum(other)
 
 
 def _numbered(parts: Sequence[tuple[ImageSet, np.ndarray]], notes: tuple[str, ...]) -> MaskedData:

@@ -250,7 +250,7 @@ def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
         best = max(ks, key=lambda k: (validation[k], -k))
         for split in data.held_out:
             shares, truth = search(train, labels, data.features[split][pooling]), data.target(split)
-            by_k = tuple(KAccuracy(k, accuracy(shares[k], truth), validation[k]) for k in ks)
+            by_k = tuple(KAccuracy(k, accuracy(shares[k], truth), validation[k], len(held)) for k in ks)
             named = {"protocol": "knn", "pooling": pooling, "chosen_on": chosen_on, "by_k": by_k}
             scores.append(data.score(split, [(0, shares[best], {"k": best})], **named))
     return scores

@@ -8,7 +8,7 @@ from pmae.report.compare import main_score
 from pmae.report.contents import Contents
 from pmae.report.style import minus
 from pmae.results import POOLINGS, Score
-from pmae.standing import POINT, pretrained, primary_pooling
+from pmae.standing import clearly_better, pretrained, primary_pooling
 
 LEARNED, RISING, GAP = 0.05, 0.01, 0.1
 """R2 above which something was learned; its late gain that is worth more epochs; its loss on new images that says the
@@ -75,14 +75,15 @@ def _probes_risen(run: Contents, since: float) -> float:
 
 def _pooling(run: Contents) -> Iterator[Advice]:
     own = [s for s in pretrained(run.scores) if s.protocol == "knn" and s.by_k and s.pooling in ("cls", "mean")]
-    best = {score.pooling: max(one.validation for one in score.by_k) for score in own}
+    best = {score.pooling: max(score.by_k, key=lambda one: one.validation) for score in own}
     if len(best) < 2:
         return
     chosen = primary_pooling(run.scores)
     other = next(pooling for pooling in best if pooling != chosen)
-    words = f"k-NN gets {best[chosen]:.1%} right with it on held-out training images, "
-    words += f"{best[other]:.1%} with {POOLINGS[other]}"
-    words += ": no clear difference." if abs(best[chosen] - best[other]) <= POINT else "."
+    words = f"k-NN gets {best[chosen].validation:.1%} right with it on held-out training images, "
+    words += f"{best[other].validation:.1%} with {POOLINGS[other]}"
+    clear = clearly_better(best[chosen], best[other]) or clearly_better(best[other], best[chosen])
+    words += "." if clear else ": no clear difference."
     source = run.config.data.source
     command = command_line("embed", run.path, "--data", source, "--pooling", chosen, "-o", "features.npz")
     yield Advice(f"Use {POOLINGS[chosen]} features", words, command if _has_weights(run) else "")
