@@ -17,6 +17,7 @@ from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.files import folder_path
+from pmae.method import MaskedAutoencoder
 from pmae.models.weights import Pretrained
 from pmae.plugins import command_line, plugin_errors
 from pmae.runs import FIRST, Run
@@ -46,35 +47,64 @@ def pretrain(
     online_probe: OnlineProbe | None = None,
     until: int | None = None,
     on_checkpoint: Callable[[], None] = lambda: None,
+    fitted: Path | None = None,
 ) -> Run:
-    """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
-    device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
-    model = setup.dry_build(config, splits.train.shape, device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)
-    place, weights = (config, splits, out, device, model), config.encoder.weights
+    """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one.
+
+    Statistics and space are those that the run in the folder `fitted` has of the same images, if there is one.
+    """
+    out, weights = folder_path(out), config.encoder.weights
+    device, model = _dry_build(config, splits)
     if config.encoder.first_patch_size:
 
-        @kept_precision()
         def rehearse() -> None:
-            alone = replace(config, train__callbacks=())
-            with opened(*place, None, False, quiet) as begun, ready(alone, splits, begun) as training:
+            with alone(config, splits, out, quiet, fitted) as training:
                 training.rehearse()
 
         def train(first: Config, folder: Path, again: bool) -> None:
             if not quiet and distributed.is_main():
                 say(f"patches of {first.encoder.patch_size} come first, {first.train.epochs} epochs in {folder}")
-            pretrain(first, splits, folder, again, quiet, online_probe, on_checkpoint=on_checkpoint)
+            pretrain(first, splits, folder, again, quiet, online_probe, None, on_checkpoint, fitted=out)
 
         train_first(config, out, resume, rehearse, train)
-        resume, weights = True, str(out / FIRST)
+        resume, weights, fitted = True, str(out / FIRST), out / FIRST
     with (
-        opened(*place, weights, resume, quiet) as begun,
+        opened(config, splits, out, device, model, weights, resume, quiet, fitted) as begun,
         ready(config, splits, begun, on_checkpoint) as training,
         stop_signals() as stop,
     ):
         training.fit(stop, quiet or not begun.world.main, online_probe, until)
     return begun.run
+
+
+def fit(config: Config, splits: Splits, out: Path, quiet: bool = True) -> None:
+    """Fit statistics and space to the images, in the folder of a run that never begins: others take them from there."""
+    with alone(config, splits, out, quiet):
+        pass
+    environment.release_memory()
+
+
+@contextmanager
+def alone(
+    config: Config, splits: Splits, out: Path, quiet: bool, fitted: Path | None = None
+) -> Iterator["Pretraining"]:
+    """A new run ready for its first step, without the weights and the callbacks that it may begin with."""
+    place, plain = (config, splits, out, *_dry_build(config, splits)), replace(config, train__callbacks=())
+    with (
+        kept_precision(),
+        opened(*place, None, False, quiet, fitted) as begun,
+        ready(plain, splits, begun) as training,
+    ):
+        yield training
+
+
+def _dry_build(config: Config, splits: Splits) -> tuple[torch.device, MaskedAutoencoder]:
+    """The device of this process, and the model without memory."""
+    device = distributed.local_device(environment.pick_device(config.train.device))
+    model = setup.dry_build(config, splits.train.shape, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+    return device, model
 
 
 @contextmanager
