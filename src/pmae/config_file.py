@@ -67,6 +67,8 @@ def of_older_versions(values: Any) -> Any:
         values["objective"] = {"contrastive_weight": 0.0, "local_views": 0, **values["objective"]}
     if isinstance(values.get("augment"), dict):
         values["augment"].setdefault("extra", ())
+    if isinstance(masking := values.get("masking"), dict) and masking.get("enabled") is False:
+        masking["masked_variance"] = None  # once noted where nothing was hidden
     if isinstance(values.get("optim"), dict):
         values["optim"].setdefault("name", "adamw")
     if isinstance(encoder := values.get("encoder"), dict) and encoder.get("patch_size"):

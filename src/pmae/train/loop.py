@@ -256,6 +256,8 @@ class Pretraining:
     def _log(self, lr: float) -> int:
         """Write and show the means of the unread steps; returns the signal that stopped any process, or 0."""
         values, bad = self.stepper.tally.read(self.world)
+        if not self.config.masking.enabled:  # as in SimCLR
+            values = {"loss": values["loss"]}
         stopped = max(self.world.all_gather(self._stop.number))
         if bad >= 0:
             step = self._unread_from + bad
@@ -293,14 +295,14 @@ class Pretraining:
             return
         # All processes are needed to put a divided model together for the first one to look at.
         model = distributed.put_together(self.model, self.world) if self.config.train.shard else self.model
-        name = "train_r2" if self.held_out is None else "held_out_r2"
-        if not self._journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
+        if not self._journal or any(line["step"] == self.step and "loss" not in line for line in self.run.metrics()):
             return
         model = (model if self.looks == self.device else deepcopy(model).to(self.looks)).eval()
         standardize = deepcopy(self.standardize).to(self.looks)
         held_out = self.batches.on(self.looks) if self.held_out is None else Batches(self.held_out.images, self.looks)
         looked_at = (standardize, held_out, self.config.train.seed)
-        values = hidden_r2(model, *looked_at, name)
+        hides, name = self.config.masking.enabled, "train_r2" if self.held_out is None else "held_out_r2"
+        values = hidden_r2(model, *looked_at, name) if hides else {}
         if self._online_probe:
             values |= self._online_probe(model.encoder, standardize, self.looks)
         self._require_folder()
@@ -309,5 +311,5 @@ class Pretraining:
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         self.metrics |= values
         self._journal.write(epoch=self.step / self.steps, step=self.step, **values)
-        if self.config.train.track != "none":
+        if hides and self.config.train.track != "none":
             self._journal.picture(self.step, "reconstructions", picture_of(self.run))
