@@ -185,7 +185,6 @@ def run_all(
     same = SameImages()
 
     def end(stage: Stage, run: Run) -> None:
-        same.require_of(run, stage.spec.config.data)
         runs[stage.spec.config] = run
         scheduler.ended(stage, run)
 
@@ -196,6 +195,7 @@ def run_all(
             if run is None and until is not None:  # scored at the epoch the stage ends with, or later
                 run = next((one for one in begun if one.results.get("pretrain", {}).get("epoch", 0) >= until), None)
             if run is not None:
+                same.require_of(run, stage.spec.config.data)
                 end(stage, run)
                 continue
             for other in begun:

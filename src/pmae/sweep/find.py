@@ -185,7 +185,7 @@ class SameImages:
         self._known: dict[DataConfig, tuple[str, str]] = {}  # fingerprints, and where they are from
 
     def require_of(self, run: Run, data: DataConfig) -> None:
-        """A run that is reused, or was just made; older ones have no fingerprint."""
+        """A run that is reused; older ones have no fingerprint."""
         self._require(data, run.environment["data"].get("fingerprint"), str(run.path))
 
     def require_now(self, data: DataConfig) -> None:
