@@ -1,6 +1,7 @@
 """Epochs from minutes: the arithmetic, a run whose length a trial settles, and what is refused."""
 
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -90,6 +91,35 @@ def test_minutes_win_over_the_epochs_of_settings(tiny: Config, toy: Splits, tmp_
     assert run.config.train.checkpoint_every == tiny.train.checkpoint_every
     assert run.config.train.callbacks == ()
     assert not list(trials.iterdir())
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_large_patches_first_are_left_out_where_there_is_no_time_for_them(
+    array: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paces = {8: Pace(500, 25, 0, 0), 4: Pace(50, 100, 0, 0)}
+    monkeypatch.setattr("pmae.budget.measure", lambda config, *_: paces[config.encoder.patch_size])
+    given = ["pretrain", "--data", str(array), *SMALL, "--patch-size", "4", "--objective.contrastive-weight", "1"]
+
+    def told(*minutes: str) -> str:
+        code = main([*given, "--minutes", *minutes, "--out", str(tmp_path / "-".join(minutes))])
+        captured = capsys.readouterr()
+        assert code == (2 if captured.err else 0)
+        return captured.out + captured.err
+
+    # Ten minutes without their reserve of 5% are 570 s; both stages take 750, besides what comes before them.
+    assert "encoder.first_patch_size      0   <- large patches first would take at least 13." in told("10")
+    run = Run(tmp_path / "10")
+    assert (run.config.train.epochs, run.config.encoder.first_patch_size) == (5, 0)
+    assert not (run.path / "first").exists()
+    assert "encoder.first_patch_size      8   <- no GPU" in told("15")
+    assert Run(tmp_path / "15" / "first").config.train.epochs == 4 * (Run(tmp_path / "15").config.train.epochs or 0)
+    # Whoever asks for them hears how long they take, and whoever has no time for one stage how long that takes.
+    asked = "what one epoch takes here with large patches first (encoder.first_patch_size 0: without), got 10"
+    said = told("10", "--encoder.first-patch-size", "8")
+    assert "minutes must be at least 13." in said
+    assert asked in said
+    assert re.search(r"minutes must be at least 2\.\d, what one epoch takes here, got 2", told("2"))
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_what_a_file_of_ones_own_leaves_open_follows_from_the_data(
         settled, _ = resolve(written, 20_000, (3, 32, 32), gpu=gpu)
         assert settled.objective.contrastive_weight == 1
         assert settled.optim.name == ("muon" if gpu else "adamw")
-        assert bool(settled.encoder.first_patch_size) != gpu
+        assert settled.encoder.first_patch_size == 8
 
 
 def test_a_setting_that_was_taken_out_is_left_out_unless_the_run_used_it(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,15 @@ def pretrain(
         require_vacant(Path(out).expanduser())  # before the images are read, which may take long
     prepared = prepare(config, images, resume, save_figures if figures else None)
     quiet = quiet or not is_main()
-    if minutes is not None:
+    with ExitStack() as held:
+        if minutes is not None:
+            if not quiet:
+                say("a short trial tells how many epochs fit into the time")
+            place = held.enter_context(TemporaryDirectory(prefix="pmae-fit-"))
+            prepared = prepared.within(minutes, began, Path(place) / "run", quiet)
         if not quiet:
-            say("a short trial tells how many epochs fit into the time")
-        prepared = prepared.within(minutes, began)
-    if not quiet:
-        say(prepared.described(verbose))
-    with _mirrored(out, resume) as (folder, again, on_checkpoint):
+            say(prepared.described(verbose))
+        folder, again, on_checkpoint = held.enter_context(_mirrored(out, resume))
         return prepared.train(prepared.config, folder, again, quiet, until, on_checkpoint)
 
 

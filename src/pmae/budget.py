@@ -75,24 +75,42 @@ def require_minutes(minutes: float | None, resume: bool) -> None:
     require(not launched(), "minutes", rule, minutes)
 
 
-def epochs_within(minutes: float, began: float, given: Config, resolved: Config, train: Train) -> tuple[int, str]:
+def settings_within(
+    minutes: float, began: float, given: Config, resolved: Config, train: Train
+) -> dict[str, tuple[int, str]]:
     """The most epochs that a run which `began` at that moment can take, and why; refused where not even one fits.
 
-    Of the settings as `given`, those that follow from the epochs are still open.
+    Of the settings as `given`, those that follow from the epochs are still open. Large patches that follow from the
+    data are left out where there is no time for them.
     """
-    seconds = min(MOST_TRIED, TRIED * minutes * 60)
-    pace = measure(resolved, train, seconds)
-    if resolved.encoder.first_patch_size:
-        pace = pace.after(measure(first_stage(resolved), train, seconds), first_epochs(resolved))
-    every, spent = (given.train.checkpoint_every, given.probe.every), time.monotonic() - began
-    epochs = pace.most_epochs(minutes * 60 * (1 - RESERVE) - spent, *every)
-    least = math.ceil((spent + pace.seconds(1, *every)) / (1 - RESERVE) / 6) / 10
-    first = " with large patches first (encoder.first_patch_size 0: without)"
-    staged = first if resolved.encoder.first_patch_size else ""
-    require(epochs > 0, "minutes", f"at least {least:g}, what one epoch takes here{staged}", minutes)
+    tried, limit = min(MOST_TRIED, TRIED * minutes * 60), minutes * 60 * (1 - RESERVE)
+    every, staged = (given.train.checkpoint_every, given.probe.every), bool(resolved.encoder.first_patch_size)
+    alone = both = measure(resolved, train, tried)
+    if staged:
+        both = alone.after(measure(first_stage(resolved), train, tried), first_epochs(resolved))
+    spent = time.monotonic() - began
+    shorter = staged and given.encoder.first_patch_size is None and spent + both.seconds(1, *every) > limit
+    pace, hint = alone if shorter else both, " with large patches first (encoder.first_patch_size 0: without)"
+    epochs, least = pace.most_epochs(limit - spent, *every), least_minutes(spent + pace.seconds(1, *every))
+    told = hint if staged and not shorter else ""
+    require(epochs > 0, "minutes", f"at least {least:g}, what one epoch takes here{told}", minutes)
+    found = {"train.epochs": (epochs, in_words(epochs, pace, minutes))}
+    if shorter:
+        needed = least_minutes(spent + both.seconds(1, *every))
+        found["encoder.first_patch_size"] = 0, f"large patches first would take at least {needed:g} minutes"
+    return found
+
+
+def least_minutes(seconds: float) -> float:
+    """The minutes, in tenths, that have so many seconds beside what is reserved."""
+    return math.ceil(seconds / (1 - RESERVE) / 6) / 10
+
+
+def in_words(epochs: int, pace: Pace, minutes: float) -> str:
+    """Why there are so many epochs."""
     each = f"{pace.epoch:.2g} s" if pace.epoch < 10 else f"{timedelta(seconds=round(pace.epoch))}"
     count = f"{epochs:,} epoch{'s' * (epochs > 1)} of {each}{' each' * (epochs > 1)}"
-    return epochs, f"{count} fit{'s' * (epochs == 1)} into {minutes:g} minute{'s' * (minutes != 1)} on this machine"
+    return f"{count} fit{'s' * (epochs == 1)} into {minutes:g} minute{'s' * (minutes != 1)} on this machine"
 
 
 def measure(config: Config, train: Train, seconds: float) -> Pace:

@@ -94,6 +94,8 @@ def _with_what_was_usual(values: dict[str, Any]) -> dict[str, Any]:
     }
     if encoder.get("patch_size"):
         encoder["first_patch_size"] = encoder.get("first_patch_size") or 0
+    if (masking := _section(values, "masking")).get("enabled") is False:
+        masking["masked_variance"] = None  # once noted where nothing was hidden
     return values | {name: {**usual, **part} for name, usual in before.items() if (part := _section(values, name))}
 
 

@@ -221,7 +221,7 @@ RULES = (
     Rule("objective.target", lambda c: c.patches, "patches", "space.name is pixels"),
     Rule("objective.target", None, "components", "space.name is {c.config.space.name}"),
     Rule("masking.masked_patches", lambda c: c.patches and c.fixed, 0.75, "the usual share for patches"),
-    Rule("masking.masked_variance", lambda c: not c.patches and c.fixed, 0.2,
+    Rule("masking.masked_variance", lambda c: not c.patches and c.fixed and c.config.masking.enabled, 0.2,
          "best or near best on every data set of the paper"),
     Rule("space.landmarks", lambda c: c.config.space.name in KERNEL_SPACES, lambda c: min(2048, c.count),
          "2,048, or all of {c.count:,} images"),

@@ -70,10 +70,14 @@ class MaskedAutoencoder(nn.Module):
         """The scaled loss and, in training, the contrastive one between two views of every image."""
         scale = "hidden" if self.space.learns else self.config.objective.scale
         loss = self.config.objective.reconstruction_weight * objectives.scaled(found, scale, self.ratio * energy)
-        if self.contrastive and self.training:
-            with self._autocast(x):
-                loss = loss + self.contrastive(tokens, x)
-        return Outcome(loss, found.error, found.energy, share)
+        return Outcome(loss + self.between_views(tokens, x), found.error, found.energy, share)
+
+    def between_views(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """In training, the contrastive loss between two views of every image, where there is one; else 0."""
+        if not (self.contrastive and self.training):
+            return x.new_zeros(())
+        with self._autocast(x):
+            return self.contrastive(tokens, x)
 
     def _autocast(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)
@@ -90,6 +94,8 @@ class PrincipalMAE(MaskedAutoencoder):
 
     def hidden_groups(self, draw: masking.Draw) -> Tensor:
         """Booleans (B, G): which components, or groups of them, a draw hides."""
+        if not self.config.masking.enabled:
+            return torch.zeros_like(draw.noise, dtype=torch.bool)
         return self.hide_components(draw.noise, self.space.mask_group_share, draw.ratio, self.config.masking.prefix)
 
     def hide(self, x: Tensor, draw: masking.Draw) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,8 +105,11 @@ class PrincipalMAE(MaskedAutoencoder):
         return z, hidden, visible
 
     def forward(self, x: Tensor, draw: masking.Draw) -> Outcome:
+        if not self.config.masking.enabled:  # SimCLR: nothing is hidden, so nothing is to be predicted
+            nothing = x.new_zeros(len(x))
+            return Outcome(self.between_views(self.predict(x)[1], x), nothing, nothing, nothing)
         z, hidden, visible = self.hide(x, draw)
-        patches, tokens = self.predict(visible if self.config.masking.enabled else x)
+        patches, tokens = self.predict(visible)
         y = unpatchify(patches, self.patch, self.encoder.shape)
         share = (self.space.variance_share * hidden).sum(1).expand(len(x))
         if not self.on_pixels:

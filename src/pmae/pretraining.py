@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch.utils.data import DataLoader, Dataset
 
-from pmae.budget import epochs_within
+from pmae.budget import settings_within
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
@@ -44,13 +44,22 @@ class Prepared:
     probe: Splits
     draw: Callable[[Run], object] | None
     """The figures of a finished run, if they are wanted."""
+    fitted: Path | None = None
+    """The folder of a run whose fit to the same images is taken."""
 
-    def within(self, minutes: float, began: float) -> Self:
-        """The same with as many epochs as fit into the minutes since it began, which a short trial tells."""
-        epochs, why = epochs_within(minutes, began, self.given, self.config, self.train)
-        config, reasons = resolved(replace(self.given, train__epochs=epochs), self.splits)
+    def within(self, minutes: float, began: float, folder: Path, quiet: bool) -> Self:
+        """The same with as many epochs as fit into the minutes since it began, which a short trial tells.
+
+        A new folder keeps what is fitted to the images, for the trial and for the run.
+        """
+        loop.fit(self.config, self.splits, folder, quiet)
+        fitted = dataclasses.replace(self, fitted=folder)
+        found = settings_within(minutes, began, self.given, self.config, fitted.train)
+        chosen = {name.replace(".", "__"): value for name, (value, _) in found.items()}
+        config, reasons = resolved(replace(self.given, **chosen), self.splits)
         read = {name: reason for name, reason in self.reasons.items() if name.startswith("data.")}
-        return dataclasses.replace(self, config=config, reasons={**read, **reasons, "train.epochs": why})
+        reasons = {**read, **reasons, **{name: why for name, (_, why) in found.items()}}
+        return dataclasses.replace(fitted, config=config, reasons=reasons)
 
     def described(self, verbose: bool) -> str:
         """The images, and the settings that were given or derived, or all of them."""
@@ -68,7 +77,7 @@ class Prepared:
     ) -> Run:
         """Train these settings into a folder, from where it stopped if `again`, and draw what came of it."""
         watch = online_probe(self.probe)
-        run = loop.pretrain(config, self.splits, folder, again, quiet, watch, until, on_checkpoint)
+        run = loop.pretrain(config, self.splits, folder, again, quiet, watch, until, on_checkpoint, self.fitted)
         if is_main():
             if self.splits.val is not None and self.splits is not self.whole:
                 run.add_results(held_out=list(self.splits.val.names))

@@ -23,7 +23,7 @@ from pmae.data.images import ImageSet
 from pmae.data.ondemand import OnDemand
 from pmae.data.sets import load
 from pmae.derive import resolve
-from pmae.files import write_json
+from pmae.files import read_tensors, write_json
 from pmae.flops import flops_per_image
 from pmae.method import build_method
 from pmae.paper.recipes import recipe
@@ -78,13 +78,16 @@ def test_solarize_is_torchvisions_for_a_share_of_the_images(images: torch.Tensor
     assert torch.equal(found[3:], images[3:])
 
 
-def test_simclr_is_the_contrastive_loss_of_whole_images(images: torch.Tensor) -> None:
+def test_simclr_is_the_contrastive_loss_of_whole_images(images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"width": 24, "depth": 1, "heads": 2}
     small = {f"{part}__{key}": size for part in ("encoder", "decoder") for key, size in sizes.items()}
     config, _ = resolve(replace(recipe("simclr"), encoder__patch_size=8, train__batch_size=3, **small), 64, SHAPE)
     torch.manual_seed(0)
     model = build_method(config, SHAPE).train()
-    outcome = model(images, model.draw(6, 0.2, torch.Generator().manual_seed(0)))
+    with monkeypatch.context() as without:
+        for name in ("project", "reconstruct"):  # nothing is hidden, so no component is needed
+            without.delattr(f"pmae.spaces.PCA.{name}")
+        outcome = model(images, model.draw(6, 0.2, torch.Generator().manual_seed(0)))
     assert model.contrastive is not None
     features = model.encoder(images)[1].mean(1)
     z = super(type(model.contrastive.module), model.contrastive.module).forward(features)
@@ -106,8 +109,23 @@ def test_simclr_trains_from_the_command_line_and_says_so(tmp_path: Path, capsys:
     said = capsys.readouterr().out.partition("nothing was to be predicted, so there is no R2")
     assert said[1]
     assert "R2" not in said[0]
+    assert "masked_variance" not in said[0]
     assert Run(out).config.augment.extra == ("color_jitter", "grayscale")
     assert all(line["loss"] > 0 for line in Run(out).metrics() if "loss" in line)
+    assert not [key for line in Run(out).metrics() for key in line if "r2" in key or "masked" in key]
+    assert {"original", "variance"} <= (kept := read_tensors(out / "samples.safetensors").keys())
+    assert not kept & {"visible", "hidden", "prediction", "target"}
+    assert main(["report", str(out), "-o", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "Reconstructions" not in page
+    assert "is hidden" not in page
+    # Runs of older versions noted a share, and go on.
+    noted = json.loads((out / "config.json").read_text())
+    noted["masking"]["masked_variance"] = 0.2
+    (out / "config.json").write_text(json.dumps(noted))
+    (out / "samples.safetensors").unlink()
+    assert main(["pretrain", "--out", str(out), "--resume"]) == 0
+    assert Run(out).config.masking.masked_variance is None
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,21 @@ def test_cpu_in_bfloat16_is_plain_gemms(monkeypatch: pytest.MonkeyPatch) -> None
     assert x.grad.isfinite().all()
 
 
+def test_cpu_in_float32_has_timms_bits_and_copies_less() -> None:
+    torch.manual_seed(0)
+    layer, found, copies = Attention(48, num_heads=3, qkv_bias=True), [], []
+    images = torch.randn(4, 17, 48)
+    for attend in (layer, lambda x: layers.attend(layer, x)):
+        x = images.clone().requires_grad_()
+        with torch.profiler.profile() as profile:
+            out = attend(x)
+            grads = torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
+        found.append([out, *grads])
+        copies.append(sum(event.name == "aten::copy_" for event in profile.events()))
+    assert all(torch.equal(theirs, ours) for theirs, ours in zip(*found, strict=True))
+    assert copies[1] < copies[0]
+
+
 def test_cpu_has_no_kernel() -> None:
     assert not layers.available(torch.device("cpu"), 5, 16)
 

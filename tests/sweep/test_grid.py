@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +47,11 @@ def test_seeds_and_epochs_are_checked(root: Path, tmp_path: Path, capsys: pytest
 
 
 def test_a_ratio_sweep_finds_the_best_by_validation_and_is_not_repeated(
-    root: Path, tmp_path: Path, forbid_work: Callable[[], None], capsys: pytest.CaptureFixture[str]
+    root: Path,
+    tmp_path: Path,
+    forbid_work: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["ratio", "--data", "dermamnist", "--ratios", 0.1, 0.5, "--epochs", 1, "--root", root, "--out", tmp_path]
     assert sweep(*command) == 0
@@ -62,8 +67,15 @@ def test_a_ratio_sweep_finds_the_best_by_validation_and_is_not_repeated(
     assert [float(row["validation %"]) for row in found] == [validation(by_name[row["runs"]]) for row in found]
     assert np.asarray(Image.open(tmp_path / "sweep.png").convert("L")).min() < 128
     forbid_work()
+    for cached in (find.splits, find._fingerprint):  # as in another process
+        cached.cache_clear()
+    read: list[object] = []
+    monkeypatch.setattr(find, "load", read.append)
     assert sweep(*command) == 0
-    assert "pretrains" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "pretrains" not in said
+    assert "runs of all these settings are there; the images are not read again" in said
+    assert read == []
 
 
 def test_several_settings_make_a_grid_over_seeds() -> None:
@@ -124,6 +136,13 @@ def test_runs_of_other_images_are_not_set_beside_new_ones(tmp_path: Path, capsys
     assert "data must be the images of the runs that are reused" in said.err
     assert "pretrains" not in said.out
     assert sweep("ratio", 0.2, 0.4, *command[:-1], tmp_path / "anew") == 0
+    capsys.readouterr()
+    both = ["--runs", tmp_path / "anew/runs", tmp_path / "out/runs"]
+    for run in (tmp_path / "anew/runs").glob("*0.2*"):
+        shutil.rmtree(run)
+    capsys.readouterr()
+    assert sweep("ratio", 0.2, 0.4, *command[:-1], tmp_path / "neither", *both) == 2
+    assert "data must be the images of the runs that are reused" in capsys.readouterr().err
 
 
 def test_a_setting_that_these_images_cannot_have_is_told_before_any_run(

@@ -19,6 +19,7 @@ from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.plugins import register
 from pmae.runs import FIRST, Run
+from pmae.spaces import PCA
 from pmae.train.callbacks import Callback, Training
 from pmae.train.setup import locked
 from pmae.train.stages import first_stage
@@ -213,11 +214,44 @@ def test_a_second_stage_without_enough_memory_is_refused_before_the_first(
     assert not (tmp_path / "run").exists()
 
 
-def test_both_stages_fit_into_the_time(staged: Config, toy: Splits, tmp_path: Path) -> None:
+def test_the_pace_of_both_stages_is_that_of_each() -> None:
     assert Pace(3.0, 2.0, 0.5, 1.0).after(Pace(1.0, 0.25, 0.5, 2.0), 4) == Pace(4.0, 3.0, 1.0, 3.0)
-    run = api.pretrain(staged, toy, out=tmp_path / "run", quiet=True, minutes=0.25, figures=False)
-    first = Run(run.path / FIRST).config
-    assert first.train.epochs == 4 * (run.config.train.epochs or 0) > 0
+
+
+class EndsAtOnce(Callback):
+    """Ends each stage after its first step, but for the trials, which have no callbacks."""
+
+    def on_step(self, training: Training) -> None:
+        training.stop("it has begun")
+
+
+@pytest.mark.usefixtures("registry")
+def test_both_stages_and_their_trials_share_one_fit(
+    staged: Config, toy: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit, fits = PCA.fit, list[int]()
+
+    def counted(self: PCA, batches: Any) -> None:
+        fits.append(self.size)
+        fit(self, batches)
+
+    monkeypatch.setattr(PCA, "fit", counted)
+    register("callback", "ends_at_once")(EndsAtOnce)
+    config = replace(staged, train__callbacks=("ends_at_once",))
+    timed = api.pretrain(config, toy, out=tmp_path / "timed", quiet=True, minutes=0.5)
+    run = api.pretrain(config, toy, out=tmp_path / "run", quiet=True)
+    assert fits == [768, 768]
+    for each in (timed, run):
+        first = Run(each.path / FIRST)
+        assert first.config.train.epochs == 4 * (each.config.train.epochs or 0) > 0
+        assert (first.path / "fitted.safetensors").read_bytes() == (each.path / "fitted.safetensors").read_bytes()
+        assert first.environment["fit_seconds"] == each.environment["fit_seconds"] > 0
+    known = (run.path / "fitted.safetensors").read_bytes()
+    for name in ("metrics.jsonl", "fitted.safetensors"):  # as if it had been killed before it had a fit of its own
+        (run.path / name).unlink()
+    again = api.pretrain(run.config, toy, out=run.path, resume=True, quiet=True)
+    assert (again.path / "fitted.safetensors").read_bytes() == known
+    assert len(fits) == 2
 
 
 def test_what_is_derived_for_two_stages_takes_no_longer() -> None:

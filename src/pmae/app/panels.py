@@ -98,13 +98,14 @@ def masks(material: Material, image: np.ndarray, name: str, share: float | None,
     space, x, model = material.space(name), material.standardized(image), material.model
     draw = draw_for(space, min(max(share, LEAST), 1 - LEAST), seed)
     prediction, told = None, ""
-    if model is not None and name == material.own_space:
+    predicts = model is not None and model.config.masking.enabled
+    if model is not None and predicts and name == material.own_space:
         found, prediction, r2 = predict(model, x, draw)
         told = f"R² {r2:.0%}: the share of the hidden part that the run predicts; 0 is predicting the mean."
         told += BORROWED * (isinstance(model, MAE) and model.config.objective.normalize_patches)
     else:
         found = hide(space, x, draw)
-    if model is not None and prediction is None:
+    if predicts and prediction is None:
         told = f"The run predicts in the space that it was trained in: {material.offered()[material.own_space]}."
     scale, achieved = material.view.scale(found.inside.numpy()), float(space.mask_group_share[found.units].sum())
     hidden = f"{_count(space, found)} are hidden ({share:.0%} asked for), with {achieved:.1%} of the variance."

@@ -182,7 +182,7 @@ def _fitted(file: Path) -> dict[str, np.ndarray]:
 def _metrics(run: Run) -> list[dict[str, Any]]:
     lines = run.metrics()
     for line in lines:
-        needed = {"epoch", "step"} | ({"r2", "images_per_second"} if "loss" in line else set())
+        needed = {"epoch", "step"} | ({"images_per_second"} if "loss" in line else set())
         if missing := needed - set(line):
             raise UserError(f"a line has no {', '.join(sorted(missing))}")
     return lines

@@ -154,7 +154,7 @@ def _figures_across(runs: Sequence[Contents]) -> list[Drawing]:
 def _figures_of(run: Contents) -> list[Drawing]:
     """Figures of one run that has the material; one that cannot be drawn is named among the run's problems."""
     plan: dict[str, Callable[[Contents], Drawing]] = {}
-    if "original" in run.samples:
+    if "target" in run.samples:
         plan |= {"reconstructions": samples.reconstructions, "masks": samples.masks}
     if "token_colours" in run.samples and "original" in run.samples:
         plan["the patch tokens"] = samples.token_figure

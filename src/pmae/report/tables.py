@@ -122,7 +122,7 @@ def runs_table(runs: Sequence[Contents]) -> Table:
 def _hidden(run: Contents) -> str:
     """How much was to be hidden and, where that was logged, how much of it masks of whole components achieved."""
     masking, is_mae = run.config.masking, run.method == "MAE"
-    if run.given:
+    if run.given or not masking.enabled:
         return ""
     what, ratio = ("patches", masking.masked_patches) if is_mae else ("variance", masking.masked_variance)
     asked = f"{(0.75 if is_mae else 0.2) if ratio is None else ratio:.0%}"

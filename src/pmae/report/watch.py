@@ -67,7 +67,7 @@ class Watched:
         if path is None or not (path / "samples.safetensors").is_file():
             return None
         run = load(path, name)
-        return _png(run) if "original" in run.samples and not samples.is_signal(run) else None
+        return _png(run) if "target" in run.samples and not samples.is_signal(run) else None
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

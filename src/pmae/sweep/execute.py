@@ -22,7 +22,7 @@ from pmae.method import build_method
 from pmae.models.described import adopted
 from pmae.plugins import plugin_errors
 from pmae.runs import Run
-from pmae.sweep.find import Requirements, RunIndex, RunSpec, Scoring, require_same_images
+from pmae.sweep.find import Requirements, RunIndex, RunSpec, SameImages, Scoring
 from pmae.sweep.workers import POLL_SECONDS, Workers
 
 MANY = 1_000_000  # images, of which the number decides nothing about whether a network can be built for them
@@ -146,8 +146,11 @@ def get_runs(scoring: Scoring, any_length: bool = False, workers: Workers | None
     return get
 
 
-def check_missing(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = False) -> None:
-    """Refuse now what would fail hours later: a run that is missing, whose images are not there or too odd for it."""
+def check_missing(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = False) -> int:
+    """Refuse now what would fail hours later: a run that is missing, whose images are not there or too odd for it.
+
+    Returns how many are missing.
+    """
     missing = [spec.config for spec in specs if index.first(spec.config, any_length=any_length) is None]
     first = functools.cache(_first_image)
     for config in dict.fromkeys(replace(one, train__seed=0) for one in missing):
@@ -156,6 +159,7 @@ def check_missing(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = 
         config, _ = resolve(config, MANY, image.shape, image.vectors, gpu=False)
         with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
             build_method(config, image.shape)
+    return len(missing)
 
 
 def _first_image(data: DataConfig) -> ImageSet:
@@ -178,6 +182,8 @@ def run_all(
     runs: dict[Config, Run] = {}
     running: dict[Future[int | None], tuple[Stage, Path, float]] = {}
 
+    same = SameImages()
+
     def end(stage: Stage, run: Run) -> None:
         runs[stage.spec.config] = run
         scheduler.ended(stage, run)
@@ -189,11 +195,12 @@ def run_all(
             if run is None and until is not None:  # scored at the epoch the stage ends with, or later
                 run = next((one for one in begun if one.results.get("pretrain", {}).get("epoch", 0) >= until), None)
             if run is not None:
-                require_same_images(run, stage.spec.config.data)
+                same.require_of(run, stage.spec.config.data)
                 end(stage, run)
                 continue
             for other in begun:
-                require_same_images(other, stage.spec.config.data)
+                same.require_of(other, stage.spec.config.data)
+            same.require_now(stage.spec.config.data)
             taken = [path for _, path, _ in running.values()]
             path = next((run.path for run in begun if run.path not in taken), folder / stage.spec.folder)
             how = "goes on" if (path / "config.json").exists() else "pretrains"

@@ -176,15 +176,29 @@ def _fingerprint(data: DataConfig) -> str | None:
         return None
 
 
-def require_same_images(run: Run, data: DataConfig) -> None:
-    """Refuse a run of other images than settings name now: its scores say nothing beside those of new runs.
+class SameImages:
+    """Refuses runs of other images than those beside them, or than settings name now: their scores do not compare.
 
-    Older runs have no fingerprint, and where the images are not here it cannot be told.
+    Images are read where a run is about to see them; runs that are there tell of theirs by a fingerprint.
     """
-    before, now = run.environment["data"].get("fingerprint"), _fingerprint(data)
-    if now is not None and before not in (None, now):
-        told = f"data must be the images of the runs that are reused, got others than {str(run.path)!r} was trained on"
-        raise UserError(f"{told}; begin anew in another --out, or leave its folder out of --runs")
+
+    def __init__(self) -> None:
+        self._known: dict[DataConfig, tuple[str, str]] = {}  # fingerprints, and where they are from
+
+    def require_of(self, run: Run, data: DataConfig) -> None:
+        """A run that is reused; older ones have no fingerprint."""
+        self._require(data, run.environment["data"].get("fingerprint"), str(run.path))
+
+    def require_now(self, data: DataConfig) -> None:
+        """The images as they are, beside runs that are reused; where they are not here it cannot be told."""
+        if data in self._known:
+            self._require(data, _fingerprint(data), data.source)
+
+    def _require(self, data: DataConfig, found: str | None, place: str) -> None:
+        known, where = self._known.setdefault(data, (found, place)) if found else (None, "")
+        if known not in (None, found):
+            told = f"data must be the images of the runs that are reused, got others in {place!r} than in {where!r}"
+            raise UserError(f"{told}; begin anew in another --out, or leave a folder of runs out of --runs")
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ def sweep(
     planned = grid_specs(base, grid, seeds)
     every, index = [spec for _, specs in planned for spec in specs], RunIndex([out / "runs", *folders])
     scheduler = SEARCHES[search](every)
-    check_missing(every, index)
+    if not check_missing(every, index):
+        print("runs of all these settings are there; the images are not read again", flush=True)
     # Entered when all settings are checked: a cluster takes a while to meet.
     with workers or nullcontext(Workers()) as entered:
         runs = run_all(scheduler, out / "runs", index, entered)

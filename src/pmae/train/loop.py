@@ -17,6 +17,7 @@ from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError
 from pmae.files import folder_path
+from pmae.method import MaskedAutoencoder
 from pmae.models.weights import Pretrained
 from pmae.plugins import command_line, plugin_errors
 from pmae.runs import FIRST, Run
@@ -46,35 +47,64 @@ def pretrain(
     online_probe: OnlineProbe | None = None,
     until: int | None = None,
     on_checkpoint: Callable[[], None] = lambda: None,
+    fitted: Path | None = None,
 ) -> Run:
-    """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one."""
-    device, out = distributed.local_device(environment.pick_device(config.train.device)), folder_path(out)
-    model = setup.dry_build(config, splits.train.shape, device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)
-    place, weights = (config, splits, out, device, model), config.encoder.weights
+    """Train a resolved configuration into a run folder to its last epoch, or `until` an earlier one.
+
+    Statistics and space are those that the run in the folder `fitted` has of the same images, if there is one.
+    """
+    out, weights = folder_path(out), config.encoder.weights
+    device, model = _dry_build(config, splits)
     if config.encoder.first_patch_size:
 
-        @kept_precision()
         def rehearse() -> None:
-            alone = replace(config, train__callbacks=())
-            with opened(*place, None, False, quiet) as begun, ready(alone, splits, begun) as training:
+            with alone(config, splits, out, quiet, fitted) as training:
                 training.rehearse()
 
         def train(first: Config, folder: Path, again: bool) -> None:
             if not quiet and distributed.is_main():
                 say(f"patches of {first.encoder.patch_size} come first, {first.train.epochs} epochs in {folder}")
-            pretrain(first, splits, folder, again, quiet, online_probe, on_checkpoint=on_checkpoint)
+            pretrain(first, splits, folder, again, quiet, online_probe, None, on_checkpoint, fitted=out)
 
         train_first(config, out, resume, rehearse, train)
-        resume, weights = True, str(out / FIRST)
+        resume, weights, fitted = True, str(out / FIRST), out / FIRST
     with (
-        opened(*place, weights, resume, quiet) as begun,
+        opened(config, splits, out, device, model, weights, resume, quiet, fitted) as begun,
         ready(config, splits, begun, on_checkpoint) as training,
         stop_signals() as stop,
     ):
         training.fit(stop, quiet or not begun.world.main, online_probe, until)
     return begun.run
+
+
+def fit(config: Config, splits: Splits, out: Path, quiet: bool = True) -> None:
+    """Fit statistics and space to the images, in the folder of a run that never begins: others take them from there."""
+    with alone(config, splits, out, quiet):
+        pass
+    environment.release_memory()
+
+
+@contextmanager
+def alone(
+    config: Config, splits: Splits, out: Path, quiet: bool, fitted: Path | None = None
+) -> Iterator["Pretraining"]:
+    """A new run ready for its first step, without the weights and the callbacks that it may begin with."""
+    place, plain = (config, splits, out, *_dry_build(config, splits)), replace(config, train__callbacks=())
+    with (
+        kept_precision(),
+        opened(*place, None, False, quiet, fitted) as begun,
+        ready(plain, splits, begun) as training,
+    ):
+        yield training
+
+
+def _dry_build(config: Config, splits: Splits) -> tuple[torch.device, MaskedAutoencoder]:
+    """The device of this process, and the model without memory."""
+    device = distributed.local_device(environment.pick_device(config.train.device))
+    model = setup.dry_build(config, splits.train.shape, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+    return device, model
 
 
 @contextmanager
@@ -226,6 +256,8 @@ class Pretraining:
     def _log(self, lr: float) -> int:
         """Write and show the means of the unread steps; returns the signal that stopped any process, or 0."""
         values, bad = self.stepper.tally.read(self.world)
+        if not self.config.masking.enabled:  # as in SimCLR
+            values = {"loss": values["loss"]}
         stopped = max(self.world.all_gather(self._stop.number))
         if bad >= 0:
             step = self._unread_from + bad
@@ -263,14 +295,14 @@ class Pretraining:
             return
         # All processes are needed to put a divided model together for the first one to look at.
         model = distributed.put_together(self.model, self.world) if self.config.train.shard else self.model
-        name = "train_r2" if self.held_out is None else "held_out_r2"
-        if not self._journal or any(line["step"] == self.step and name in line for line in self.run.metrics()):
+        if not self._journal or any(line["step"] == self.step and "loss" not in line for line in self.run.metrics()):
             return
         model = (model if self.looks == self.device else deepcopy(model).to(self.looks)).eval()
         standardize = deepcopy(self.standardize).to(self.looks)
         held_out = self.batches.on(self.looks) if self.held_out is None else Batches(self.held_out.images, self.looks)
         looked_at = (standardize, held_out, self.config.train.seed)
-        values = hidden_r2(model, *looked_at, name)
+        hides, name = self.config.masking.enabled, "train_r2" if self.held_out is None else "held_out_r2"
+        values = hidden_r2(model, *looked_at, name) if hides else {}
         if self._online_probe:
             values |= self._online_probe(model.encoder, standardize, self.looks)
         self._require_folder()
@@ -279,5 +311,5 @@ class Pretraining:
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         self.metrics |= values
         self._journal.write(epoch=self.step / self.steps, step=self.step, **values)
-        if self.config.train.track != "none":
+        if hides and self.config.train.track != "none":
             self._journal.picture(self.step, "reconstructions", picture_of(self.run))

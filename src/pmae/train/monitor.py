@@ -145,7 +145,8 @@ def save_samples(
     It holds original, visible, prediction and target of a few images; the parts of the spectrum; the variances of the
     mask groups, largest first, and which of them the masks hide; maps of the patch tokens. Images are in the data's
     units, except target, prediction and all but the top of the spectrum, which are differences and centred at 0 in
-    standardized units. What was predicted at some earlier epochs stays, as `epoch_10`.
+    standardized units. What was predicted at some earlier epochs stays, as `epoch_10`. Where nothing is hidden, what is
+    about masks is left out.
     """
     path = run.path / "samples.safetensors"
     device = standardize.mean.device
@@ -153,10 +154,12 @@ def save_samples(
     original = batches.take(chosen)
     x = standardize(original)
     draw = model.draw(len(x), masking.nominal_ratio(model.config.masking), torch.Generator(device).manual_seed(seed))
-    shown = visualize(model, x, draw)
-    tensors = {"original": original.float(), "visible": standardize.invert(shown.visible)}
-    tensors |= {"prediction": shown.prediction, "target": shown.target}
-    tensors |= earlier_predictions(path, epoch) | {f"epoch_{epoch}": shown.prediction[:FRAME].clone()}
+    tensors = {"original": original.float()}
+    if model.config.masking.enabled:
+        shown = visualize(model, x, draw)
+        tensors |= {"visible": standardize.invert(shown.visible)}
+        tensors |= {"prediction": shown.prediction, "target": shown.target}
+        tensors |= earlier_predictions(path, epoch) | {f"epoch_{epoch}": shown.prediction[:FRAME].clone()}
     if isinstance(model, PrincipalMAE):
         tensors |= _spectrum(model, x, draw)
     tensors |= _tokens(model.encoder, x)
@@ -201,7 +204,9 @@ def _spectrum(model: PrincipalMAE, x: Tensor, draw: Draw) -> dict[str, Tensor]:
     space, z = model.space, model.space.project(x)
     variance, hidden = space.sum_by_mask_group(space.variance), model.hidden_groups(draw)
     order = variance.argsort(descending=True, stable=True)
-    found = {"variance": variance[order], "hidden": hidden[:, order].expand(len(x), -1)}
+    found = {"variance": variance[order]}
+    if model.config.masking.enabled:
+        found["hidden"] = hidden[:, order].expand(len(x), -1)
     nothing = space.reconstruct(torch.zeros_like(z))
     for name, (low, high) in THIRDS.items():
         inside = (space.share_before >= low) & (space.share_before < high)

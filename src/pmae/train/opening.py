@@ -45,10 +45,12 @@ def opened(
     weights: str | None,
     resume: bool,
     quiet: bool,
+    fitted: Path | None = None,
 ) -> Iterator[Opened]:
     """Join the other processes, hold the run's folder and load the weights that it starts from, or refuse.
 
-    `model` may be without memory. Inside, running out of memory is one sentence, and the caller's random state is kept.
+    `model` may be without memory. What another run in the folder `fitted` learned from the images before training is
+    taken. Inside, running out of memory is one sentence, and the caller's random state is kept.
     """
     precision = pick_precision(config.train.precision, device)
     with distributed.process_group(device) as world, steady_products(precision, device):
@@ -61,19 +63,25 @@ def opened(
         notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
             fit = model.space, len(splits.train), device
-            notes += setup.threads_note(out, device) if resume else setup.expected_fit(*fit)
+            notes += setup.threads_note(out, device) if resume else [] if fitted else setup.expected_fit(*fit)
         notes += [str(plan)] if (plan := plan_crops(splits.train, config, device)) else []
         for note in notes if world.main and not quiet else []:
             say(note)
         forked = torch.random.fork_rng([device] if device.type == "cuda" else [])  # which every step seeds anew
-        folder = run_folder(config, splits, out, resume, pretrained, world)
+        folder = run_folder(config, splits, out, resume, pretrained, world, fitted)
         with folder as (run, require_folder), memory_errors(config.train, device), forked:
             yield Opened(run, device, pretrained, world, require_folder)
 
 
 @contextlib.contextmanager
 def run_folder(
-    config: Config, splits: Splits, out: Path, resume: bool, pretrained: Pretrained | None, world: World
+    config: Config,
+    splits: Splits,
+    out: Path,
+    resume: bool,
+    pretrained: Pretrained | None,
+    world: World,
+    fitted: Path | None = None,
 ) -> Iterator[tuple[Run, Callable[[], None]]]:
     """A new or the old folder, held by the main process, and a check that it is; taken back if nothing was trained."""
     with contextlib.ExitStack() as held:
@@ -86,6 +94,8 @@ def run_folder(
                 environment = describe_environment(splits, world.device)
                 environment |= {"start": pretrained.notes} if pretrained else {}
                 _resume(config, out, environment) if resume else create_run(out, config, environment)
+                if fitted:
+                    setup.take_fit(Run(out), fitted)
         run = Run(out)
         try:
             yield run, require_held

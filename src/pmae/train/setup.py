@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import time
 import warnings
@@ -17,7 +18,7 @@ from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.errors import UserError, require
-from pmae.files import clear_stale, disk_errors, is_at, locked_file, read_tensors, write_json
+from pmae.files import clear_stale, disk_errors, is_at, locked_file, read_tensors, write_json, write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import Decoder
 from pmae.models.described import pixels_note
@@ -141,6 +142,15 @@ def _lock(handle: int, path: Path) -> None:
         if getattr(error, "errno", errno.ENOSYS) not in NO_LOCKS:
             raise
         warnings.warn(f"{str(path.parent)!r} cannot be locked: start no second process on it", stacklevel=2)
+
+
+def take_fit(run: Run, source: Path) -> None:
+    """Copy what was fitted to the same images in the folder of another run, if it is there and none is here."""
+    theirs, mine = (folder / "fitted.safetensors" for folder in (source, run.path))
+    if theirs.exists() and not mine.exists():
+        told = {key: value for key, value in Run(source).environment.items() if key == "fit_seconds"}
+        write_json(run.path / "environment.json", {**run.environment, **told})
+        write_whole(mine, lambda temporary: shutil.copyfile(theirs, temporary))
 
 
 def fit_or_load(
