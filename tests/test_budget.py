@@ -112,7 +112,7 @@ def test_large_patches_first_are_left_out_where_there_is_no_time_for_them(
     run = Run(tmp_path / "10")
     assert (run.config.train.epochs, run.config.encoder.first_patch_size) == (5, 0)
     assert not (run.path / "first").exists()
-    assert "encoder.first_patch_size      8   <- no GPU" in told("15")
+    assert "encoder.first_patch_size      8   <- large patches" in told("15")
     assert Run(tmp_path / "15" / "first").config.train.epochs == 4 * (Run(tmp_path / "15").config.train.epochs or 0)
     # Whoever asks for them hears how long they take, and whoever has no time for one stage how long that takes.
     asked = "what one epoch takes here with large patches first (encoder.first_patch_size 0: without), got 10"
