@@ -63,6 +63,16 @@ def test_probes_that_still_rise_ask_for_more_epochs(make_run: MakeRun, last: flo
     assert ("a quick probe rose by 2.5 points since epoch 2" in first.words) == (title == "Undertrained")
 
 
+def test_beside_a_contrastive_loss_a_low_r2_is_no_verdict_on_the_features(make_run: MakeRun) -> None:
+    run = with_r2(make_run, [-0.1, 0.0, 0.02], objective__contrastive_weight=1.0)
+    first = advice(load(run.path))[0]
+    assert (first.title, first.words) == (
+        "Undertrained",
+        "R² 2.0% on held-out images after 3 epochs: what is hidden is hardly predicted yet, so train longer.",
+    )
+    assert f"next: pmae report {run.path}\n  or: pmae pretrain" in _judgement(run.path)
+
+
 def test_a_run_without_reconstruction_is_not_judged_by_it(make_run: MakeRun) -> None:
     settings = {"objective__reconstruction_weight": 0.0, "objective__contrastive_weight": 1.0}
     run = make_run(pictures=False, **settings)

@@ -46,7 +46,11 @@ def training_advice(run: Contents) -> Iterator[Advice]:
     gain, where = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}"
     seen = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
     if last < LEARNED:
-        yield Advice(HARDLY, f"{where} after {now:g} epoch{'s' * (now != 1)}: give it more before judging it.", longer)
+        after = f"{where} after {now:g} epoch{'s' * (now != 1)}"
+        if run.config.objective.contrastive_weight:  # it may have taught much before anything can be predicted
+            yield Advice("Undertrained", f"{after}: what is hidden is hardly predicted yet, so train longer.", longer)
+        else:
+            yield Advice(HARDLY, f"{after}: give it more before judging it.", longer)
     elif len(points) == 1:
         yield Advice("It has learned", f"{where} at epoch {now:g}, where it was first measured.")
     elif gain > RISING:
