@@ -16,6 +16,7 @@ from torchvision.transforms.v2 import Resize
 
 import pmae
 from pmae import api
+from pmae.cli import main
 from pmae.cli.encoder import score_table
 from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
@@ -28,6 +29,16 @@ from pmae.standing import primary_pooling, scores_of
 from pmae.train.checkpoint import load_encoder
 
 pytestmark = pytest.mark.usefixtures("no_figures")
+
+
+def test_a_run_of_arrays_is_resumed_with_them(tiny: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, out = np.random.default_rng(0).integers(0, 255, (64, 16, 16), dtype=np.uint8), tmp_path / "run"
+    config = replace(tiny, train__epochs=2)
+    pmae.pretrain(config, images, out, quiet=True, until=1)
+    assert main(["pretrain", "--out", str(out), "--resume"]) == 2
+    assert "images must be given again to resume a run of images in memory ('array')" in capsys.readouterr().err
+    done = pmae.pretrain(config, images, out, quiet=True, resume=True)
+    assert done.results["pretrain"]["epoch"] == 2
 
 
 def test_arrays_in_features_out(tiny: Config, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pmae.config import Config
+from pmae.config import Config, DataConfig
 from pmae.config_file import FREE, flat, to_dict
 from pmae.data.crops import plan_crops
 from pmae.data.images import Splits
@@ -121,6 +121,10 @@ def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     # Earlier versions said less of their data, such as no fingerprint.
     given = {name: environment["data"].get(name) for name in known}
     other = [name for name in known if known[name] != given[name]]
+    name, got_name = (data["name"] for data in (run.environment["data"], environment["data"]))
+    if other and name != got_name == DataConfig().source == config.data.source:
+        again = "pmae.pretrain(config, images, out, resume=True)"
+        raise UserError(f"images must be given again to resume a run of images in memory ({name!r}): {again}")
     if other == ["fingerprint"]:
         raise UserError("data must be the images that the run began with, got others of the same shapes and names")
     if other:
