@@ -40,9 +40,10 @@ def test_a_missing_path_is_named(source: str) -> None:
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("1,2")
-    with pytest.raises(UserError, match=r"a \.npy, \.npz, \.tar.* file, got .*a\.csv"):
-        load(DataConfig(source=str(tmp_path / "a.csv")))
+    for name, rule in (("a.txt", r"a \.npy, \.npz, \.tar.* file"), ("a.csv", "the folder of those that a table names")):
+        (tmp_path / name).write_text("1,2")
+        with pytest.raises(UserError, match=rf"{rule}, got .*{name}"):
+            load(DataConfig(source=str(tmp_path / name)))
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)
