@@ -20,8 +20,6 @@ FREE = frozenset(
 """Settings that say where a run is made and what is kept of it, not what it learns: a resumed run may change them."""
 USUAL = {"augment.extra": (), "objective.local_views": 0, "encoder.first_patch_size": 0, "optim.name": "adamw"}
 """What some settings are derived to be unless a GPU and the images call for something else."""
-
-
 SETTLED = ("optim.base_lr", "train.epochs", "train.batch_size", "train.checkpoint_every", "train.log_every")
 """What the config.json of every run has, of whatever version, and hardly a file that somebody wrote."""
 RETIRED = {"masking.whole_view": False}
