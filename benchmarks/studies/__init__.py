@@ -43,6 +43,8 @@ PHOTOGRAPHS = Study(
         "simclr-local-4": "--recipe simclr --objective.local-views 4",
         "ours-local": f"{PLAIN} --objective.local-views 2",
         "ours-local-4": f"{OURS} --objective.local-views 4 --space cosine",
+        "ours-local-4-muon": f"{OURS} --objective.local-views 4 --space cosine --optim.name muon "
+        "--encoder.first-patch-size 32 --epochs 48 --probe.every 12",
     },
     f"{VIT_S} --epochs 200 --batch-size 256 --probe.every 20",
     "--protocols linear knn --seeds 0 1 2",
