@@ -30,6 +30,7 @@ SPACES: dict[str, dict[str, Any]] = {
     "mae": {"space__name": "pixels", "objective__target": "patches", "objective__scale": "mean"},
     "contrastive": {"objective__contrastive_weight": 1.0},
     "local views": {"objective__contrastive_weight": 1.0, "objective__local_views": 2},
+    "simclr": {"masking__enabled": False, "objective__reconstruction_weight": 0.0, "objective__contrastive_weight": 1.0},
     "drop_path": {"encoder__drop_path": 0.3},
     "muon": {"optim__name": "muon"},
     "colors": {"augment__extra": ("color_jitter", "grayscale", "blur", "solarize")},
@@ -37,7 +38,7 @@ SPACES: dict[str, dict[str, Any]] = {
 }
 BOUND = {"kernel_pca": 1e-4, "learned": 1e-4, "contrastive": 3e-5, "teacher": 1e-4, "colors": 1e-4, "pca leading": 3e-5}
 BOUND["muon"] = 1e-3  # it orthogonalizes in bfloat16
-BOUND["local views"] = BOUND["contrastive"]
+BOUND["local views"] = BOUND["simclr"] = BOUND["contrastive"]
 """In float32 over five steps: small eigenvalues, a basis that trains and updates of nearly no gradient enlarge what
 rounding does. The first loss, before any update, has one bound for all."""
 CASES = [(space, 32) for space in SPACES] + [(space, 64) for space in ("pca leading", "mae", "patch_pca")]
