@@ -30,7 +30,11 @@ SPACES: dict[str, dict[str, Any]] = {
     "mae": {"space__name": "pixels", "objective__target": "patches", "objective__scale": "mean"},
     "contrastive": {"objective__contrastive_weight": 1.0},
     "local views": {"objective__contrastive_weight": 1.0, "objective__local_views": 2},
-    "simclr": {"masking__enabled": False, "objective__reconstruction_weight": 0.0, "objective__contrastive_weight": 1.0},
+    "simclr": {
+        "masking__enabled": False,
+        "objective__reconstruction_weight": 0.0,
+        "objective__contrastive_weight": 1.0,
+    },
     "drop_path": {"encoder__drop_path": 0.3},
     "muon": {"optim__name": "muon"},
     "colors": {"augment__extra": ("color_jitter", "grayscale", "blur", "solarize")},
