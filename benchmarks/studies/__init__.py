@@ -68,6 +68,9 @@ STEPS = Study(
     "What raises `ours` at 224 pixels, thirty epochs each (beside patch_pca of `spaces`)?",
     {
         "local": "--objective.local-views 2",
+        "local-muon": "--objective.local-views 2 --optim.name muon",
+        "local-muon-staged": "--objective.local-views 2 --optim.name muon --encoder.first-patch-size 32 --epochs 15 "
+        "--probe.every 5",
         "batch-128": "--batch-size 128",
         "temperature-0.1": "--objective.temperature 0.1",
         "smaller-crops": "--augment.crop-scale 0.08 1.0",
