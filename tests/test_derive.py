@@ -176,10 +176,19 @@ def test_photographs_are_trained_as_they_were_measured() -> None:
     measured = Run(ROOT / "results/runs/imagenette-cosine-contrast-0.2-local=4-200").config
     given = replace(Config(data=measured.data), encoder__name="vit_small_patch16_224")
     given = replace(given, train__epochs=200, probe__every=20, objective__local_views=4)
-    config, reasons = resolve(given, 9_469, (3, 224, 224))
+    config, reasons = resolve(replace(given, optim__name="adamw"), 9_469, (3, 224, 224))
     assert config == measured
     assert {"augment.extra", "space.name", "train.batch_size"} <= set(reasons)
     assert resolve(replace(given, objective__local_views=None), 9_469, (3, 224, 224))[0].objective.local_views == 2
+
+
+def test_photographs_have_muon_and_large_patches_first_as_they_were_tried() -> None:
+    tried = Run(ROOT / "results/trials/imagenette/local-muon-staged-stopped").config
+    given = replace(Config(data=tried.data), encoder__name="vit_small_patch16_224", space__name="patch_pca")
+    config, reasons = resolve(replace(given, train__epochs=15, probe__every=5), 9_469, (3, 224, 224))
+    assert config == tried
+    assert {"optim.name", "encoder.first_patch_size"} <= set(reasons)
+    assert (config.optim.name, config.encoder.first_patch_size) == ("muon", 32)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +222,8 @@ def test_what_is_not_like_the_photographs_has_neither_colors_nor_local_views(
         ({}, (1, 28, 28), {}, "muon"),
         ({"encoder__weights": "runs/a"}, (3, 32, 32), {"goes_on": True}, "muon"),
         ({"optim__name": "adamw"}, (3, 64, 64), {}, "adamw"),
-        ({}, (3, 224, 224), {}, "adamw"),
+        ({}, (3, 224, 224), {}, "muon"),
+        ({}, (1, 128, 128), {}, "muon"),
         ({}, (3, 64, 64), {"gpu": False}, "adamw"),
         ({"objective__contrastive_weight": 0.0}, (3, 64, 64), {}, "adamw"),
         ({"objective__contrastive": "data2vec"}, (3, 64, 64), {}, "adamw"),
@@ -319,8 +329,8 @@ def test_more_than_the_data_holds_is_refused() -> None:
         ({}, (3, 32, 32), {"gpu": True}, 8),
         ({}, (1, 64, 64), {"gpu": True}, 16),
         ({"optim__name": "adamw"}, (3, 32, 32), {"gpu": True}, 0),
-        ({}, (3, 112, 112), {"gpu": True}, 0),  # without Muon
-        ({"encoder__name": "vit_small_patch16_224"}, (3, 224, 224), {"gpu": True}, 0),
+        ({}, (3, 112, 112), {"gpu": True}, 28),
+        ({"encoder__name": "vit_small_patch16_224"}, (3, 224, 224), {"gpu": True}, 32),
         ({"encoder__first_patch_size": 0}, (3, 32, 32), {}, 0),
         ({"objective__contrastive_weight": 0.0}, (3, 32, 32), {}, 0),
         ({}, (3, 24, 36), {}, 6),

@@ -124,13 +124,13 @@ def operations(*runs: Run) -> str:
     whole = 0.0
     for run in runs:
         data, config = run.environment["data"], run.config
-        stages = [first_stage(config), config] if config.encoder.first_patch_size else [config]
+        first = [first_stage(config)] if config.encoder.first_patch_size else []
+        stages = [*((stage, stage.train.epochs or 0) for stage in first), (config, _trained(run))]
         try:
-            trained = _trained(run) / (config.train.epochs or 1)
-            each = sum(flops_per_image(stage, tuple(data["shape"])) * (stage.train.epochs or 0) for stage in stages)
+            each = sum(flops_per_image(stage, tuple(data["shape"])) * epochs for stage, epochs in stages)
         except UserError:
             return "–"
-        whole += trained * each * data["counts"]["train"]
+        whole += each * data["counts"]["train"]
     return f"{whole:.1e}".replace("e+", "e")
 
 

@@ -39,8 +39,8 @@ PHOTOGRAPHS = Study(
         "mae": "--recipe mae_masking --decoder released",
         "mae-published": "--recipe mae_masking --decoder small --decoder.width 384 --optim.base-lr 1e-3 "
         "--optim.warmup-epochs 2 --batch-size 128",
-        "simclr": "--recipe simclr",
-        "simclr-local-4": "--recipe simclr --objective.local-views 4",
+        "simclr": f"--recipe simclr {ADAMW}",
+        "simclr-local-4": f"--recipe simclr --objective.local-views 4 {ADAMW}",
         "ours-local": f"{PLAIN} --objective.local-views 2",
         "ours-local-4": f"{OURS} --objective.local-views 4 --space cosine",
         "ours-local-4-muon": f"{OURS} --objective.local-views 4 --space cosine --optim.name muon "

@@ -200,7 +200,7 @@ class EncoderConfig(Settings):
     first_patch_size: WholeNumber | None = None
     """Begin with patches of this side, a larger multiple of patch_size, for as many tokens as all of train.epochs will
     see: a run of its own in the folder first, whose rate is kept and whose networks go on; 0: no such stage. If not
-    given, twice patch_size without a GPU beside a contrastive loss, else 0."""
+    given, twice patch_size beside a contrastive loss, on a GPU with Muon, else 0."""
 
     def check(self) -> None:
         ours, rule = self.name == "vit_tiny", "left unset unless encoder.name is vit_tiny (a timm name has its own)"
@@ -261,7 +261,7 @@ class OptimConfig(Settings):
     """How many of a ViT's first blocks, and what lies before them, do not learn at all."""
     name: Literal["adamw", "muon"] | None = None
     """AdamW; or Muon for the matrices of transformer blocks, with orthogonal steps, and AdamW for the rest. If not
-    given, Muon on a GPU beside a contrastive loss, where images are small."""
+    given, Muon on a GPU beside a contrastive loss."""
 
     def check(self) -> None:
         both = self.warmup_epochs is not None and self.warmup_steps is not None

@@ -57,10 +57,12 @@ def test_photographs_train_by_what_is_derived_for_them(tmp_path: Path) -> None:
     run = api.pretrain(replace(Config(), train__epochs=2), images, tmp_path / "run", quiet=True, figures=False)
     settled = run.config
     assert (settled.space.name, settled.objective.local_views, settled.train.batch_size) == ("cosine", 2, 256)
-    assert settled.augment.extra == ("color_jitter", "grayscale")
-    losses = [line["loss"] for line in run.metrics() if "loss" in line]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0]
+    assert (settled.augment.extra, settled.optim.name) == (("color_jitter", "grayscale"), "muon")
+    assert Run(run.path / "first").config.encoder.patch_size == 32
+    for stage in (Run(run.path / "first"), run):
+        losses = [line["loss"] for line in stage.metrics() if "loss" in line]
+        assert np.isfinite(losses).all()
+        assert losses[-1] < losses[0]
 
 
 def test_small_photographs_train_in_two_stages_by_what_is_derived_for_them(tmp_path: Path) -> None:

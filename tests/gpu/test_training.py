@@ -97,7 +97,9 @@ def test_the_fast_engine_gives_the_plain_ones_losses(
             config = config_for(space, side, **common, **chosen)
             made[engine, precision] = losses(config, images, tmp_path / f"{engine}-{precision}")
     exact, bound = made["plain", "float32"], BOUND.get(space, 1e-5)
-    first = 3e-5 if space == "colors" else 1e-5  # a hue is divided by the color's strength, which may be next to none
+    # A hue is divided by the color's strength, which may be next to none. Of 1,280 views one may have a component at
+    # the very edge of its mask, which one order of sums hides and another does not: a hundredth of its loss.
+    first = 3e-5 if space in ("colors", "contrastive", "local views") else 1e-5
     autocast = apart(made["plain", "bfloat16"], exact)
     for engine in ("graph", "compiled"):
         what, found = f"{space} {side}x{side}, {engine}", made[engine, "float32"]

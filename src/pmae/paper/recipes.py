@@ -118,8 +118,8 @@ def ours() -> Config:
 
     It is SimCLR (Chen et al. 2020) with crops, flips and component masks as augmentation, beside reconstruction; a
     small decoder and four times the rate go with it (results/frontier.md). With fewer images it is `masking`. On a GPU
-    small images have Muon and large patches first, color photographs distorted colors and two local views, large ones
-    cosines as well.
+    images have Muon and large patches first, color photographs distorted colors and two local views, large ones cosines
+    as well.
     pmae pretrain --data cifar10 --out runs/ours   (it is the default)
     Cost: 3.75 million images of two views and 65 tokens each, after as much work with fewer tokens; not timed alone.
     Expect: with --augment.extra --objective.local-views 0 --optim.name adamw linear 79.8, MLP 82.0, k-NN 73.7,
@@ -149,7 +149,8 @@ def simclr() -> Config:
     pmae pretrain --recipe simclr --data cifar10 --out runs/simclr
     Cost: 7.5 million images of two views, as `ours` without its decoder (not timed).
     Expect: linear 83.0, MLP 84.0, k-NN 81.0 with --patch-size 8 --epochs 150 --optim.name adamw (mean-pooled, preset
-    strong); on Imagenette at 224 pixels linear 83.2 and k-NN 80.7 after 200 epochs of a ViT-S/16, `ours` 84.8 and 82.1.
+    strong); on Imagenette at 224 pixels linear 83.2 and k-NN 80.7 after 200 epochs of a ViT-S/16 with AdamW, `ours`
+    84.8 and 82.1.
     """
     return replace(
         ours(),
