@@ -4,11 +4,12 @@ Where a study is there to choose by, the second is left out.
     python -m benchmarks.studies                                    all studies and their runs
     python -m benchmarks.studies photographs --data imagenette/     the commands of one study
     python -m benchmarks.studies photographs ours simclr --data imagenette/ --out runs/photographs --run
+    python -m benchmarks.studies photographs ours --data imagenette/ --run --seeds 0 1 2 --jobs 2
     python -m benchmarks.studies ingredients --run --jobs 5 --minutes 25
 
-What is finished in --out is left as it is, what was stopped goes on from its checkpoint. Several jobs share a card,
-each with a log beside its folder; one that goes on with another's encoder waits for it. After --minutes all are saved
-and stopped. `--epochs` shortens all runs, to see on a small set that they work.
+What is finished in --out is left as it is, what was stopped goes on from its checkpoint. Several seeds have a folder
+each there. Several jobs share a card, each with a log beside its folder; one that goes on with another's encoder waits
+for it. After --minutes all are saved and stopped. `--epochs` shortens all runs, to see on a small set that they work.
 """
 
 import argparse
@@ -39,25 +40,35 @@ def pretraining(study: Study, name: str, options: argparse.Namespace) -> list[st
 
 
 def commands(study: Study, name: str, options: argparse.Namespace) -> Iterator[list[str]]:
-    """What is still to be done for one run; the baselines of a study are measured with its first run."""
+    """What is still to be done for one run; the baselines of a study are measured with its first run and seed."""
     out = Path(options.out) / name
     if not (out.exists() and finished(Run(out))):
         yield pretraining(study, name, options)
     if study.evaluate and not (out.exists() and Run(out).evaluations):
-        alone = [] if name == next(iter(study.runs)) else ["--no-baselines"]
+        alone = [] if (name, options.seed) == (next(iter(study.runs)), options.seeds[0]) else ["--no-baselines"]
         yield ["pmae", "evaluate", str(out), *shlex.split(study.evaluate), *alone]
+
+
+def by_seed(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of every seed; where there are several, each has a folder of its own."""
+    places = [options.out] if len(options.seeds) == 1 else [f"{options.out}/seed{seed}" for seed in options.seeds]
+    pairs = zip(options.seeds, places, strict=True)
+    return [argparse.Namespace(**{**vars(options), "seed": seed, "out": out}) for seed, out in pairs]
 
 
 def run_all(study: Study, names: list[str], options: argparse.Namespace) -> None:
     """Run what is still to be done, so many at a time; what fails leaves the others alone, and is named at the end."""
-    Path(options.out).mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * (options.minutes or 1e9)
-    made: dict[str, Future[None]] = {}
+    made: dict[Path, Future[None]] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
-        for name in names:  # a base comes before those that wait for it, so that they never fill all places
-            made[name] = pool.submit(run_one, study, name, options, end, made.get(study.base(name) or ""))
-    failed = [f"{name} ({error})" for name, one in made.items() if (error := one.exception())]
-    if failed:
+        for own in by_seed(options):
+            place = Path(own.out)
+            place.mkdir(parents=True, exist_ok=True)
+            for name in names:  # a base comes before those that wait for it, so that they never fill all places
+                base = made.get(place / (study.base(name) or ""))
+                made[place / name] = pool.submit(run_one, study, name, own, end, base)
+    errors = {path.relative_to(options.out): one.exception() for path, one in made.items()}
+    if failed := [f"{path} ({error})" for path, error in errors.items() if error]:
         raise UserError(f"not all runs came to their end: {'; '.join(failed)}")
 
 
@@ -100,13 +111,14 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10", help="a named set, or a folder")
     parser.add_argument("--root", default="data", help="folder of named sets")
     parser.add_argument("--out", default="runs")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, help="instead of the study's own")
     parser.add_argument("--run", action="store_true", help="run the commands instead of printing them")
     parser.add_argument("--jobs", type=int, default=1, help="how many runs at a time")
     parser.add_argument("--minutes", type=float, help="save and stop after so long")
     options = parser.parse_args()
     require(options.jobs >= 1, "--jobs", "at least 1", options.jobs)
+    require(len(set(options.seeds)) == len(options.seeds), "--seeds", "different from each other", options.seeds)
     require(options.minutes is None or options.minutes > 0, "--minutes", "above 0", options.minutes)
     if options.study is None:
         for name, study in STUDIES.items():
@@ -119,9 +131,10 @@ def main() -> None:
     if options.run:
         run_all(study, names, options)
         return
-    for name in names:
-        for command in commands(study, name, options):
-            print(shlex.join(command))
+    for own in by_seed(options):
+        for name in names:
+            for command in commands(study, name, own):
+                print(shlex.join(command))
 
 
 if __name__ == "__main__":

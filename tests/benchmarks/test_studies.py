@@ -25,7 +25,7 @@ def test_no_two_runs_of_a_study_are_the_same(name: str) -> None:
     shape = (3, 224, 224) if "224" in study.shared else (3, 32, 32)
     found = {}
     for run in study.runs:
-        options = argparse.Namespace(data="somewhere", root="data", seed=3, out="runs", epochs=50)
+        options = argparse.Namespace(data="somewhere", root="data", seed=3, seeds=[3], out="runs", epochs=50)
         settings = parsed("pretrain", pretraining(study, run, options)[2:]).configured()
         found[run], _ = resolve(settings, 9000, shape)
         assert (found[run].train.epochs, found[run].train.seed) == (50, 3)
@@ -36,7 +36,7 @@ def test_no_two_runs_of_a_study_are_the_same(name: str) -> None:
 def test_a_finished_run_is_left_and_a_begun_one_goes_on(tmp_path: Path, tiny: Config, toy: Splits) -> None:
     study = STUDIES["contrast"]
     first, second, *_ = study.runs
-    options = argparse.Namespace(data="cifar10", root="data", seed=0, out=str(tmp_path), epochs=None)
+    options = argparse.Namespace(data="cifar10", root="data", seed=0, seeds=[0], out=str(tmp_path), epochs=None)
     assert [command[1] for command in commands(study, first, options)] == ["pretrain", "evaluate"]
     api.pretrain(replace(tiny, train__epochs=1), toy, out=tmp_path / first)
     assert [command[1] for command in commands(study, first, options)] == ["evaluate"]
@@ -46,7 +46,7 @@ def test_a_finished_run_is_left_and_a_begun_one_goes_on(tmp_path: Path, tiny: Co
 
 
 def test_a_study_to_choose_by_leaves_the_test_images_alone() -> None:
-    options = argparse.Namespace(data="photographs/", root="data", seed=0, out="runs", epochs=None)
+    options = argparse.Namespace(data="photographs/", root="data", seed=0, seeds=[0], out="runs", epochs=None)
     assert [command[1] for command in commands(STUDIES["steps"], "local", options)] == ["pretrain"]
 
 
@@ -74,6 +74,17 @@ def test_several_run_at_a_time_and_what_fails_leaves_the_others_alone(
     assert finished(second)
     assert str(second.config.encoder.weights) == str(first.path)
     assert "must be above 0, got -1" in (tmp_path / "out" / "refused.log").read_text()
+
+
+def test_every_seed_has_a_folder_and_goes_on_from_its_own_runs(
+    tiny_study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*tiny_study[:2], "first", "second", *tiny_study[2:], "--seeds", "0", "5"])
+    main()
+    for seed in (0, 5):
+        first, second = (Run(tmp_path / "out" / f"seed{seed}" / name) for name in ("first", "second"))
+        assert (first.config.train.seed, second.config.train.seed) == (seed, seed)
+        assert str(second.config.encoder.weights) == str(first.path)
 
 
 def test_nothing_begins_when_the_time_is_up(
