@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pmae.classify import FinetuneConfig
-from pmae.classify.fit import Fitted, Say, fit, require_peft
+from pmae.classify.fit import Fitted, Say, fit
 from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
+from pmae.classify.lora import require_peft
 from pmae.classify.model import ImageClassifier
 from pmae.classify.score import score
 from pmae.config import DataConfig

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 try:
-    from pmae.fast.attention_kernels import place_gradients, short_attention
+    from pmae.fast.attention_kernels import short_attention
+    from pmae.fast.kernels import place_gradients
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     short_attention = None
 

@@ -16,7 +16,8 @@ from pmae.derive import patch_for, resolve
 from pmae.errors import UserError, require, require_known
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
-from pmae.sweep.find import RunSpec, Scoring
+from pmae.sweep.find import RunSpec
+from pmae.sweep.scoring import Scoring
 from pmae.train.stages import first_stage
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -22,7 +22,8 @@ from pmae.method import build_method
 from pmae.models.described import adopted
 from pmae.plugins import plugin_errors
 from pmae.runs import Run
-from pmae.sweep.find import Requirements, RunIndex, RunSpec, SameImages, Scoring
+from pmae.sweep.find import RunIndex, RunSpec, SameImages
+from pmae.sweep.scoring import Requirements, Scoring
 from pmae.sweep.workers import POLL_SECONDS, Workers
 
 MANY = 1_000_000  # images, of which the number decides nothing about whether a network can be built for them
