@@ -112,8 +112,6 @@ class SpaceConfig(Settings):
     """For kernel_pca and diffusion: of the kernel exp(-gamma |x - y|^2); 1 / median |x - y|^2 if not given."""
     landmarks: Count | None = None
     """For kernel_pca and diffusion: images that carry the kernel; 2,048, or all where there are fewer, if not given."""
-    landmark_choice: Literal["random", "kmeans++"] = "random"
-    """For kernel_pca and diffusion: landmarks are drawn evenly, or far from each other."""
     keep_rest: bool = True
     """For kernel_pca and diffusion: keep the part of an image visible that the coefficients cannot express."""
     patch: Count | None = None
@@ -287,8 +285,6 @@ class TrainConfig(Settings):
     compiler before that, a tenth faster after half a minute; auto: on CUDA compiled for long runs, else graph."""
     kernels: Kernels = "all"
     """Of `pmae.fast`: all, the attention kernels alone, or none (timm's own code); the variable PMAE_KERNELS wins."""
-    self_check: bool = True
-    """On a GPU, the first batch also passes the plain path; a loss that differs by more than rounding stops the run."""
     accumulate: Count = 1
     """Take a batch in so many parts and add up their gradients: as much less memory; the plain engine alone."""
     activation_checkpointing: bool = False

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import fit_reference, fit_temperature, nll
-from pmae.classify.labels import Labelled, LabelledData
+from pmae.classify.labels import LabelledData
 from pmae.classify.lora import merged, with_adapters
 from pmae.classify.model import READING, Card, ImageClassifier
 from pmae.config import DataConfig
@@ -81,7 +81,7 @@ def fit(
     if not linear:
         made = _network(start, made, data, config, where, folder, say)
     embedder = Embedder(made.encoder.eval(), standardize, config.pooling, where)
-    seen, unseen = (features_of(embedder, part) for part in (data.train, val))
+    seen, unseen = (embedder(part.images.images) for part in (data.train, val))
     weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
     temperature = fit_temperature(unseen.astype(np.float64) @ weight.numpy().T + bias.numpy(), val.targets)
     reference = fit_reference(seen, unseen)
@@ -107,7 +107,7 @@ def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: to
     """Logistic regression on standardized features, with the penalty that is best on the validation part."""
     assert data.val is not None
     embedder = Embedder(start.encoder.eval(), start.standardize, config.pooling, device)
-    train, held = (features_of(embedder, part).astype(np.float64) for part in (data.train, data.val))
+    train, held = (embedder(part.images.images).astype(np.float64) for part in (data.train, data.val))
     mean, std = (part.numpy()[0] for part in statistics(torch.from_numpy(train)))
     tried: dict[float, float] = {}
     heads: dict[float, tuple[np.ndarray, np.ndarray]] = {}
@@ -229,12 +229,6 @@ def protocol_of(config: FinetuneConfig, images: ImageSet) -> FinetuneProtocol:
     # The loop's rates are for batches of 256.
     rate = (config.lr or RATES[config.method]) * 256 / batch
     return replace(base, base_lr=rate, pooling=config.pooling, **changes)
-
-
-def features_of(embedder: Embedder, part: Labelled) -> np.ndarray:
-    """Features (N, width), a batch of images in memory at a time."""
-    images, size = part.images.images, embedder.batch_size
-    return np.concatenate([embedder(np.asarray(images[i : i + size])) for i in range(0, len(images), size)])
 
 
 def loss_for(targets: Tensor, classes: int, weights: str) -> Loss:

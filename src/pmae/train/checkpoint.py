@@ -125,7 +125,7 @@ def _load_extra(model: MaskedAutoencoder, path: Path) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
-def opened(source: Run | Path | str) -> Run | Path:
+def run_or_weights(source: Run | Path | str) -> Run | Path:
     """A run, or the place of weights that timm or Hugging Face wrote; what is on the hub, hf://USER/NAME, is copied."""
     stored = is_remote(source) and not str(source).startswith("hf://")
     if isinstance(source, Run) or stored or is_run(place := local(source)):
@@ -141,7 +141,7 @@ def load_encoder(source: Run | Path | str, epoch: int | None = None) -> tuple[Co
 
     Weights that timm or Hugging Face wrote will do, a folder or its address, hf://USER/NAME, on the hub.
     """
-    run = opened(source)
+    run = run_or_weights(source)
     if not isinstance(run, Run):
         require(epoch is None, "epoch", "left out for weights, which have one state", epoch)
         start = load_given(run)
