@@ -64,7 +64,7 @@ class DataConfig(Settings):
     max_unreadable: WholeNumber = 10
     """How many unreadable files may be skipped before the run is refused."""
     standardize: Literal["channel", "pixel"] = "channel"
-    """One mean and deviation per channel, or per pixel and channel (as the released code)."""
+    """One mean and standard deviation per channel, or per pixel and channel (as the released code)."""
     keep_on: Literal["auto", "device", "host"] = "auto"
     """Where the images wait; auto: on the device if they fit in half of its free memory, and shards on the disk."""
     cache: Name | None = None
@@ -288,7 +288,7 @@ class TrainConfig(Settings):
     accumulate: Count = 1
     """Take a batch in so many parts and add up their gradients: as much less memory; the plain engine alone."""
     activation_checkpointing: bool = False
-    """Keep only what enters each block and compute the rest again on the way back; the plain engine alone."""
+    """Keep only what enters each block and compute the rest again in the backward pass; the plain engine alone."""
     bf16_gradients: bool = False
     """Send gradients between processes in bfloat16: half as many bytes; the plain engine alone."""
     shard: bool = False

@@ -131,7 +131,7 @@ def require_pooling(pooling: str, encoder: Encoder) -> None:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Products and convolutions of float32 numbers as such, the same every time, even if training allowed TF32."""
+    """Matrix multiplications and convolutions in full float32, the same every time, even if training allowed TF32."""
     with kept_precision(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         torch.set_float32_matmul_precision("highest")
         yield

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Evaluate(OtherData):
     """Score the encoder of a run or given weights with probes, k-NN and fine-tuning, beside what needs no pretraining.
 
-    Weights are scored as they are, in their own size and with their own mean and deviation of pixels. The new folder
-    --out keeps them and their scores as a run of no epochs, which pmae report shows beside others.
+    Weights are scored as they are, in their own size and with their own mean and standard deviation of pixels. The new
+    folder --out keeps them and their scores as a run of no epochs, which pmae report shows beside others.
 
     examples:
       pmae evaluate runs/a

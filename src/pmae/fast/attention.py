@@ -31,7 +31,7 @@ def available(device: torch.device, tokens: int, head_dim: int) -> bool:
 
 
 class Attended(NamedTuple):
-    """Attention over more tokens than the kernels take, by torch's own, as `Stack` needs it: with its way back."""
+    """Attention over more tokens than the kernels take, by torch's own, as `Stack` needs it: with its backward."""
 
     parts: tuple[Tensor, Tensor, Tensor]
     """Queries (B, H, M, D) of each sequence's last M tokens, keys and values (B, H, N, D)."""

@@ -162,23 +162,32 @@ def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
     if borrowed:
         more.append(f"Baselines are those evaluated with {_listed(list(borrowed))}.")
     rivals = [rival for rival in primary(run.scores) if rival.label in RIVALS and _comparable(score, rival)]
-    twins = [s for s in primary(pretrained(run.scores)) if s.label != score.label and _comparable(score, s)]
     missing = [name for name in RIVALS if name not in {rival.label for rival in rivals}]
     kind, headline = _judge(score, rivals, missing)
-    compared = [f"{_compare(score, other, SPOKEN.get(other.label, other.label))}." for other in (*rivals, *twins)]
-    deeper = [s for s in pretrained(run.scores) if s.label == score.label and s.pooling.startswith(LAST)]
-    deeper = [s for s in deeper if s.pooling != score.pooling and _same_task(score, s)]
-    compared += [f"{_compare(score, s, f'the same encoder by its {s.pooling_name} side by side')}." for s in deeper]
     limits = [f"Not compared, because not evaluated in the same way: {_listed(missing)}."] if missing else []
     if score.chance is not None and score.accuracy.low is not None and score.accuracy.low <= score.chance:
         limits.append(f"Always answering the commonest class gets {score.chance:.1f}%: this is not clearly above it.")
+    return Verdict(run.name, kind, headline, [_evidence(score)], _compared(run, score, rivals), [*limits, *more])
+
+
+def _evidence(score: Score) -> str:
     interval = score.accuracy
     known = interval.low is not None and interval.high is not None
     bounds = f" (95% interval {interval.low:.1f} to {interval.high:.1f})" if known else ""
     where = f"{score.images:,} images of the {score.split} split of {score.data}"
     how = f"{PROBES[score.protocol]} on {score.representation}"
-    evidence = f"On {where}, {how} gets {interval.value:.1f}% right{bounds}."
-    return Verdict(run.name, kind, headline, [evidence], compared, [*limits, *more])
+    return f"On {where}, {how} gets {interval.value:.1f}% right{bounds}."
+
+
+def _compared(run: Contents, score: Score, rivals: Sequence[Score]) -> list[str]:
+    """A run's score beside those of its rivals, of its other encoders, and of its own read at several blocks."""
+    ours = pretrained(run.scores)
+    twins = [s for s in primary(ours) if s.label != score.label and _comparable(score, s)]
+    deeper = [s for s in ours if s.label == score.label and s.pooling.startswith(LAST)]
+    deeper = [s for s in deeper if s.pooling != score.pooling and _same_task(score, s)]
+    said = [_compare(score, other, SPOKEN.get(other.label, other.label)) for other in (*rivals, *twins)]
+    said += [_compare(score, s, f"the same encoder by its {s.pooling_name} side by side") for s in deeper]
+    return [f"{words}." for words in said]
 
 
 def main_score(run: Contents, with_classes: bool = False) -> Score | None:

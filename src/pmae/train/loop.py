@@ -77,18 +77,11 @@ def pretrain(
     return begun.run
 
 
-def fit(config: Config, splits: Splits, out: Path, quiet: bool = True) -> None:
-    """Fit statistics and space to the images, in the folder of a run that never begins: others take them from there."""
-    with alone(config, splits, out, quiet):
-        pass
-    environment.release_memory()
-
-
 @contextmanager
 def alone(
     config: Config, splits: Splits, out: Path, quiet: bool, fitted: Path | None = None
 ) -> Iterator["Pretraining"]:
-    """A new run ready for its first step, without the weights and the callbacks that it may begin with."""
+    """A new run ready for its first step, its space fitted, without weights and callbacks that it may begin with."""
     place, plain = (config, splits, out, *_dry_build(config, splits)), replace(config, train__callbacks=())
     with (
         kept_precision(),
