@@ -85,22 +85,25 @@ def fit(
     weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
     temperature = fit_temperature(unseen.astype(np.float64) @ weight.numpy().T + bias.numpy(), val.targets)
     reference = fit_reference(seen, unseen)
+    card = replace(_card(start, data, config, reading), threshold=reference.threshold, temperature=temperature)
+    head = (weight / temperature).float(), (bias / temperature).float()
+    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
+    return Fitted(classifier, {**made.history, "temperature": temperature})
+
+
+def _card(start: Start, data: LabelledData, config: FinetuneConfig, reading: DataConfig | None) -> Card:
+    """What is known of a classifier before it is trained."""
     images, read = data.train.images, reading or DataConfig()
-    card = Card(
+    return Card(
         data.classes,
         data.multi_label,
         config.pooling,
         images.shape,
         images.images.dtype.name,
         asdict(replace(start.config, weights=None)),
-        threshold=reference.threshold,
-        temperature=temperature,
         settings=asdict(config),
         **{name: getattr(read, name) for name in READING},
     )
-    head = (weight / temperature).float(), (bias / temperature).float()
-    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
-    return Fitted(classifier, {**made.history, "temperature": temperature})
 
 
 def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, say: Say) -> Trained:
