@@ -238,12 +238,22 @@ def test_what_a_file_of_ones_own_leaves_open_follows_from_the_data(
         assert settled.encoder.first_patch_size == 8
 
 
-def test_a_setting_that_was_taken_out_is_left_out_unless_the_run_used_it(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text('{"masking": {"whole_view": false, "prefix": "shorter"}}')
-    assert read_config(file) == Config(masking=MaskingConfig(prefix="shorter"))
-    file.write_text('{"masking": {"whole_view": true}}')
-    with pytest.raises(UserError, match=r"masking\.whole_view must be False, as it was taken out again, got True"):
+@pytest.mark.parametrize(
+    ("name", "unused", "used"),
+    [
+        ("masking.whole_view", False, True),
+        ("space.landmark_choice", "random", "kmeans"),
+        ("train.self_check", True, False),
+    ],
+)
+def test_a_setting_that_was_taken_out_is_left_out_unless_the_run_used_it(
+    name: str, unused: object, used: object, tmp_path: Path
+) -> None:
+    file, (section, key) = tmp_path / "config.json", name.split(".")
+    file.write_text(json.dumps({section: {key: unused}, "encoder": {"depth": 3}}))
+    assert read_config(file) == Config(encoder=EncoderConfig(depth=3))
+    file.write_text(json.dumps({section: {key: used}}))
+    with pytest.raises(UserError, match=f"{name} must be {unused}, as it was taken out again, got {used!r}"):
         read_config(file)
 
 

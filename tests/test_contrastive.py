@@ -16,8 +16,8 @@ from pmae.errors import Interrupted, UserError
 from pmae.files import read_tensors
 from pmae.method import build_method
 from pmae.runs import Run
-from pmae.train.checkpoint import load_trained
 from pmae.train.loop import Pretraining, pretrain
+from pmae.train.trained import load_trained
 
 SHAPE = (1, 8, 8)
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -57,13 +57,15 @@ ALLOWED = {
     "feature_files": {"errors"},
     "classify": LEAVES
     | FILES
-    | {"models", "data", "results", "train", "evaluate", "embed", "feature_files", "estimator"},
+    | {"models", "data", "results", "train", "evaluate", "embed", "feature_files"}
+    | {"estimator", "estimator_inputs"},
+    "estimator_inputs": LEAVES | {"data"},
     "doctor": LEAVES | {"derive", "spaces", "models", "data", "method", "train.environment"},
     # The page joins what the rooms below it compute, as the command line does.
     "app": LEAVES
     | FILES
     | {"derive", "masking", "spaces", "models", "data", "method", "evaluate", "classify", "report"}
-    | {"train.checkpoint", "train.monitor"},
+    | {"train.monitor", "train.trained"},
     "component_mask": LEAVES | FILES | {"masking", "spaces", "data", "train"},
 }
 

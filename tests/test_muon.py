@@ -17,7 +17,7 @@ from pmae.errors import UserError
 from pmae.method import build_method
 from pmae.muon import COEFFICIENTS, ITERATIONS, Muon, is_block_matrix, orthogonalized
 from pmae.runs import Run
-from pmae.train.distributed import require_divisible
+from pmae.train.distributed import require_shardable
 from pmae.train.loop import pretrain
 from pmae.train.step import build_optimizer
 
@@ -187,4 +187,4 @@ def test_beside_a_contrastive_loss_it_has_twice_the_rate(tiny: Config) -> None:
 def test_whole_matrices_are_not_divided(tiny: Config) -> None:
     config = resolve(replace(tiny, optim__name="muon", train__shard=True), 128, (3, 16, 16))[0]
     with pytest.raises(UserError, match=r"train.shard must be off where optim.name is muon"):
-        require_divisible(config, 32, build_method(config, (3, 16, 16)), 2)
+        require_shardable(config, build_method(config, (3, 16, 16)), 2)

@@ -115,7 +115,7 @@ def test_scores_are_those_of_scikit_learn_on_the_librarys_features(
     out = str(tmp_path / "runs" / "scored")
     command = ["evaluate", *words, "--data", str(labelled), "--protocols", "knn", "--no-baselines", "--device", "cpu"]
     assert main([*command, "--out", out]) == 0
-    assert "note: mean and deviation of pixels: " in capsys.readouterr().out
+    assert "note: mean and standard deviation of pixels: " in capsys.readouterr().out
     (seen, train), (unseen, test) = ((features(images), labels) for images, labels in (draw(60, 60), draw(30, 30)))
     score = next(score for score in Run(out).evaluations[-1].scores if score.pooling == "mean")
     assert score.label == "weights"

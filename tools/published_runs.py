@@ -12,7 +12,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
-from pmae.report.compare import Difference
+from pmae.report.difference import Difference
 from pmae.results import Score
 from pmae.runs import Run
 from pmae.standing import scores_of

@@ -46,7 +46,8 @@ from pmae.report.published import published, published_accuracy, published_split
 from pmae.report.tables import Table, to_markdown
 from pmae.results import Score
 from pmae.runs import Run
-from pmae.sweep.find import RunIndex, Scoring
+from pmae.sweep.find import RunIndex
+from pmae.sweep.scoring import Scoring
 
 PAGES = (*(ROOT / "results" / f"{name}.md" for name in ("RESULTS", "photographs", "frontier")), ROOT / "README.md")
 FEATURES = {"cls": "[CLS]", "mean": "mean"}

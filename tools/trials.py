@@ -5,8 +5,8 @@ from pathlib import Path
 
 from published_runs import ROOT, gain, interval, line, of_encoder, operations
 
-from pmae.report.compare import difference
 from pmae.report.contents import Contents, load
+from pmae.report.difference import difference
 from pmae.report.style import Drawing, color, legend, marker, panels, styled
 from pmae.results import Score
 from pmae.runs import Run

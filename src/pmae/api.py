@@ -15,7 +15,7 @@ import torch
 
 from pmae.budget import require_minutes
 from pmae.classify.labels import as_splits, read_labelled
-from pmae.config import Config, DataConfig, SpaceConfig, replace, require_config
+from pmae.config import Config, DataConfig, require_config
 from pmae.config_file import to_dict
 from pmae.data.images import Splits, require_finite
 from pmae.data.sets import load
@@ -28,17 +28,18 @@ from pmae.evaluate.duplicates import duplicates, require_apart
 from pmae.evaluate.feature_map import save_feature_map
 from pmae.evaluate.features import complete
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
-from pmae.evaluate.segment import pixels_like, read_masked, segmentation_probe, tokens_of
+from pmae.evaluate.segment import Tokens, pixels_like, read_masked, segmentation_probe, tokens_of
 from pmae.export import export
 from pmae.models import build_encoder
+from pmae.paper.recipes import with_patches
 from pmae.plugins import require_plugins
 from pmae.pretraining import prepare
 from pmae.remote import Mirror, is_remote, mirrored, push_back
 from pmae.report.page import save_figures
-from pmae.results import Duplicates, Evaluation, Segmentation
+from pmae.results import Duplicates, Evaluation, Segmentation, SegmentationScore
 from pmae.runs import Run, require_vacant
 from pmae.standing import primary_pooling, scores_of
-from pmae.train.checkpoint import load_encoder, load_standardize, opened
+from pmae.train.checkpoint import load_encoder, load_standardize, run_or_weights
 from pmae.train.distributed import is_main, local_device, process_group, was_restarted
 from pmae.train.environment import pick_device
 from pmae.train.journal import say
@@ -132,7 +133,7 @@ def evaluate(
     run of no epochs; `encoder` names their timm network where no config.json does. The same call goes on where it was
     interrupted.
     """
-    place = opened(path)
+    place = run_or_weights(path)
     given, reading = _to_score(place, splits, data, encoder)
     splits, protocols = complete(given), protocols or preset("strong")
     for name, part in splits.parts.items():
@@ -235,58 +236,36 @@ def segment(
 
     `path` may also be weights, as for `evaluate`.
     """
-    place, where = opened(path), pick_device(device)
+    place, where = run_or_weights(path), pick_device(device)
     splits, reading = _to_score(place, splits, data, encoder)
     with run_to_score(place, splits, reading, out, encoder, where, str(path)) as (run, _):
-        _segment(run, masks, splits, reading, baselines, where, say)
+        seed, standardize = run.config.train.seed, load_standardize(run).to(where)
+        found, scores = read_masked(splits, masks, seed, reading), dict[str, SegmentationScore]()
+        counts = {"train": len(found.train.images), "test": len(found.test.images)}
+        for note in (f"images with masks: {counts['train']:,} to fit on, {counts['test']:,} to score", *found.notes):
+            say(note)
+        for name, tokens in _tokens(run, baselines, where).items():
+            scores[name] = segmentation_probe(tokens, standardize, found)
+            say(f"  {name:<16} mIoU {scores[name].in_words()}")
+        told = Segmentation(splits.name, counts, found.values, scores, found.notes)
+        run.add_results(segmentation=dataclasses.asdict(told))
+        push_back(run.path)
     return run
 
 
-def _segment(
-    run: Run,
-    masks: Path | str,
-    splits: Splits,
-    reading: DataConfig,
-    baselines: bool,
-    where: torch.device,
-    say: Callable[[str], None],
-) -> None:
-    config, encoder, standardize = load_encoder(run)
-    standardize = standardize.to(where)
-    data = read_masked(splits, masks, config.train.seed, reading)
+def _tokens(run: Run, baselines: bool, where: torch.device) -> dict[str, Tokens]:
+    """The patch tokens of a run's encoder and of what it must beat, by name."""
+    config, encoder, _ = load_encoder(run)
     epoch = int(run.checkpoint().name.split("_")[1])
-    tokens = {f"{run.method} epoch {epoch}" if epoch else run.method: tokens_of(encoder.to(where))}
-    if baselines:
-        untrained = random_weights(lambda: build_encoder(config.encoder, encoder.shape), config.train.seed)
-        tokens |= {"random weights": tokens_of(untrained.to(where).eval()), "raw pixels": pixels_like(encoder)}
-    counts = {"train": len(data.train.images), "test": len(data.test.images)}
-    for note in (f"images with masks: {counts['train']:,} to fit on, {counts['test']:,} to score", *data.notes):
-        say(note)
-    scores = {}
-    for name, own in tokens.items():
-        found = segmentation_probe(own, standardize, data)
-        say(f"  {name:<16} mIoU {found.in_words()}")
-        scores[name] = found
-    told = Segmentation(splits.name, counts, data.values, scores, data.notes)
-    run.add_results(segmentation=dataclasses.asdict(told))
-    push_back(run.path)
+    own = {f"{run.method} epoch {epoch}" if epoch else run.method: tokens_of(encoder.to(where))}
+    if not baselines:
+        return own
+    untrained = random_weights(lambda: build_encoder(config.encoder, encoder.shape), config.train.seed)
+    return own | {"random weights": tokens_of(untrained.to(where).eval()), "raw pixels": pixels_like(encoder)}
 
 
 def pretrain_twin(path: Run | Path | str, splits: Splits | None = None) -> Run:
     """The MAE twin of a run, in the folder beside it; found again if it was finished, continued if it was not."""
     run = Run(path)
     out = run.path.with_name(f"{run.path.name}-mae")
-    return pretrain(mae_twin(run.config), splits, out, resume=(out / "config.json").exists())
-
-
-def mae_twin(config: Config) -> Config:
-    """The same budget, model and data, with patches hidden instead of components."""
-    pixels = {f"space__{key}": value for key, value in dataclasses.asdict(SpaceConfig("pixels")).items()}
-    return replace(
-        config,
-        **pixels,
-        masking__masked_variance=None,
-        masking__masked_patches=0.75,
-        objective__target="patches",
-        objective__scale="mean",
-    )
+    return pretrain(with_patches(run.config), splits, out, resume=(out / "config.json").exists())

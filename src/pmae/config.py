@@ -64,7 +64,7 @@ class DataConfig(Settings):
     max_unreadable: WholeNumber = 10
     """How many unreadable files may be skipped before the run is refused."""
     standardize: Literal["channel", "pixel"] = "channel"
-    """One mean and deviation per channel, or per pixel and channel (as the released code)."""
+    """One mean and standard deviation per channel, or per pixel and channel (as the released code)."""
     keep_on: Literal["auto", "device", "host"] = "auto"
     """Where the images wait; auto: on the device if they fit in half of its free memory, and shards on the disk."""
     cache: Name | None = None
@@ -112,8 +112,6 @@ class SpaceConfig(Settings):
     """For kernel_pca and diffusion: of the kernel exp(-gamma |x - y|^2); 1 / median |x - y|^2 if not given."""
     landmarks: Count | None = None
     """For kernel_pca and diffusion: images that carry the kernel; 2,048, or all where there are fewer, if not given."""
-    landmark_choice: Literal["random", "kmeans++"] = "random"
-    """For kernel_pca and diffusion: landmarks are drawn evenly, or far from each other."""
     keep_rest: bool = True
     """For kernel_pca and diffusion: keep the part of an image visible that the coefficients cannot express."""
     patch: Count | None = None
@@ -287,12 +285,10 @@ class TrainConfig(Settings):
     compiler before that, a tenth faster after half a minute; auto: on CUDA compiled for long runs, else graph."""
     kernels: Kernels = "all"
     """Of `pmae.fast`: all, the attention kernels alone, or none (timm's own code); the variable PMAE_KERNELS wins."""
-    self_check: bool = True
-    """On a GPU, the first batch also passes the plain path; a loss that differs by more than rounding stops the run."""
     accumulate: Count = 1
     """Take a batch in so many parts and add up their gradients: as much less memory; the plain engine alone."""
     activation_checkpointing: bool = False
-    """Keep only what enters each block and compute the rest again on the way back; the plain engine alone."""
+    """Keep only what enters each block and compute the rest again in the backward pass; the plain engine alone."""
     bf16_gradients: bool = False
     """Send gradients between processes in bfloat16: half as many bytes; the plain engine alone."""
     shard: bool = False

@@ -22,7 +22,7 @@ USUAL = {"augment.extra": (), "objective.local_views": 0, "encoder.first_patch_s
 """What some settings are derived to be unless a GPU and the images call for something else."""
 SETTLED = ("optim.base_lr", "train.epochs", "train.batch_size", "train.checkpoint_every", "train.log_every")
 """What the config.json of every run has, of whatever version, and hardly a file that somebody wrote."""
-RETIRED = {"masking.whole_view": False}
+RETIRED = {"masking.whole_view": False, "space.landmark_choice": "random", "train.self_check": True}
 """Settings that were taken out again, and what they are in runs that did not use them."""
 
 

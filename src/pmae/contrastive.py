@@ -185,8 +185,3 @@ class Contrastive:
         keep = draw_windows(self.local_views * len(x), net.patch_embed.grid_size, x.device)
         _, tokens = self.encoder(x, keep)
         return tokens.mean(1).chunk(self.local_views)
-
-
-def build_contrastive(config: ObjectiveConfig, encoder: Encoder) -> Contrastive | None:
-    """The loss for an encoder's features, where the settings give it a weight."""
-    return Contrastive(config, encoder) if config.contrastive_weight else None

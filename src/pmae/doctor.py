@@ -26,12 +26,13 @@ from pmae.system import available_bytes, end_family
 
 if TYPE_CHECKING:  # torch is slow to import, and the first lines need none
     from pmae.config import Config
+    from pmae.data.images import Splits
     from pmae.method import MaskedAutoencoder
 
 KEPT_ON_CPU, COPIES_ON_CPU = 1.3, 11
-"""What a step on a CPU holds: so many times what the networks keep for the way back, as gradients come to it, and so
-many times the image's own numbers (crops, components, masks, errors, their gradients); as measured for sides of 32 to
-224, within a sixth."""
+"""What a step on a CPU holds: so many times what the networks keep for the backward pass, as gradients come to it, and
+so many times the image's own numbers (crops, components, masks, errors, their gradients); as measured for sides of 32
+to 224, within a sixth."""
 
 
 class Finding(NamedTuple):
@@ -153,7 +154,6 @@ def check_compiler() -> Iterator[Finding]:
 
 def check_data(source: str, root: str, encoder: str = "vit_tiny", resize: str | None = None) -> Iterator[Finding]:
     """What training an encoder with the default settings takes, against memory, the device and the disk."""
-    import numpy as np
     import torch
 
     from pmae.config import Config, DataConfig, replace
@@ -168,15 +168,8 @@ def check_data(source: str, root: str, encoder: str = "vit_tiny", resize: str | 
     words = f"{splits.name}: {len(train):,} training images of {height}x{width}, {channels} channels"
     for told in (f"{words}, {train.images.dtype}", *splits.notes):
         yield Finding("ok", "data", told)
-    whole = sum(part.images.nbytes for part in splits.parts.values())
-    if not isinstance(train.images, np.ndarray) or isinstance(train.images, np.memmap):
-        yield Finding("ok", "set", f"{decimal(whole)}, read from disk as it is needed")
-    else:
-        yield _fits("set", whole, available_bytes(), "memory", "save it as one .npy file, which is read from disk")
     memory = torch.cuda.mem_get_info()[0] if gpu else available_bytes()
-    if gpu and whole > memory // 2:
-        words = "more than half of the GPU, so images wait on the host, which is slower"
-        yield Finding("warning", "set", words, "use smaller images (--data.resize)")
+    yield from _check_set(splits, memory, gpu)
     seen = (train.shape, train.vectors, gpu, train.images.dtype.name)
     config, _ = resolve(replace(Config(), encoder__name=encoder), len(train), *seen)
     if plan := plan_crops(train, config, torch.device("cuda" if gpu else "cpu")):
@@ -186,6 +179,21 @@ def check_data(source: str, root: str, encoder: str = "vit_tiny", resize: str | 
     basis, advice = sum(4 * b.numel() for b in space.buffers()), "use smaller images (--data.resize) or another --space"
     yield _fits(f"{config.space.name} fit", space.fit_cost(len(train)).bytes, memory, "memory", advice)
     yield from _check_training(config, train.shape, memory, basis, gpu)
+
+
+def _check_set(splits: "Splits", memory: int, gpu: bool) -> Iterator[Finding]:
+    """Whether the images fit where they are to wait."""
+    import numpy as np
+
+    images = splits.train.images
+    whole = sum(part.images.nbytes for part in splits.parts.values())
+    if not isinstance(images, np.ndarray) or isinstance(images, np.memmap):
+        yield Finding("ok", "set", f"{decimal(whole)}, read from disk as it is needed")
+    else:
+        yield _fits("set", whole, available_bytes(), "memory", "save it as one .npy file, which is read from disk")
+    if gpu and whole > memory // 2:
+        words = "more than half of the GPU, so images wait on the host, which is slower"
+        yield Finding("warning", "set", words, "use smaller images (--data.resize)")
 
 
 def _check_training(
@@ -230,7 +238,7 @@ def view_bytes(model: "MaskedAutoencoder", shape: tuple[int, int, int], gpu: boo
 def saved_bytes(
     model: "MaskedAutoencoder", shape: tuple[int, int, int], images: int, local: Callable[[Any], object] | None = None
 ) -> int:
-    """What a forward pass of so many images keeps for the way back, beside the weights; it is run, on the CPU."""
+    """What a forward pass of so many images keeps for the backward pass, beside the weights; it is run, on the CPU."""
     import torch
 
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}

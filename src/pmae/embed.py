@@ -15,6 +15,7 @@ from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import read_ahead, to_device
 from pmae.data.images import ImageSet, as_tensor, require_finite, require_like
+from pmae.data.ondemand import OnDemand
 from pmae.data.sets import converts, read_chunks
 from pmae.errors import UserError, require, require_known
 from pmae.evaluate.features import LastBlocks, evaluating
@@ -23,7 +24,7 @@ from pmae.files import disk_errors, write_whole
 from pmae.models import Encoder
 from pmae.results import LAST
 from pmae.runs import Run
-from pmae.train.checkpoint import load_encoder, opened
+from pmae.train.checkpoint import load_encoder, run_or_weights
 from pmae.train.distributed import World, local_device, lost_process_errors, process_group
 from pmae.train.environment import kept_precision, pick_device
 from pmae.train.given import load_given
@@ -62,11 +63,11 @@ class Embedder:
         self.names = feature_names(encoder, pooling)
         self.last = LastBlocks(self.encoder, BLOCKS) if pooling == LAST_BLOCKS else None
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """The features of all images, in order."""
-        if self.device.type != "cuda":
-            return np.concatenate([part.cpu().numpy() for part in self._parts(images)])
+    def __call__(self, images: np.ndarray | OnDemand) -> np.ndarray:
+        """The features of all images, in order; of those on the disk a batch is read at a time."""
         parts = (images[start : start + self.batch_size] for start in range(0, len(images), self.batch_size))
+        if self.device.type != "cuda":
+            return np.concatenate([found.cpu().numpy() for part in parts for found in self._parts(part)])
         return np.concatenate([features() for features in read_ahead(self._begin, parts, 1)])
 
     def ahead(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, np.ndarray]]:
@@ -130,7 +131,7 @@ def require_pooling(pooling: str, encoder: Encoder) -> None:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Products and convolutions of float32 numbers as such, the same every time, even if training allowed TF32."""
+    """Matrix multiplications and convolutions in full float32, the same every time, even if training allowed TF32."""
     with kept_precision(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         torch.set_float32_matmul_precision("highest")
         yield
@@ -155,7 +156,7 @@ def embed(
     Beside the features stand `name`, `split`, `label` (a number) and `class`, each where the source has it. Processes
     that `torchrun` started take the batches in turn, and the first one writes.
     """
-    run, out, where = opened(run), Path(out).expanduser(), local_device(pick_device(device))
+    run, out, where = run_or_weights(run), Path(out).expanduser(), local_device(pick_device(device))
     write = writer_for(out, flat=pooling != "patches")
     reading = data if isinstance(data, DataConfig) else reading_for(run, str(data), encoder)
     own = trained_on(run, encoder)

@@ -39,7 +39,7 @@ def require(holds: bool, parameter: str, rule: str, value: object) -> None:
 
 def first_line(error: Exception) -> str:
     """What an error says, or its kind where it says nothing."""
-    return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+    return next(iter(str(error).strip().splitlines()), "")[:200] or type(error).__name__
 
 
 @contextmanager

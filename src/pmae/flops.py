@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -42,41 +42,71 @@ def flops_per_image(config: Config, shape: tuple[int, int, int], whole: bool = F
     of everything, with its heads or the forward pass of its teacher; the batch's similarities are left out, as they
     grow with it. Crops, norms, activations, masks and the optimizer are not counted: they are costs, not work.
     """
-    channels, height, width = shape
-    patch = config.encoder.patch_size
+    sizes = _sizes(config, shape)
+    one = _reconstruction(config, sizes, whole) + projection_flops(config, shape)
+    return 2 * (one + _contrastive(config, sizes)) if config.objective.contrastive_weight else one
+
+
+class _Sizes(NamedTuple):
+    """The numbers that the closed form is made of."""
+
+    grid: tuple[int, int]
+    patch_numbers: int
+    tokens: int
+    width: int
+    depth: int
+    decoder_width: int
+    decoder_depth: int
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def embedding(self) -> int:
+        """Patches to tokens, forward."""
+        return 2 * self.patches * self.patch_numbers * self.width
+
+
+def _sizes(config: Config, shape: tuple[int, int, int]) -> _Sizes:
+    (channels, height, width), patch = shape, config.encoder.patch_size
     if patch is None or not is_vit_name(config.encoder.name) or config.space.name not in COUNTED:
         counted = ", ".join(COUNTED)
         raise UserError(f"operations are counted for a resolved configuration with a plain ViT and space {counted}")
     rows, columns = patch_sides(patch, height)
-    patches, numbers = (height // rows) * (width // columns), rows * columns * channels
-    is_mae = config.method == "mae"
-    tokens = 1 + (visible_patches(patches, nominal_ratio(config.masking)) if is_mae else patches)
-    wide, deep = _encoder_sides(config.encoder, shape)
-    decoder_wide, decoder_deep = (
-        getattr(config.decoder, key) or SIZES[config.decoder.name or "released"][key] for key in ("width", "depth")
-    )
-    linear = 2 * 2 * patches * numbers * wide + 3 * 2 * tokens * wide * decoder_wide
-    linear += 3 * 2 * patches * decoder_wide * numbers
-    blocks = deep * _block(tokens, wide) + decoder_deep * _block(patches + 1, decoder_wide)
+    grid, named = (height // rows, width // columns), SIZES[config.decoder.name or "released"]
+    tokens = 1 + grid[0] * grid[1]
+    if config.method == "mae":
+        tokens = 1 + visible_patches(grid[0] * grid[1], nominal_ratio(config.masking))
+    decoder = (getattr(config.decoder, key) or named[key] for key in ("width", "depth"))
+    return _Sizes(grid, rows * columns * channels, tokens, *_encoder_sides(config.encoder, shape), *decoder)
+
+
+def _reconstruction(config: Config, n: _Sizes, whole: bool) -> int:
+    """Encoder and decoder, of one view."""
+    encoder = 2 * n.embedding + 3 * n.depth * _block(n.tokens, n.width)
     if not config.objective.reconstruction_weight:  # nothing is decoded
-        linear, blocks = 2 * 2 * patches * numbers * wide, deep * _block(tokens, wide)
-    elif is_mae and not whole:
-        linear -= 3 * 2 * (tokens - 1) * decoder_wide * numbers
-        blocks -= 16 * tokens * decoder_wide**2
-    one = linear + 3 * blocks + projection_flops(config, shape)
-    if not config.objective.contrastive_weight:
-        return one
-    embedded = 2 * patches * numbers * wide
+        return encoder
+    linear = 2 * n.tokens * n.width * n.decoder_width + 2 * n.patches * n.decoder_width * n.patch_numbers
+    blocks = n.decoder_depth * _block(n.patches + 1, n.decoder_width)
+    if config.method == "mae" and not whole:
+        linear -= 2 * (n.tokens - 1) * n.decoder_width * n.patch_numbers
+        blocks -= 16 * n.tokens * n.decoder_width**2
+    return encoder + 3 * (linear + blocks)
+
+
+def _contrastive(config: Config, n: _Sizes) -> int:
+    """What a contrastive loss adds to each of two views."""
     if config.objective.contrastive == "nt_xent":
-        window = max(1, height // rows // 2) * max(1, width // columns // 2)
-        local, heads = config.objective.local_views or 0, 3 * 2 * (wide * HIDDEN + HIDDEN * OUT)
-        windows = local * 3 * deep * _block(window + 1, wide) + bool(local) * 2 * embedded
-        return 2 * (one + windows + (1 + local) * heads)
+        window = max(1, n.grid[0] // 2) * max(1, n.grid[1] // 2)
+        local, head = config.objective.local_views or 0, 3 * 2 * (n.width * HIDDEN + HIDDEN * OUT)
+        windows = local * 3 * n.depth * _block(window + 1, n.width) + bool(local) * 2 * n.embedding
+        return windows + (1 + local) * head
     name, _ = parse(config.objective.contrastive, "objective.contrastive")
     if name != "data2vec":
         raise UserError(f"operations are counted for objective.contrastive nt_xent and data2vec, got {name!r}")
-    teacher, predictor = embedded + deep * _block(patches + 1, wide), 3 * 2 * 2 * patches * wide**2
-    return 2 * (one + teacher + predictor)
+    teacher = n.embedding + n.depth * _block(n.patches + 1, n.width)
+    return teacher + 3 * 2 * 2 * n.patches * n.width**2
 
 
 @functools.cache  # one of timm takes a tenth of a second to build, and tables count the same one for many runs

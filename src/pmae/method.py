@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from pmae import masking, objectives
 from pmae.config import Config
-from pmae.contrastive import build_contrastive
+from pmae.contrastive import Contrastive
 from pmae.errors import UserError
 from pmae.models import Decoder, Encoder, build_encoder, patchify, require_vit, unpatchify
 from pmae.spaces import Space, build_space
@@ -39,7 +39,7 @@ class MaskedAutoencoder(nn.Module):
         self.patch, self.patches = self.decoder.patch, math.prod(self.decoder.grid)
         self.register_buffer("ratio", torch.tensor(masking.nominal_ratio(config.masking)), persistent=False)
         self.objective = objectives.build_loss(config.objective)
-        self.contrastive = build_contrastive(config.objective, encoder)
+        self.contrastive = Contrastive(config.objective, encoder) if config.objective.contrastive_weight else None
         if self.contrastive:
             self.decoder.projector = self.contrastive.module  # saved with the decoder, and thrown away with it
 

@@ -25,7 +25,7 @@ from pmae.models.weights import require_weights
 from pmae.runs import Run, learned_on
 from pmae.train import loop
 from pmae.train.distributed import is_main
-from pmae.train.environment import pick_device
+from pmae.train.environment import pick_device, release_memory
 from pmae.train.journal import say
 
 
@@ -52,7 +52,9 @@ class Prepared:
 
         A new folder keeps what is fitted to the images, for the trial and for the run.
         """
-        loop.fit(self.config, self.splits, folder, quiet)
+        with loop.alone(self.config, self.splits, folder, quiet):
+            pass  # what is fitted is in the folder now
+        release_memory()
         fitted = dataclasses.replace(self, fitted=folder)
         found = settings_within(minutes, began, self.given, self.config, fitted.train)
         chosen = {name.replace(".", "__"): value for name, (value, _) in found.items()}

@@ -30,6 +30,8 @@ CLASSIFIER = "classifier.json"
 """What tells the folder of a classifier, as config.json does that of a run."""
 FIRST = "first"
 """The folder of a run's first stage, a run of its own (`pmae.train.stages`)."""
+PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.0)}
+"""The shares of cumulated variance between which samples.safetensors cuts the spectrum."""
 SHAPE = Rule("channels, height and width of an image", lambda shape: len(shape) == 3 and math.prod(shape) <= 2**28)
 
 

@@ -108,13 +108,7 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
             require(rule.holds(value), name, rule.words, value)
         return value
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in inner:
-            return None
-        *others, last = [kind for kind in inner if kind is not type(None)]
-        for kind in others:
-            with contextlib.suppress(UserTypeError):
-                return coerced(value, kind, name)
-        return coerced(value, last, name)
+        return None if value is None and type(None) in inner else _one_of(value, inner, name)
     if origin is Literal:
         value = _plain(value)
         if not any(type(value) is type(choice) and value == choice for choice in inner):
@@ -127,6 +121,15 @@ def coerced(value: Any, hint: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint) and not issubclass(hint, Settings):  # type: ignore[arg-type]
         return _dataclass(value, hint, name)
     return _scalar(value, hint, name)
+
+
+def _one_of(value: Any, kinds: Iterable[Any], name: str) -> Any:
+    """As the first of several types that takes it; what is wrong with it is said by the last."""
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
+        with contextlib.suppress(UserTypeError):
+            return coerced(value, kind, name)
+    return coerced(value, last, name)
 
 
 def _is_usual(value: Any) -> bool:

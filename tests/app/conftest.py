@@ -14,7 +14,7 @@ from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.method import build_method
 from pmae.runs import Run
-from pmae.train.checkpoint import TrainedModel, write_trained
+from pmae.train.trained import TrainedModel, write_trained
 
 SHAPE = (3, 8, 12)
 

@@ -88,7 +88,7 @@ def test_bands_and_basis_are_those_of_scikit_learn(material: Material, splits: S
     reference = Reference().fit(rows)
     before = np.concatenate([[0.0], reference.explained_variance_ratio_.cumsum()[:-1]])
     top = np.flatnonzero(before < 0.5)
-    band = panels.band(material.space("pca"), x, 0.0, 0.5)
+    band = panels.take_apart(material.space("pca"), x, material.space("pca").band(0.0, 0.5))
     np.testing.assert_array_equal(np.flatnonzero(band.units.numpy()), top)
     axes, centred = reference.components_[top], x.flatten().double().numpy() - reference.mean_
     np.testing.assert_allclose(band.inside.flatten(), axes.T @ (axes @ centred), atol=2e-3)
@@ -102,7 +102,7 @@ def test_bands_and_basis_are_those_of_scikit_learn(material: Material, splits: S
 
 def test_three_bands_are_the_whole_image(material: Material) -> None:
     space, x = material.space("wavelet"), material.standardized(material.picked.images[4])
-    bands = [panels.band(space, x, *edges) for edges in ((0.0, 0.8), (0.8, 0.95), (0.95, 1.0))]
+    bands = [panels.take_apart(space, x, space.band(*edges)) for edges in ((0.0, 0.8), (0.8, 0.95), (0.95, 1.0))]
     mean = space.reconstruct(torch.zeros(1, len(space.variance)))
     torch.testing.assert_close(mean + sum(band.inside for band in bands), x, atol=1e-4, rtol=1e-4)
     assert torch.equal(sum(band.units.int() for band in bands), torch.ones(space.mask_group_count, dtype=torch.int32))

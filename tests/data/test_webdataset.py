@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pmae.config import DataConfig
-from pmae.data import files
 from pmae.data.batches import Batches, fit_standardize
-from pmae.data.files import braces, shard_files
 from pmae.data.images import ImageSet
 from pmae.data.ondemand import OnDemand
 from pmae.data.sets import converts, load, load_settled, read_chunks
+from pmae.data.shards import braces, shard_files
 from pmae.data.webdataset import Member, members
 from pmae.errors import UserError
 
@@ -399,7 +398,7 @@ def test_a_pattern_of_too_many_files_is_refused_at_once(tmp_path: Path, pattern:
 
 
 def test_a_pattern_that_names_one_file_too_often_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_SHARDS", 1000)
+    monkeypatch.setattr("pmae.data.shards.MOST_SHARDS", 1000)
     write(tmp_path / "a.tar", range(2))
     with pytest.raises(UserError, match="at most 1,000 shards"):
         source(f"{tmp_path}/a{'{,}' * 40}.tar")

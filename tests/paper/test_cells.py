@@ -12,7 +12,7 @@ from pmae.cli import main
 from pmae.paper.runner import reproduce
 from pmae.paper.tables import ITEMS, Item, Row, RunChoices, spec_of, specs_of
 from pmae.runs import Run
-from pmae.sweep.find import Scoring
+from pmae.sweep.scoring import Scoring
 
 RESULTS = Path(__file__).parents[2] / "results" / "runs"
 Store = Callable[..., Run]

@@ -7,7 +7,7 @@ from pmae.config import replace
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
 from pmae.paper.tables import DATASETS, ITEMS, RunChoices, cost_of
-from pmae.sweep.find import Scoring
+from pmae.sweep.scoring import Scoring
 
 
 def test_what_the_main_table_costs() -> None:

@@ -16,7 +16,8 @@ from pmae.paper.runner import reproduce
 from pmae.paper.tables import DATASETS, ITEMS, Item, Row, RunChoices, spec_of, specs_of
 from pmae.runs import Run
 from pmae.standing import scores_of
-from pmae.sweep.find import Scoring, finished
+from pmae.sweep.find import finished
+from pmae.sweep.scoring import Scoring
 
 Store = Callable[..., Run]
 KINDS = (("oracle", "0.3"), ("random", "random"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from pmae.report.compare import difference
+from pmae.report.difference import difference
 from pmae.results import Interval, Score
 
 

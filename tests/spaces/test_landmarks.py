@@ -18,7 +18,7 @@ from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import PrincipalMAE, build_method
 from pmae.spaces import Space, build_space
-from pmae.spaces.kernel_pca import choose_landmarks
+from pmae.spaces.moments import sample
 from pmae.train.monitor import visualize
 
 NAMES = ["diffusion", "kernel_pca"]
@@ -37,10 +37,9 @@ def fitted(name: str, x: torch.Tensor, **settings: object) -> Space:
     return space
 
 
-@pytest.mark.parametrize("choice", ["random", "kmeans++"])
-def test_landmarks_are_different_images_however_they_are_batched(choice: str) -> None:
+def test_landmarks_are_different_images_however_they_are_batched() -> None:
     x = images(500).flatten(1)
-    chosen = [choose_landmarks(x.split(size), 40, choice) for size in (1, 7, 64, 500)]
+    chosen = [sample(x.split(size), 40) for size in (1, 7, 64, 500)]
     assert all(torch.equal(part, chosen[0]) for part in chosen)
     matches = (chosen[0][:, None] == x).all(2)
     assert matches.sum(1).tolist() == [1] * 40
@@ -49,26 +48,14 @@ def test_landmarks_are_different_images_however_they_are_batched(choice: str) ->
 
 def test_random_landmarks_come_evenly_from_the_whole_set() -> None:
     numbers = torch.arange(4000.0)[:, None]
-    chosen = choose_landmarks(numbers.split(100), 1000, "random")[:, 0]
+    chosen = sample(numbers.split(100), 1000)[:, 0]
     quarters = torch.histc(chosen, 4, 0, 4000)
     assert float((quarters - 250).abs().max()) < 60
 
 
-def test_landmarks_by_distance_find_every_cluster() -> None:
-    rng = np.random.default_rng(0)
-    sizes = [400, 20, 20, 20, 20, 20]
-    which = rng.permutation(np.repeat(np.arange(6), sizes))
-    x = torch.from_numpy(np.eye(6)[which] * 10 + rng.normal(size=(500, 6)) * 0.01)
-    # The pool is four times the landmarks, so every image is in it.
-    chosen = choose_landmarks(x.split(100), 125, "kmeans++")
-    assert sorted(set(chosen[:6].argmax(1).tolist())) == [0, 1, 2, 3, 4, 5]
-    assert set(choose_landmarks(x.split(100), 6, "random").argmax(1).tolist()) < {0, 1, 2, 3, 4, 5}
-
-
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("choice", ["random", "kmeans++"])
-def test_streamed_fit_equals_full_fit_with_fewer_landmarks_than_images(name: str, choice: str) -> None:
-    x, settings = images(300), SpaceConfig(name, landmarks=30, landmark_choice=choice)
+def test_streamed_fit_equals_full_fit_with_fewer_landmarks_than_images(name: str) -> None:
+    x, settings = images(300), SpaceConfig(name, landmarks=30)
     streamed, whole = build_space(settings, SHAPE), build_space(settings, SHAPE)
     streamed.fit(x.split(64))
     whole.fit([x])

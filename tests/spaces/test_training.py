@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 from pmae import api
 from pmae.config import Config, SpaceConfig, replace
 from pmae.data.images import ImageSet, Splits
+from pmae.paper.recipes import with_patches
 from pmae.report import contents, samples
 from pmae.runs import Run
 from pmae.train.loop import Pretraining
@@ -100,4 +101,4 @@ def _weights(run: Run) -> dict[str, np.ndarray]:
 
 
 def test_the_mae_twin_of_a_grouped_run_is_plain_mae(tiny: Config) -> None:
-    assert api.mae_twin(with_space(tiny, GROUPED)).space == SpaceConfig("pixels")
+    assert with_patches(with_space(tiny, GROUPED)).space == SpaceConfig("pixels")

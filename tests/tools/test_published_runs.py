@@ -21,8 +21,8 @@ from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
 from pmae.files import write_json
 from pmae.flops import flops_per_image
-from pmae.report.compare import difference
 from pmae.report.contents import load
+from pmae.report.difference import difference
 from pmae.results import Interval
 from pmae.runs import Run
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from pmae.api import mae_twin
 from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, TrainConfig, replace
 from pmae.data import batches
 from pmae.data.images import Splits
 from pmae.data.sets import load
 from pmae.derive import resolve
+from pmae.paper.recipes import with_patches
 from pmae.train import monitor
 from pmae.train.loop import Pretraining, pretrain
 
@@ -46,7 +46,7 @@ def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
     """Patches of pixels, whose fit needs the statistics alone: they pass over all images, and so does training."""
     # A pass takes 2**24 numbers at a time and the monitor 256 images: scaled down as the set is.
     batches.NUMBERS, monitor.MOST_IMAGES = 2**18, 16
-    config = mae_twin(config_for(shards, encoder__patch_size=64, train__batch_size=16, train__epochs=1))
+    config = with_patches(config_for(shards, encoder__patch_size=64, train__batch_size=16, train__epochs=1))
     small = load(config.data).train.take(torch.arange(8).numpy()).loaded()
     pretrain(
         resolve(replace(config, train__batch_size=4), 8, small.shape)[0],

@@ -137,7 +137,7 @@ def test_a_rehearsal_takes_a_step_without_the_compiler() -> None:
         built.append(kind)
         return Plain(model, standardize, config, build_optimizer(model, config.optim, on_graph=False))
 
-    engine = FastEngine(build, Compiled, asked=False, check=False)
+    engine = FastEngine(build, Compiled, asked=False)
     engine.rehearse(Inputs(torch.randn(2, 3, 16, 16), None, model.draw(2, 0.2, torch.Generator()), lr=1e-3))
     assert built == [Compiled, Graph]
     assert engine.tally.steps == 1

@@ -36,14 +36,10 @@ class Explained:
         self.classifier, self.shape = classifier, classifier.card.shape
         self.dtype = np.dtype(classifier.card.dtype)
         self.labelled = labelled.take(spread(len(labelled.targets), BANK)) if labelled else None
-        images = np.zeros((1, *self.shape)) if self.labelled is None else self.labelled.images.images[: 2 * NEIGHBOURS]
-        self.view = view_of(np.asarray(images, np.float64), self.dtype.name)
-        self.bank = None if self.labelled is None else self._features(np.asarray(self.labelled.images.images))
-
-    def _features(self, images: np.ndarray) -> Tensor:
-        size = self.classifier.embedder.batch_size
-        parts = [self.classifier.embedder(images[i : i + size]) for i in range(0, len(images), size)]
-        return torch.from_numpy(np.concatenate(parts))
+        images = None if self.labelled is None else self.labelled.images.images
+        shown = np.zeros((1, *self.shape)) if images is None else images[: 2 * NEIGHBOURS]
+        self.view = view_of(np.asarray(shown, np.float64), self.dtype.name)
+        self.bank = None if images is None else torch.from_numpy(classifier.embedder(images))
 
     def read(self, path: Path) -> np.ndarray:
         """A dropped file as `pmae predict` would read it; one of another size or depth is converted."""
@@ -121,7 +117,7 @@ def neighbours(material: Explained, image: np.ndarray) -> str:
     """The labelled images whose features are most like the image's, with their labels."""
     if material.labelled is None or material.bank is None:
         return words("Give the labelled images with --data to see the nearest of them.")
-    query = material._features(image[None])
+    query = torch.from_numpy(material.classifier.embedder(image[None]))
     places = nearest(material.bank, query, min(NEIGHBOURS, len(material.bank)))[0]
     like = torch.cosine_similarity(material.bank[places], query).tolist()
     targets = material.labelled.targets[places.numpy()]

@@ -15,8 +15,8 @@ import numpy as np
 from pmae.app import panels
 from pmae.app.material import LARGEST_FILE, Material, read_upload
 from pmae.errors import UserError, optional, require
-from pmae.report.samples import PARTS
 from pmae.report.watch import HOSTS, LOOPBACK
+from pmae.runs import PARTS
 
 FONTS = ["system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif"]
 MONO = ["ui-monospace", "Menlo", "Consolas", "monospace"]

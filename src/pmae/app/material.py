@@ -22,7 +22,7 @@ from pmae.evaluate.probes import nearest
 from pmae.report.pictures import view_of
 from pmae.runs import Run
 from pmae.spaces import Pixels, Space, build_space
-from pmae.train.checkpoint import load_trained
+from pmae.train.trained import load_trained
 
 CPU = torch.device("cpu")
 LABELS = {

@@ -72,12 +72,6 @@ def predict(model: MaskedAutoencoder, x: Tensor, draw: Draw) -> tuple[Parts, Ten
     return Parts(units[0], shown.target, shown.visible), shown.prediction, r2
 
 
-def band(space: Space, x: Tensor, low: float, high: float) -> Parts:
-    """The units that begin between two shares of the cumulated variance, largest first; up to 1 means all the rest."""
-    before = space.share_before
-    return take_apart(space, x, (before >= low) & ((before < high) | (high >= 1)))
-
-
 @torch.no_grad()
 def basis_images(space: Space, units: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Ranks in the spectrum (0 is the largest) of some units, from first to last, and their images about the mean."""
@@ -148,7 +142,7 @@ def walk(material: Material, image: np.ndarray, name: str, low: float, high: flo
     if low >= high:
         raise UserError(f"from must be below to ({high:.1%} of the variance), got {low:.1%}")
     space, x = material.space(name), material.standardized(image)
-    found = band(space, x, low, high)
+    found = take_apart(space, x, space.band(low, high))
     if not found.units.any():
         return words(f"None of the {things_of(space)} begins between {low:.1%} and {high:.1%} of the variance.")
     # With the largest units a band is an image about the mean image, without them a difference.

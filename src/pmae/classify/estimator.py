@@ -20,7 +20,8 @@ from pmae.data.arrays import Layout
 from pmae.data.images import ImageSet
 from pmae.embed import require_pooling
 from pmae.errors import UserError, require
-from pmae.estimator import PMAE, is_flat, read_images
+from pmae.estimator import PMAE
+from pmae.estimator_inputs import is_flat, read_images
 from pmae.runs import Run
 from pmae.train.given import Start
 from pmae.train.start import load_start, trained_on

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pmae.classify import FinetuneConfig
-from pmae.classify.fit import Fitted, Say, fit, require_peft
+from pmae.classify.fit import Fitted, Say, fit
 from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
+from pmae.classify.lora import require_peft
 from pmae.classify.model import ImageClassifier
 from pmae.classify.score import score
 from pmae.config import DataConfig
@@ -91,9 +92,8 @@ def where_from(reading: DataConfig, labels: Path | str | None) -> dict[str, str]
 
 def _keep(path: Path, fitted: Fitted, data: LabelledData, notes: list[str], source: dict[str, str]) -> ImageClassifier:
     """Score on what was held out and write all of it; the classifier's own files come last."""
-    parts = {"val": data.val, "test": data.test}
-    scores = [score(fitted.classifier, part, name) for name, part in parts.items() if part is not None]
-    counts = {name: len(part.targets) for name, part in {"train": data.train, **parts}.items() if part is not None}
+    scores = [score(fitted.classifier, part, name) for name, part in data.parts.items() if name != "train"]
+    counts = {name: len(part.targets) for name, part in data.parts.items()}
     seen = dict(zip(data.classes, per_class(data.train, len(data.classes)).tolist(), strict=True))
     about = {"name": data.name, "counts": counts, "per_class": seen, "notes": notes, **source}
     told: dict[str, Any] = {"data": about, "training": fitted.history}
@@ -106,14 +106,13 @@ def _keep(path: Path, fitted: Fitted, data: LabelledData, notes: list[str], sour
 
 def _shared(data: LabelledData) -> list[str]:
     """What to know of held-out images that are trained on too, or nearly; splits of many such are refused."""
-    held_out = {name: part.images for name, part in {"val": data.val, "test": data.test}.items() if part is not None}
+    held_out = {name: part.images for name, part in data.parts.items() if name != "train"}
     found = duplicates(data.train.images, held_out, pick_device("cpu"))
     require_apart(found, held_out)
     return [note for split, own in found.items() for note in own.in_words(split)]
 
 
 def _counts(data: LabelledData) -> str:
-    parts = {"train": data.train, "val": data.val, "test": data.test}
-    counts = ", ".join(f"{len(part.targets):,} {name}" for name, part in parts.items() if part is not None)
+    counts = ", ".join(f"{len(part.targets):,} {name}" for name, part in data.parts.items())
     kind = "labels, several an image" if data.multi_label else "classes"
     return f"{data.name}: {counts} images, {len(data.classes)} {kind}"

@@ -1,6 +1,5 @@
 """Fine-tuning that is kept: a linear head alone, the whole network, or low-rank adapters; then calibrated."""
 
-import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -10,19 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import fit_reference, fit_temperature, nll
-from pmae.classify.labels import Labelled, LabelledData
+from pmae.classify.labels import LabelledData
+from pmae.classify.lora import merged, with_adapters
 from pmae.classify.model import READING, Card, ImageClassifier
 from pmae.config import DataConfig
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
 from pmae.data.images import ImageSet
 from pmae.embed import BATCH, Embedder
-from pmae.errors import optional
 from pmae.evaluate.augment import Loss, augmented, draw_noise
 from pmae.evaluate.features import batch_of, evaluating, extract, order
 from pmae.evaluate.finetune import Classifier, EarlyStopping, finetune
@@ -82,33 +81,36 @@ def fit(
     if not linear:
         made = _network(start, made, data, config, where, folder, say)
     embedder = Embedder(made.encoder.eval(), standardize, config.pooling, where)
-    seen, unseen = (features_of(embedder, part) for part in (data.train, val))
+    seen, unseen = (embedder(part.images.images) for part in (data.train, val))
     weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
     temperature = fit_temperature(unseen.astype(np.float64) @ weight.numpy().T + bias.numpy(), val.targets)
     reference = fit_reference(seen, unseen)
+    card = replace(_card(start, data, config, reading), threshold=reference.threshold, temperature=temperature)
+    head = (weight / temperature).float(), (bias / temperature).float()
+    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
+    return Fitted(classifier, {**made.history, "temperature": temperature})
+
+
+def _card(start: Start, data: LabelledData, config: FinetuneConfig, reading: DataConfig | None) -> Card:
+    """What is known of a classifier before it is trained."""
     images, read = data.train.images, reading or DataConfig()
-    card = Card(
+    return Card(
         data.classes,
         data.multi_label,
         config.pooling,
         images.shape,
         images.images.dtype.name,
         asdict(replace(start.config, weights=None)),
-        threshold=reference.threshold,
-        temperature=temperature,
         settings=asdict(config),
         **{name: getattr(read, name) for name in READING},
     )
-    head = (weight / temperature).float(), (bias / temperature).float()
-    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
-    return Fitted(classifier, {**made.history, "temperature": temperature})
 
 
 def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, say: Say) -> Trained:
     """Logistic regression on standardized features, with the penalty that is best on the validation part."""
     assert data.val is not None
     embedder = Embedder(start.encoder.eval(), start.standardize, config.pooling, device)
-    train, held = (features_of(embedder, part).astype(np.float64) for part in (data.train, data.val))
+    train, held = (embedder(part.images.images).astype(np.float64) for part in (data.train, data.val))
     mean, std = (part.numpy()[0] for part in statistics(torch.from_numpy(train)))
     tried: dict[float, float] = {}
     heads: dict[float, tuple[np.ndarray, np.ndarray]] = {}
@@ -170,19 +172,11 @@ def _network(
     protocol = protocol_of(config, data.train.images)
     patience = config.patience or max(FEWEST, round(PATIENCE * protocol.epochs))
     stopping = EarlyStopping(lambda model: _loss_on(model, held, start.standardize, val.targets), patience)
-
-    def tell(epoch: int, value: float) -> None:
-        if epoch == 0:
-            line.note(f"at most {protocol.epochs} epochs; it stops after {patience} without a lower validation loss")
-            line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
-        losses = f"loss {value:.4f}  validation loss {stopping.losses[-1]:.4f}"
-        line.show(f"epoch {epoch + 1}/{protocol.epochs}  {losses}", epoch + 1)
-
-    settings = (start.standardize, protocol, config.seed, folder, tell)
     temperature = _first_temperature(linear, train, targets, start.standardize, protocol, config)
     head = linear.weight / temperature, linear.bias / temperature
     # In Python nothing is shown unless it is asked for.
     with ProgressLine(protocol.epochs, say=say, live=say is journal.say, left="left at most") as line:
+        settings = (start.standardize, protocol, config.seed, folder, _telling(line, protocol.epochs, stopping))
         made = finetune(encoder, train, targets, classes, *settings, loss=loss, stopping=stopping, head=head)
     kept = made.classifier
     tuned = merged(kept.encoder, start.encoder.is_vit) if lora else kept.encoder
@@ -191,6 +185,19 @@ def _network(
     say(f"kept: the weights {f'of epoch {best}' if best else 'before training'}, whose validation loss is the lowest")
     history = {"epochs": len(made.losses), "best_epoch": best, "losses": list(made.losses), "validation_losses": losses}
     return Trained(tuned, kept.head.weight.detach(), kept.head.bias.detach(), history)
+
+
+def _telling(line: ProgressLine, epochs: int, stopping: EarlyStopping) -> Callable[[int, float], None]:
+    """What is called with every epoch and its loss, to show how far training is."""
+
+    def tell(epoch: int, loss: float) -> None:
+        if epoch == 0:
+            line.note(f"at most {epochs} epochs; it stops after {stopping.patience} without a lower validation loss")
+            line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
+        losses = f"loss {loss:.4f}  validation loss {stopping.losses[-1]:.4f}"
+        line.show(f"epoch {epoch + 1}/{epochs}  {losses}", epoch + 1)
+
+    return tell
 
 
 def _first_temperature(
@@ -232,12 +239,6 @@ def protocol_of(config: FinetuneConfig, images: ImageSet) -> FinetuneProtocol:
     return replace(base, base_lr=rate, pooling=config.pooling, **changes)
 
 
-def features_of(embedder: Embedder, part: Labelled) -> np.ndarray:
-    """Features (N, width), a batch of images in memory at a time."""
-    images, size = part.images.images, embedder.batch_size
-    return np.concatenate([embedder(np.asarray(images[i : i + size])) for i in range(0, len(images), size)])
-
-
 def loss_for(targets: Tensor, classes: int, weights: str) -> Loss:
     """Cross-entropy, or its sum over classes that each image may have or not; weighted against imbalance if asked."""
     balanced, count = weights == "balanced", len(targets)
@@ -265,37 +266,3 @@ def _loss_on(model: Classifier, batches: Batches, standardize: Standardize, targ
     """Of the logits at the temperature that would be set: mixed images and smoothed labels leave them too unsure."""
     logits = extract(model, batches, standardize)["logits"].double().cpu().numpy()
     return nll(logits / fit_temperature(logits, targets), targets)
-
-
-def require_peft() -> Any:
-    """The library of low-rank adapters (LoRA, Hu et al. 2021), or an error that names the extra."""
-    return optional("finetune.method 'lora'", "lora", "peft")
-
-
-def with_adapters(encoder: Encoder, rank: int, seed: int) -> Encoder:
-    """A copy with an adapter at every linear layer, or at every convolution where there is none; the rest is frozen."""
-    peft, own = require_peft(), copy.deepcopy(encoder)
-    # Fast kernels read the weights of timm's layers, past the adapters: this runs timm's own forward.
-    own.is_vit = False
-    kinds = [kind for kind in (nn.Linear, nn.Conv2d) if any(isinstance(m, kind) for m in own.net.modules())]
-    names = [name for name, module in own.net.named_modules() if kinds and isinstance(module, kinds[0])]
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        peft.inject_adapter_in_model(config, own.net)
-    return own
-
-
-def merged(encoder: Encoder, is_vit: bool) -> Encoder:
-    """The adapters added to the weights: a plain network again, so that nothing that loads it needs peft."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    own = copy.deepcopy(encoder)
-    for parent in list(own.net.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, BaseTunerLayer):
-                child.merge(safe_merge=True)
-                setattr(parent, name, child.get_base_layer())
-    own.net.requires_grad_(True)
-    own.is_vit = is_vit
-    return own

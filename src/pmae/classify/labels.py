@@ -48,6 +48,12 @@ class LabelledData(NamedTuple):
     notes: tuple[str, ...] = ()
 
     @property
+    def parts(self) -> dict[str, Labelled]:
+        """The splits that are there, by name."""
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: part for name, part in named.items() if part is not None}
+
+    @property
     def multi_label(self) -> bool:
         """Whether an image may have several labels, or none."""
         return self.train.targets.ndim == 2
@@ -84,8 +90,7 @@ def from_splits(splits: Splits) -> LabelledData:
 def as_splits(data: LabelledData) -> Splits:
     """The data set with a class number for each image, to be evaluated on."""
     require(not data.multi_label, "labels", "of one class an image to be evaluated", "several, or none")
-    parts = {"train": data.train, "val": data.val, "test": data.test}
-    sets = {s: replace(p.images, labels=p.targets, classes=data.classes) for s, p in parts.items() if p is not None}
+    sets = {s: replace(p.images, labels=p.targets, classes=data.classes) for s, p in data.parts.items()}
     return Splits(data.name, **sets, notes=data.notes)
 
 
@@ -102,13 +107,12 @@ def with_validation(data: LabelledData, share: float, seed: int) -> LabelledData
 
 def _check(data: LabelledData) -> None:
     """Refuse what cannot be learned: NaN, too few images of a class, or a class that only a held-out part has."""
-    for name, part in {"train": data.train, "val": data.val, "test": data.test}.items():
-        if part is not None:
-            require_finite(f"the {name} images", part.images.images)
+    for name, part in data.parts.items():
+        require_finite(f"the {name} images", part.images.images)
     require(len(data.classes) >= 2 or data.multi_label, "labels", "of two classes or more", data.classes)
     counts = per_class(data.train, len(data.classes))
-    for name, part in {"val": data.val, "test": data.test}.items():
-        there = per_class(part, len(data.classes)) if part else np.zeros_like(counts)
+    for name, part in data.parts.items():
+        there = per_class(part, len(data.classes))
         only = [label for label, here, train in zip(data.classes, there, counts, strict=True) if here and not train]
         if only:
             known = shown([label for label, count in zip(data.classes, counts, strict=True) if count])

@@ -8,7 +8,6 @@ import numpy as np
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from pmae.classify.calibrate import calibration_error, judged, nll, probabilities, reliability
-from pmae.classify.fit import features_of
 from pmae.classify.labels import Labelled
 from pmae.classify.model import CHANCE, ImageClassifier
 from pmae.evaluate.metrics import SeedPredictions, score_of
@@ -22,7 +21,7 @@ LEAST, MISTAKES = (0.5, 0.8, 0.9, 0.95, 0.99), 12
 
 def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, Any]:
     """Metrics, confusion and calibration on one split, with and without the temperature."""
-    features = features_of(classifier.embedder, part)
+    features = classifier.embedder(part.images.images)
     logits, multi = classifier.logits(features), classifier.card.multi_label
     found, raw = probabilities(logits, multi), logits * classifier.card.temperature
     metrics = _several(found, part.targets, classifier.classes) if multi else _one(found, part.targets, classifier)

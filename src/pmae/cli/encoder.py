@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pmae.config import DataConfig
     from pmae.data.images import Splits
+    from pmae.evaluate.protocols import Protocols
     from pmae.results import Score
     from pmae.runs import Run
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class Evaluate(OtherData):
     """Score the encoder of a run or given weights with probes, k-NN and fine-tuning, beside what needs no pretraining.
 
-    Weights are scored as they are, in their own size and with their own mean and deviation of pixels. The new folder
-    --out keeps them and their scores as a run of no epochs, which pmae report shows beside others.
+    Weights are scored as they are, in their own size and with their own mean and standard deviation of pixels. The new
+    folder --out keeps them and their scores as a run of no epochs, which pmae report shows beside others.
 
     examples:
       pmae evaluate runs/a
@@ -75,23 +76,12 @@ class Evaluate(OtherData):
 
     def run(self) -> None:
         from pmae import api
-        from pmae.data.streamed import untold
-        from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
         from pmae.plugins import command_line
-        from pmae.report.compare import verdict
-        from pmae.report.contents import load as load_contents
         from pmae.runs import Run
-        from pmae.train.checkpoint import opened
+        from pmae.train.checkpoint import run_or_weights
         from pmae.train.distributed import is_main
 
-        protocols = replace(only(preset(self.preset), self.protocols), layers=self.layers)
-        if self.shots or self.label_fraction:
-            few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
-            protocols = replace(protocols, few=few)
-        measures = bool(self.protocols or protocols.few or self.masks)
-        require(measures, "protocols", "one or more of linear, mlp, knn and finetune", self.protocols)
-        require(not self.masks or self.layers == 1, "layers", "left out with masks, which probe patches", self.layers)
-        place = opened(self.path)
+        protocols, place = self.measures(), run_or_weights(self.path)
         given = not isinstance(place, Run) or place.method == "weights"
         require(not (given and self.twin), "with", "left out for weights, which were not pretrained here", self.twin)
         require(isinstance(place, Run) or self.out is not None, "out", "a new folder for the scores of weights", None)
@@ -102,19 +92,23 @@ class Evaluate(OtherData):
         for path in runs:
             if self.masks:
                 run = api.segment(path, self.masks, splits, whole, self.device, print, **new)
-                print(f"next: {command_line('report', run.path)}")
-                continue
-            run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print, **new)
+            else:
+                run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print, **new)
             if is_main():
-                told = load_contents(run.path)
-                # Scores on other sets, from evaluations before this one, are for the report.
-                told = replace(told, scores=[s for s in told.scores if s.data == run.evaluations[-1].data.name])
-                last, said = run.evaluations[-1], verdict(told)
-                shared = [note for split, found in last.data.duplicates.items() for note in found.in_words(split)]
-                notes = [f"note: {note}" for note in (*told.start, *untold(last.data.notes), *last.notes, *shared)]
-                print(f"{run.path}\n{score_table(told.scores)}\n\n{said.headline}")
-                print("\n".join(f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)))
-                print(f"next: {command_line('report', run.path)}")
+                print("\n".join([*([] if self.masks else told(run)), f"next: {command_line('report', run.path)}"]))
+
+    def measures(self) -> "Protocols":
+        """What is measured besides masks, and how."""
+        from pmae.evaluate.protocols import FewLabelsProtocol, only, preset
+
+        protocols = replace(only(preset(self.preset), self.protocols), layers=self.layers)
+        if self.shots or self.label_fraction:
+            few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
+            protocols = replace(protocols, few=few)
+        anything = bool(self.protocols or protocols.few or self.masks)
+        require(anything, "protocols", "one or more of linear, mlp, knn and finetune", self.protocols)
+        require(not self.masks or self.layers == 1, "layers", "left out with masks, which probe patches", self.layers)
+        return protocols
 
     def labelled(self, place: "Run | Path") -> "tuple[DataConfig, Splits] | None":
         """The images to score on, where they are not the run's own as it read them, and how they are read."""
@@ -134,6 +128,22 @@ class Evaluate(OtherData):
         # Of a folder that is named to be scored on, subfolders are the classes; masks need none.
         labels = "folders" if self.data and not self.masks else None
         return load_settled(self.read_as(own.data, own.shape, self.data, self.labels, labels), largest=None)
+
+
+def told(run: "Run") -> list[str]:
+    """What the last evaluation of a run came to, line by line."""
+    from pmae.data.streamed import untold
+    from pmae.report.compare import verdict
+    from pmae.report.contents import load
+
+    found, last = load(run.path), run.evaluations[-1]
+    # Scores on other sets, from evaluations before this one, are for the report.
+    found = replace(found, scores=[score for score in found.scores if score.data == last.data.name])
+    said = verdict(found)
+    shared = [note for split, copies in last.data.duplicates.items() for note in copies.in_words(split)]
+    notes = [f"note: {note}" for note in (*found.start, *untold(last.data.notes), *last.notes, *shared)]
+    sentences = [f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)]
+    return [str(run.path), score_table(found.scores), "", said.headline, *sentences]
 
 
 def score_table(scores: "Sequence[Score]") -> str:
@@ -184,12 +194,12 @@ class Embed(OtherData):
 
     def run(self) -> None:
         from pmae.embed import embed
-        from pmae.train.checkpoint import opened
+        from pmae.train.checkpoint import run_or_weights
         from pmae.train.distributed import is_main
         from pmae.train.journal import say
         from pmae.train.start import trained_on
 
-        run = opened(self.path)
+        run = run_or_weights(self.path)
         own = trained_on(run, self.encoder)
         data = self.read_as(own.data, own.shape, self.data, self.labels, "none")
         places = (self.pooling, self.split, self.epoch, self.device, self.batch_size)

@@ -153,7 +153,7 @@ class Spaces(ManyRuns):
         from pmae.data.sets import settled
         from pmae.report.page import write_page
         from pmae.report.tables import to_markdown
-        from pmae.sweep.find import Scoring
+        from pmae.sweep.scoring import Scoring
         from pmae.sweep.space_figures import figures_page
         from pmae.sweep.spaces import TITLE, SpaceGrid, table_page
 
@@ -220,7 +220,7 @@ class Paper(ManyRuns):
         from pmae.paper.runner import check, reproduce, status
         from pmae.paper.tables import RATIOS, RunChoices, items
         from pmae.report.tables import to_markdown
-        from pmae.sweep.find import Scoring
+        from pmae.sweep.scoring import Scoring
 
         ratios, settings = self.ratios or RATIOS, settings_given(self.settings)
         trained = (self.recipe, self.datasets, self.epochs, self.seeds, ratios, settings)

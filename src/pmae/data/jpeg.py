@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from pmae.config import DataConfig
-from pmae.data.decode import ORIENTATION
+from pmae.data.decode import read_header
 from pmae.data.images import as_tensor
 from pmae.data.ondemand import RaggedOnDemand
 from pmae.data.ragged import Ragged, ragged
@@ -106,7 +106,6 @@ def plain_size(content: bytes) -> tuple[int, int] | None:
 
 def _is_upright(content: bytes) -> bool:
     try:
-        with Image.open(BytesIO(content), formats=["JPEG"]) as image:
-            return image.getexif().get(ORIENTATION, 1) == 1
+        return read_header(content).orientation == 1
     except Exception:  # damaged EXIF data trip over anything; the CPU knows what to make of them
         return False

@@ -13,20 +13,11 @@ from pmae.data import fetch
 from pmae.data.arrays import read_npy, read_npz
 from pmae.data.batches import Part, read_ahead
 from pmae.data.download import checksum
-from pmae.data.files import (
-    braces,
-    folder_samples,
-    image_sample,
-    is_image,
-    is_tinyimagenet,
-    printable,
-    shard_files,
-    shard_samples,
-    tinyimagenet_samples,
-)
+from pmae.data.files import folder_samples, image_sample, is_image, is_tinyimagenet, printable, tinyimagenet_samples
 from pmae.data.images import ImageSet, Splits
 from pmae.data.limit import limited_images, limited_samples
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
+from pmae.data.shards import braces, shard_files, shard_samples
 from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples, with_shape
 from pmae.errors import UserError, unknown_name
 from pmae.remote import is_remote, stage

@@ -131,18 +131,9 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
     """The columns by the features that `datasets` notes in a file, else by what they hold; the same in all files."""
     if len(set(schema.names)) < len(schema.names):
         raise UserError(f"data.source: {path} must have columns of different names, got {', '.join(schema.names)}")
-    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = (noted.get("info") or {}).get("features") or {}
-    features = {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
+    features = _features_of(schema)
     kinds = {name: str(features.get(name, {}).get("_type", "")) for name in schema.names}
-    arrow = _pyarrow()
-
-    def is_image(name: str) -> bool:
-        stored = schema.field(name).type
-        files = arrow.types.is_struct(stored) and stored.get_field_index("bytes") >= 0
-        return kinds[name] in ("Image", "Array2D", "Array3D") or files or arrow.types.is_binary(stored)
-
-    image = next(filter(is_image, schema.names), None)
+    image = next((name for name in schema.names if _holds_images(schema.field(name).type, kinds[name])), None)
     if image is None:
         raise UserError(f"data.source: {path} must have a column of images, got {', '.join(schema.names) or 'none'}")
     label = next((name for name in schema.names if kinds[name] == "ClassLabel" or name == "label"), None)
@@ -159,6 +150,19 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
     if before not in (None, found):
         raise UserError(f"data.source: tables must have the same columns, and {path} differs from the one before it")
     return found
+
+
+def _features_of(schema: Any) -> dict[str, dict[str, Any]]:
+    """What `datasets` notes of each column, if it wrote the file."""
+    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = (noted.get("info") or {}).get("features") or {}
+    return {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
+
+
+def _holds_images(stored: Any, kind: str) -> bool:
+    types = _pyarrow().types
+    files = types.is_struct(stored) and stored.get_field_index("bytes") >= 0
+    return kind in ("Image", "Array2D", "Array3D") or files or types.is_binary(stored)
 
 
 def _are(kind: type, values: object) -> bool:

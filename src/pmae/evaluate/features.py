@@ -137,7 +137,7 @@ def effective_rank(features: Tensor) -> float:
     """exp(entropy of the singular values' shares): how many dimensions the features really use (RankMe)."""
     z = features.double()
     gram = z.T @ z if len(z) > z.shape[1] else z @ z.T
-    # On the host: the CUDA solver gives up on the nearly singular products that untrained features have.
+    # On the host: the CUDA solver gives up on the nearly singular Gram matrices of untrained features.
     values = torch.linalg.eigvalsh(gram.cpu()).clamp(min=0).sqrt()
     total = float(values.sum())
     return float(torch.special.entr(values / total).sum().exp()) if total else 0.0

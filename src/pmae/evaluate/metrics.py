@@ -1,7 +1,7 @@
 """Accuracy, balanced accuracy, macro AUC and macro F1 with bootstrap intervals; per-class table and confusion matrix.
 
 Every number is computed from how often each held-out image counts: once for the point estimate, as often as it was
-drawn for a bootstrap resample. All metrics of all resamples so come from the same few matrix products.
+drawn for a bootstrap resample. All metrics of all resamples so come from the same few GEMMs.
 """
 
 import statistics

@@ -48,7 +48,7 @@ from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
 SETTING = ("base_lr", "weight_decay")
-WIDEST = 4096  # features wider than this have no effective rank: it takes a decomposition of their products
+WIDEST = 4096  # features wider than this have no effective rank: it takes the eigenvalues of their Gram matrix
 
 
 def evaluate(

@@ -39,17 +39,7 @@ def export(
     def write(folder: Path) -> None:
         nonlocal difference
         folder.mkdir()
-        try:
-            FORMATS[kind].write(source, folder)
-            difference = _compare(source, kind, folder)
-        except (UserError, OSError):
-            raise
-        # Each library knows not every network and raises what it likes, onnxruntime even exceptions of its own kind.
-        except Exception as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            name, others = source.network.name, ", ".join(other for other in FORMATS if other != kind)
-            told = f"format {kind!r} does not work for encoder.name {name!r}: {reason}; other formats: {others}"
-            raise UserError(told) from error
+        difference = _write(source, kind, folder)
         write_json(folder / "preprocessing.json", source.preprocessing())
         # A name that Python or Markdown would read otherwise is left for the reader to fill in.
         name = repo or (out.name if re.fullmatch(r"[\w .=+-]+", out.name) else "FOLDER")
@@ -58,6 +48,21 @@ def export(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, write)
     return difference
+
+
+def _write(source: Source, kind: str, folder: Path) -> float:
+    """Write the files of a format, and compare what its library makes of them."""
+    try:
+        FORMATS[kind].write(source, folder)
+        return _compare(source, kind, folder)
+    except (UserError, OSError):
+        raise
+    # Each library knows not every network and raises what it likes, onnxruntime even exceptions of its own kind.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        name, others = source.network.name, ", ".join(other for other in FORMATS if other != kind)
+        told = f"format {kind!r} does not work for encoder.name {name!r}: {reason}; other formats: {others}"
+        raise UserError(told) from error
 
 
 def _compare(source: Source, kind: str, folder: Path) -> float:

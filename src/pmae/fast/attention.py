@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 try:
-    from pmae.fast.attention_kernels import place_gradients, short_attention
+    from pmae.fast.attention_kernels import short_attention
+    from pmae.fast.kernels import place_gradients
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     short_attention = None
 
@@ -30,7 +31,7 @@ def available(device: torch.device, tokens: int, head_dim: int) -> bool:
 
 
 class Attended(NamedTuple):
-    """Attention over more tokens than the kernels take, by torch's own, as `Stack` needs it: with its way back."""
+    """Attention over more tokens than the kernels take, by torch's own, as `Stack` needs it: with its backward."""
 
     parts: tuple[Tensor, Tensor, Tensor]
     """Queries (B, H, M, D) of each sequence's last M tokens, keys and values (B, H, N, D)."""

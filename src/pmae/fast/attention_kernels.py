@@ -5,10 +5,9 @@ qkv: for so few keys the probabilities are cheaper to compute again than to fetc
 matrix stays in the registers of one warp, and a program takes a group of heads. Beyond, a program takes one head, whose
 keys lie in two tiles, the largest power of two below their number and what is left of it, because matrix units want
 powers of two: 65 tokens are 64 and 16, not 128. Backward, where it pays, so do the queries. Longer sequences are for
-torch's own attention, whose gradients one more kernel puts where the qkv layer wants them.
+torch's own attention.
 """
 
-from collections.abc import Sequence
 from math import gcd
 from typing import Any
 
@@ -261,36 +260,6 @@ def forward_into(out: Tensor, qkv: Tensor, heads: int, scale: float) -> None:
 def backward_into(out: Tensor, sums: Tensor, qkv: Tensor, grad_out: Tensor, heads: int, scale: float) -> None:
     """Its gradient in qkv, and the sums of that over each image's tokens (B, 3 * H * D), which its bias wants."""
     _launch([qkv, grad_out, out, sums], heads, scale, True)
-
-
-@triton.jit
-def _place_kernel(
-    grad, out, sums, N, skipped, image_stride, head_stride, token_stride,
-    W: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    image, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    real, total = columns < W, tl.zeros([COLUMNS], tl.float32)
-    grad += image * image_stride + (columns // D) * head_stride + columns % D
-    out += image * N * 3 * W + columns
-    for start in range(0, N, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        inside = (rows < N)[:, None] & real[None, :]
-        there = inside & (rows >= skipped)[:, None]
-        tile = tl.load(grad[None, :] + (rows - skipped)[:, None] * token_stride, mask=there, other=0.0)
-        tl.store(out[None, :] + rows[:, None] * (3 * W), tile, mask=inside)
-        total += tl.sum(tile.to(tl.float32), 0)
-    tl.store(sums + image * 3 * W + columns, total, mask=real)
-
-
-def place_gradients(out: Tensor, sums: Tensor, grads: Sequence[Tensor]) -> None:
-    """Gradients of queries, keys and values (B, H, M, D) as that of qkv (B, N, 3 * H * D), in one pass with its sums
-    over tokens; the first tokens of a part with fewer get 0."""
-    count, tokens, width = len(out), out.shape[1], out.shape[2] // 3
-    for part, grad in enumerate(grads):
-        grad = grad if grad.stride(3) == 1 else grad.contiguous()
-        to, total = out[:, :, part * width :], sums[:, part * width :]
-        sizes = (tokens, tokens - grad.shape[2], *grad.stride()[:3], width, grad.shape[3])
-        _place_kernel[(count, triton.cdiv(width, 128))](grad, to, total, *sizes, 32, 128, num_warps=4)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, int, float], output: Tensor) -> None:

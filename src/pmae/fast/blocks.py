@@ -106,9 +106,7 @@ class Stack(torch.autograd.Function):
         normed, (attended, normed_2, active) = inputs[0], (_by_block(each, few) for each in inputs[1:])
         (of_attention, of_mlp), of_branch = _by_kind(factors, depth), None
         for block in range(depth):
-            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = params[
-                PARTS * block : PARTS * (block + 1)
-            ]
+            w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = _of(params, block)
             before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[block], of_branch)
             qkv = torch.addmm(b_qkv, normed[block], w_qkv.t())
             graphs.append(_attend(attended[block], qkv.unflatten(0, shape[:2]), heads, scale))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from pmae.errors import Interrupted, UserError
+from pmae.errors import Interrupted, UserError, first_line
 from pmae.system import is_out_of_memory
 
 try:
@@ -111,8 +111,7 @@ def falls_back(function: Callable[P, R]) -> Callable[P, R]:
 
 def failure(error: Exception) -> str:
     """What the compiler said, in one line."""
-    first = next(iter(str(error).strip().splitlines()), "")[:200]
-    return f"compiling or capturing a step failed ({type(error).__name__}: {first})"
+    return f"compiling or capturing a step failed ({type(error).__name__}: {first_line(error)})"
 
 
 class CapturedStep:

@@ -1,9 +1,11 @@
-"""Kernels of one pass over memory, layer norm and GELU; importing this needs Triton.
+"""Kernels of one pass over memory: layer norm, GELU, and gradients put in place; importing this needs Triton.
 
 Residual sum and layer norm, GELU, and their backward, are what a transformer block does between its GEMMs. Sums over
 rows (the gradients of norms and biases) leave a kernel as partial sums, one a program, and are added up later for all
 layers at once. Shapes: R rows (images x tokens) of W numbers.
 """
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -232,3 +234,33 @@ def linear_gelu_backward(grad: Tensor, weight: Tensor, hidden: Tensor, partial: 
     sizes = (count, triton.cdiv(count, len(partial)), width, 16, COLUMNS)
     grid = (len(partial), triton.cdiv(width, COLUMNS))
     _gelu_backward_kernel[grid](grad @ weight, hidden, out, partial, *sizes, num_warps=4)
+
+
+@triton.jit
+def _place_kernel(
+    grad, out, sums, N, skipped, image_stride, head_stride, token_stride,
+    W: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    image, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real, total = columns < W, tl.zeros([COLUMNS], tl.float32)
+    grad += image * image_stride + (columns // D) * head_stride + columns % D
+    out += image * N * 3 * W + columns
+    for start in range(0, N, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        inside = (rows < N)[:, None] & real[None, :]
+        there = inside & (rows >= skipped)[:, None]
+        tile = tl.load(grad[None, :] + (rows - skipped)[:, None] * token_stride, mask=there, other=0.0)
+        tl.store(out[None, :] + rows[:, None] * (3 * W), tile, mask=inside)
+        total += tl.sum(tile.to(tl.float32), 0)
+    tl.store(sums + image * 3 * W + columns, total, mask=real)
+
+
+def place_gradients(out: Tensor, sums: Tensor, grads: Sequence[Tensor]) -> None:
+    """Gradients of queries, keys and values (B, H, M, D) as that of qkv (B, N, 3 * H * D), in one pass with its sums
+    over tokens; the first tokens of a part with fewer get 0."""
+    count, tokens, width = len(out), out.shape[1], out.shape[2] // 3
+    for part, grad in enumerate(grads):
+        grad = grad if grad.stride(3) == 1 else grad.contiguous()
+        to, total = out[:, :, part * width :], sums[:, part * width :]
+        sizes = (tokens, tokens - grad.shape[2], *grad.stride()[:3], width, grad.shape[3])
+        _place_kernel[(count, triton.cdiv(width, 128))](grad, to, total, *sizes, 32, 128, num_warps=4)

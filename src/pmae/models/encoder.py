@@ -35,7 +35,7 @@ def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | No
 
 
 def run_blocks_checkpointed(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | None = None) -> Tensor:
-    """The same with activation checkpointing (Chen et al. 2016): each block is computed again on the way back."""
+    """The same with activation checkpointing (Chen et al. 2016): each block is computed again backward."""
     for block in blocks:
         x = checkpoint(block, x, use_reentrant=False)
     return norm(x) if last is None else norm(x)[:, -last:]

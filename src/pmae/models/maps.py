@@ -1,4 +1,4 @@
-"""Patch tokens as maps of the image: features for dense tasks, colours for the eye, and the attention of [CLS]."""
+"""Patch tokens as maps of the image: features for dense tasks, components as colours, and the attention of [CLS]."""
 
 from typing import Any
 

@@ -11,8 +11,9 @@ from pmae.report.published import published, published_accuracy
 from pmae.report.tables import NOTHING, Cell, Table
 from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run
-from pmae.sweep.find import logged_speeds, own_scores, validation
+from pmae.sweep.find import logged_speeds, validation
 from pmae.sweep.grid import mean
+from pmae.sweep.scoring import own_scores
 
 EPOCHS = 800  # how long the paper trains
 AUGMENTED = ("paper", "released")  # presets that train their probes on crops

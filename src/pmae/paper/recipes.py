@@ -5,6 +5,7 @@ of one H200 (85,500 images/s) and of two CPU cores (56) for 17 tokens an image. 
 each recipe spells out its side.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -64,7 +65,7 @@ def mae() -> Config:
     Expect: linear 71.0, MLP 74.4, k-NN 71.2, fine-tuned 85.3 (preset paper; published 41.7, 34.0, 38.3, 75.7). With the
     released code's decoder (--decoder.name released) linear 63.7, MLP 67.9, k-NN 61.2.
     """
-    return replace(_with_patches(paper()), masking__per="image")
+    return replace(with_patches(paper()), masking__per="image")
 
 
 def mae_released() -> Config:
@@ -110,7 +111,7 @@ def mae_masking() -> Config:
     Cost: 5 million images of 65 tokens, four minutes on the GPU (not timed on the cores, where networks are smaller).
     Expect: with --patch-size 8 --epochs 100 linear 51.7, mean-pooled 52.6 (preset strong).
     """
-    return _with_patches(masking())
+    return with_patches(masking())
 
 
 def ours() -> Config:
@@ -138,7 +139,7 @@ def mae_ours() -> Config:
     Expect: with --augment.extra --objective.local-views 0 --optim.name adamw linear 69.7, MLP 72.1, k-NN 58.5
     (mean-pooled, preset strong).
     """
-    return _with_patches(ours())
+    return with_patches(ours())
 
 
 def simclr() -> Config:
@@ -176,15 +177,11 @@ def _as_released(config: Config) -> Config:
     )
 
 
-def _with_patches(config: Config) -> Config:
-    return replace(
-        config,
-        space__name="pixels",
-        masking__masked_variance=None,
-        masking__masked_patches=0.75,
-        objective__target="patches",
-        objective__scale="mean",
-    )
+def with_patches(config: Config) -> Config:
+    """The same budget, model and data, with patches hidden instead of components."""
+    masking = dataclasses.replace(config.masking, masked_variance=None, masked_patches=0.75)
+    objective = dataclasses.replace(config.objective, target="patches", scale="mean")
+    return dataclasses.replace(config, space=SpaceConfig("pixels"), masking=masking, objective=objective)
 
 
 RECIPES: dict[str, Callable[[], Config]] = {

@@ -23,9 +23,9 @@ from pmae.report.style import Drawing
 from pmae.report.tables import Cell, Table
 from pmae.results import PROTOCOLS
 from pmae.runs import Run
-from pmae.sweep import find
 from pmae.sweep.execute import GetRuns, check_missing, get_runs
-from pmae.sweep.find import Requirements, Scoring, finished, has_pictures, own_scores, unscored, validation
+from pmae.sweep.find import finished, has_pictures, validation
+from pmae.sweep.scoring import Requirements, Scoring, own_scores, shortened, unscored
 from pmae.sweep.workers import Workers
 
 SCHEME = (
@@ -241,7 +241,7 @@ def settings_table(chosen: RunChoices, scoring: Scoring) -> Table:
     """The paper's tables of settings: a row a setting, the published value and ours on CIFAR-10."""
     mae, config = recipe(PAIRS[chosen.recipe][1]), with_settings(recipe(chosen.recipe), dict(chosen.settings))
     config, _ = resolved(replace(config, train__epochs=chosen.epochs or config.train.epochs), "cifar10")
-    protocols = find.shortened(preset(scoring.presets[0]), scoring.head_epochs)
+    protocols = shortened(preset(scoring.presets[0]), scoring.head_epochs)
     ours = _settings(config, protocols)
     rows: list[list[Cell]] = []
     for part, settings in published()["settings"].items():

@@ -16,7 +16,8 @@ from pmae.derive import patch_for, resolve
 from pmae.errors import UserError, require, require_known
 from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
-from pmae.sweep.find import RunSpec, Scoring
+from pmae.sweep.find import RunSpec
+from pmae.sweep.scoring import Scoring
 from pmae.train.stages import first_stage
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -229,15 +230,7 @@ def cost_lines(chosen: RunChoices, scoring: Scoring, speed: float | None, wanted
         rows = not chosen.methods or any(row.key in chosen.methods for row in item.rows)
         scored = not scoring.protocols or any(name in scoring.protocols for name in item.protocols)
         if wanted or (rows and scored):
-            costs = {
-                gpu: cost_of(item, chosen, scoring, gpu) for gpu in {True, *(name not in SMALL for name in speeds)}
-            }
-            cost, hours = costs[True], [costs[name not in SMALL].hours(speeds[name]) for name in speeds]
-            shown = [f"{h:,.0f}" if h >= 10 else f"{h:.1f}" if h >= 0.05 else f"{h:.2f}" for h in hours]
-            images = f"{cost.images / 1e6:,.1f} million" if cost.images else "none"
-            columns = "".join(f"{text:>20}" for text in shown)
-            lines.append(f"{item.name:<16}{cost.runs:>6}{images:>16}{columns}  {item.title}")
-            lines.append(f"{'':<16}{item.labels}")
+            lines += _cost_of_item(item, chosen, scoring, speeds)
     stated = ", ".join(f"{value:,.0f} images/s ({machine})" for machine, value in speeds.items())
     lines.append(
         f"\nrecipe {chosen.recipe}, {len(chosen.seeds)} seed{'s' * (len(chosen.seeds) > 1)}; hours at {stated} for "
@@ -246,6 +239,16 @@ def cost_lines(chosen: RunChoices, scoring: Scoring, speed: float | None, wanted
         "Each item is counted from nothing, but runs are shared: main, knn, ratio, spread and epochs use the same ones."
     )
     return lines
+
+
+def _cost_of_item(item: Item, chosen: RunChoices, scoring: Scoring, speeds: dict[str, float]) -> list[str]:
+    """Its name, runs, images, hours at each speed and title; below, its labels in the paper."""
+    costs = {gpu: cost_of(item, chosen, scoring, gpu) for gpu in {True, *(name not in SMALL for name in speeds)}}
+    cost, hours = costs[True], [costs[name not in SMALL].hours(speed) for name, speed in speeds.items()]
+    shown = [f"{h:,.0f}" if h >= 10 else f"{h:.1f}" if h >= 0.05 else f"{h:.2f}" for h in hours]
+    images = f"{cost.images / 1e6:,.1f} million" if cost.images else "none"
+    columns = "".join(f"{text:>20}" for text in shown)
+    return [f"{item.name:<16}{cost.runs:>6}{images:>16}{columns}  {item.title}", f"{'':<16}{item.labels}"]
 
 
 MAIN = (Row("mae", 0.75), Row("mae", "oracle"), Row("pmae", "oracle"), Row("mae", "random"), Row("pmae", "random"))

@@ -31,20 +31,14 @@ def advice(run: Contents) -> list[Advice]:
 
 def training_advice(run: Contents) -> Iterator[Advice]:
     """Whether more epochs or more images would help, from how R2 and probes moved since two thirds of the training."""
-    name = run.r2_name
-    if run.config.objective.reconstruction_weight == 0:
-        return
-    points = [(line["epoch"], line[name]) for line in run.signals if line.get(name) is not None]
-    if not points:
+    points = [(line["epoch"], line[run.r2_name]) for line in run.signals if line.get(run.r2_name) is not None]
+    if run.config.objective.reconstruction_weight == 0 or not points:
         return
     now, last = points[-1]
     since, before = next((point for point in reversed(points) if point[0] <= now * 2 / 3), points[0])
-    twice = 2 * (run.config.train.epochs or 1)
-    longer = command_line(
-        "pretrain", "--config", run.path / "config.json", "--epochs", twice, "--out", f"{run.path}-longer"
-    )
-    gain, where = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}"
-    seen = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
+    gain, where, longer = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}", _longer(run)
+    trained = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
+    seen = sum(trained) / len(trained) if trained else 0.0
     if last < LEARNED:
         after = f"{where} after {now:g} epoch{'s' * (now != 1)}"
         if run.config.objective.contrastive_weight:  # it may have taught much before anything can be predicted
@@ -54,20 +48,23 @@ def training_advice(run: Contents) -> Iterator[Advice]:
     elif len(points) == 1:
         yield Advice("It has learned", f"{where} at epoch {now:g}, where it was first measured.")
     elif gain > RISING:
-        yield Advice(
-            "Undertrained",
-            f"{where}, and it still rose by {100 * gain:.1f} points since epoch {since:g}: train longer.",
-            longer,
-        )
+        words = f"{where}, and it still rose by {100 * gain:.1f} points since epoch {since:g}: train longer."
+        yield Advice("Undertrained", words, longer)
     elif (risen := _probes_risen(run, since)) > RISING:
         words = f"{where} hardly moves, but a quick probe rose by {100 * risen:.1f} points since epoch {since:g}"
         yield Advice("Undertrained", f"{words}: train longer.", longer)
-    elif name == "held_out_r2" and seen and sum(seen) / len(seen) - last > GAP:
-        words = f"{where}, {sum(seen) / len(seen):.1%} in training: more epochs will not help, more images may."
+    elif run.r2_name == "held_out_r2" and seen - last > GAP:
+        words = f"{where}, {seen:.1%} in training: more epochs will not help, more images may."
         yield Advice("Too few images", words)
     else:
         moved = minus(f"{100 * gain:+.1f}")
         yield Advice("Saturated", f"{where}, {moved} points since epoch {since:g}: more epochs will not help.")
+
+
+def _longer(run: Contents) -> str:
+    """The command for a run of twice as many epochs."""
+    epochs, out = 2 * (run.config.train.epochs or 1), f"{run.path}-longer"
+    return command_line("pretrain", "--config", run.path / "config.json", "--epochs", epochs, "--out", out)
 
 
 def _probes_risen(run: Contents, since: float) -> float:

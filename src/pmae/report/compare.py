@@ -4,11 +4,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import numpy as np
 
 from pmae.report.contents import Contents
+from pmae.report.difference import difference
 from pmae.report.style import minus
 from pmae.results import BASELINES, LAST, Score
 from pmae.standing import pretrained, primary
@@ -21,7 +19,6 @@ SPOKEN = {
     "pca features": "PCA features",
     "from scratch": "training from scratch",
 }
-RESAMPLES = 10_000  # of the images, behind the interval of a difference
 
 
 @dataclass(frozen=True)
@@ -78,63 +75,6 @@ def splits_of(runs: Sequence[Contents]) -> list[str]:
     return sorted({score.split for run in runs for score in run.scores}, key=lambda split: (split != "test", split))
 
 
-class Difference(NamedTuple):
-    """Points by which one accuracy is above another, and the interval of that; `paired` if image by image."""
-
-    points: float
-    low: float
-    high: float
-    paired: bool
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
-    @property
-    def words(self) -> str:
-        """The interval and what follows from it."""
-        if not np.isfinite([self.low, self.high]).all():
-            return "how sure that is cannot be told, for it has no interval"
-        sure = "clear" if self.clear else "may be chance"
-        how = "on the same images" if self.paired else "from the two intervals, for the answers were not kept"
-        return f"95% interval of the difference {self.low:+.1f} to {self.high:+.1f} {how}: {sure}".replace("-", "−")
-
-
-def difference(score: Score, rival: Score) -> Difference:
-    """How much better a score is than a rival on the same images; without their answers, or on images whose classes
-    are others, as if independent."""
-    points = (score.accuracy.value or 0.0) - (rival.accuracy.value or 0.0)
-    mine, theirs = _right(score), _right(rival)
-    if mine is not None and theirs is not None and np.array_equal(score.answers[0], rival.answers[0]):
-        return Difference(points, *_paired_bootstrap(mine - theirs), paired=True)
-    reach = float(np.hypot(_half(score), _half(rival)))
-    return Difference(points, points - reach, points + reach, paired=False)
-
-
-def _right(score: Score) -> np.ndarray | None:
-    """(images,) share of the seeds that are right; None where the answers were not kept."""
-    answers = score.answers
-    if answers is None or answers.ndim != 2 or answers.shape[1] != score.images or len(answers) < 2:
-        return None
-    shares: np.ndarray = (answers[1:] == answers[0]).mean(0)
-    return shares
-
-
-def _paired_bootstrap(each: np.ndarray) -> tuple[float, float]:
-    """Percentiles of the mean, in percent. Few values occur, so resamples are drawn as counts of each of them."""
-    values, counts = np.unique(each.round(6), return_counts=True)
-    drawn = np.random.default_rng(0).multinomial(len(each), counts / len(each), size=RESAMPLES)
-    low, high = np.percentile(100 * drawn @ values / len(each), [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _half(score: Score) -> float:
-    """Half of the width of an interval in points; infinite where it is unknown."""
-    accuracy = score.accuracy
-    return np.inf if accuracy.low is None or accuracy.high is None else (accuracy.high - accuracy.low) / 2
-
-
 @dataclass(frozen=True)
 class Verdict:
     """A headline of kind yes, no or open; the evidence, the comparisons it rests on, and what else there is to say."""
@@ -162,23 +102,32 @@ def verdict(run: Contents, others: Sequence[Contents] = ()) -> Verdict:
     if borrowed:
         more.append(f"Baselines are those evaluated with {_listed(list(borrowed))}.")
     rivals = [rival for rival in primary(run.scores) if rival.label in RIVALS and _comparable(score, rival)]
-    twins = [s for s in primary(pretrained(run.scores)) if s.label != score.label and _comparable(score, s)]
     missing = [name for name in RIVALS if name not in {rival.label for rival in rivals}]
     kind, headline = _judge(score, rivals, missing)
-    compared = [f"{_compare(score, other, SPOKEN.get(other.label, other.label))}." for other in (*rivals, *twins)]
-    deeper = [s for s in pretrained(run.scores) if s.label == score.label and s.pooling.startswith(LAST)]
-    deeper = [s for s in deeper if s.pooling != score.pooling and _same_task(score, s)]
-    compared += [f"{_compare(score, s, f'the same encoder by its {s.pooling_name} side by side')}." for s in deeper]
     limits = [f"Not compared, because not evaluated in the same way: {_listed(missing)}."] if missing else []
     if score.chance is not None and score.accuracy.low is not None and score.accuracy.low <= score.chance:
         limits.append(f"Always answering the commonest class gets {score.chance:.1f}%: this is not clearly above it.")
+    return Verdict(run.name, kind, headline, [_evidence(score)], _compared(run, score, rivals), [*limits, *more])
+
+
+def _evidence(score: Score) -> str:
     interval = score.accuracy
     known = interval.low is not None and interval.high is not None
     bounds = f" (95% interval {interval.low:.1f} to {interval.high:.1f})" if known else ""
     where = f"{score.images:,} images of the {score.split} split of {score.data}"
     how = f"{PROBES[score.protocol]} on {score.representation}"
-    evidence = f"On {where}, {how} gets {interval.value:.1f}% right{bounds}."
-    return Verdict(run.name, kind, headline, [evidence], compared, [*limits, *more])
+    return f"On {where}, {how} gets {interval.value:.1f}% right{bounds}."
+
+
+def _compared(run: Contents, score: Score, rivals: Sequence[Score]) -> list[str]:
+    """A run's score beside those of its rivals, of its other encoders, and of its own read at several blocks."""
+    ours = pretrained(run.scores)
+    twins = [s for s in primary(ours) if s.label != score.label and _comparable(score, s)]
+    deeper = [s for s in ours if s.label == score.label and s.pooling.startswith(LAST)]
+    deeper = [s for s in deeper if s.pooling != score.pooling and _same_task(score, s)]
+    said = [_compare(score, other, SPOKEN.get(other.label, other.label)) for other in (*rivals, *twins)]
+    said += [_compare(score, s, f"the same encoder by its {s.pooling_name} side by side") for s in deeper]
+    return [f"{words}." for words in said]
 
 
 def main_score(run: Contents, with_classes: bool = False) -> Score | None:

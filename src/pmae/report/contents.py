@@ -1,7 +1,7 @@
 """What a run folder holds, read once; a part that is missing or broken is named and left out, and stops nothing."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,20 +123,21 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         segmentation=segmentation,
         problems=problems,
     )
-    if read.given:
-        return read
-    if not read.training:
-        problems.append("no training step was logged: the run has not begun, or was stopped at once")
-    elif not read.finished:
-        problems.append(f"training stopped at epoch {read.epoch:.4g} of {read.config.train.epochs}")
-    checkpoints: list[Path] = attempt("checkpoints", run.checkpoints, [])
-    if not checkpoints:
-        problems.append("there is no checkpoint in the run folder: nothing more can be evaluated")
-    if not read.samples:
-        problems.append(
-            "there are no sample pictures (training writes them when it ends): no reconstructions, masks or spectrum"
-        )
+    if not read.given:
+        problems += _lacking(read, attempt("checkpoints", run.checkpoints, []))
     return read
+
+
+def _lacking(run: Contents, checkpoints: Sequence[Path]) -> Iterator[str]:
+    """What a run that was trained here does not have, or not yet."""
+    if not run.training:
+        yield "no training step was logged: the run has not begun, or was stopped at once"
+    elif not run.finished:
+        yield f"training stopped at epoch {run.epoch:.4g} of {run.config.train.epochs}"
+    if not checkpoints:
+        yield "there is no checkpoint in the run folder: nothing more can be evaluated"
+    if not run.samples:
+        yield "there are no sample pictures (training writes them when it ends): no reconstructions, masks or spectrum"
 
 
 def load_all(paths: Sequence[Path | str]) -> tuple[list[Contents], list[str]]:

@@ -111,7 +111,7 @@ class InteractiveMap:
         return {"places": places.tolist(), "labels": labels.tolist(), "predicted": predicted, **near}
 
 
-def has_pictures(run: Contents) -> bool:
+def has_map(run: Contents) -> bool:
     """Whether a run keeps what the interactive map needs; those of older versions do not."""
     needed = ("features", "labels", "places", "pictures", "neighbours", "random_neighbours")
     return all(len(run.features.get(name, ())) == len(run.features.get("features", ())) > 0 for name in needed)

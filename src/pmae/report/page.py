@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ from pmae.report import charts, samples, tables
 from pmae.report.advice import Advice, advice
 from pmae.report.compare import between, main_score, splits_of, verdict
 from pmae.report.contents import BROKEN, Contents, file_names, load, load_all
-from pmae.report.feature_map import InteractiveMap, feature_map, has_pictures
+from pmae.report.feature_map import InteractiveMap, feature_map, has_map
 from pmae.report.style import Drawing, color, inline_svg, save_drawing
 from pmae.report.tables import Table, bounds, shown, to_csv, to_markdown
 from pmae.results import PROTOCOLS, Score
@@ -79,40 +79,45 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> Written:
         raise UserError(refused[0] if refused else "runs must name at least one run folder, got none")
     for folder in (out.parent, _beside(out)):
         make_folder(folder)
-    across = _figures_across(read)
-    splits = splits_of(read)
+    across, splits = _figures_across(read), splits_of(read)
     bars = {drawing.name: drawing for drawing in across}
-    standings = [(tables.accuracy_table(read, split), bars[f"accuracy-{split}"]) for split in splits]
-    metrics = [tables.metrics_table(read, split) for split in splits]
-    made = [tables.runs_table(read), tables.settings_table(read), *(table for table, _ in standings), *metrics]
-    segmentation = tables.segmentation_table(read)
-    made += [*([segmentation] if segmentation else []), tables.cost_table(read), tables.environment_table(read)]
+    made = {table.name: table for table in _tables(read, splits)}
     anchors = file_names([run.name for run in read])
     chapters = [_chapter(run, anchor, len(read)) for run, anchor in zip(read, anchors, strict=True)]
     mapped = [chapter.map for chapter in chapters if chapter.map]
-    data = {
-        "curves": charts.curve_data([run for run in read if run.training]),
-        "maps": {one.name: one.data for one in mapped},
-        "sprites": {one.sprite_key: one.sprite for one in mapped},
-    }
     page = render(
         "page.html.j2",
         runs=read,
         refused=refused,
         verdicts=[verdict(run, read) for run in read],
         between=(compared := between(read)),
-        standings=standings,
+        standings=[(made[f"accuracy-{split}"], bars[f"accuracy-{split}"]) for split in splits],
         by_epoch=[drawing for drawing in across if drawing.name.startswith("accuracy-by-epoch")],
         curves=bars.get("learning-curves"),
         chapters=chapters,
-        tables={table.name: table for table in made},
-        metrics=metrics,
+        tables=made,
+        metrics=[made[f"metrics-{split}"] for split in splits],
         remarks=_remarks(chapters),
-        data=data,
+        data={
+            "curves": charts.curve_data([run for run in read if run.training]),
+            "maps": {one.name: one.data for one in mapped},
+            "sprites": {one.sprite_key: one.sprite for one in mapped},
+        },
     )
-    write_beside(out, across, made, [(one.anchor, one.drawings, filter(None, [one.classes])) for one in chapters])
+    own = [(one.anchor, one.drawings, filter(None, [one.classes])) for one in chapters]
+    write_beside(out, across, list(made.values()), own)
     write_text(out, page)
     return Written(refused, compared)
+
+
+def _tables(runs: Sequence[Contents], splits: Sequence[str]) -> Iterator[Table]:
+    """Those about all runs together."""
+    yield from (tables.runs_table(runs), tables.settings_table(runs))
+    yield from (tables.accuracy_table(runs, split) for split in splits)
+    yield from (tables.metrics_table(runs, split) for split in splits)
+    if segmentation := tables.segmentation_table(runs):
+        yield segmentation
+    yield from (tables.cost_table(runs), tables.environment_table(runs))
 
 
 def _remarks(chapters: Sequence[Chapter]) -> list[str]:
@@ -128,7 +133,7 @@ def _chapter(run: Contents, anchor: str, runs: int) -> Chapter:
     drawings, score = _figures_of(run), main_score(run, with_classes=True)
     few = score if score and len(score.classes) <= charts.MOST_NAMED else None
     shown = None
-    if has_pictures(run):
+    if has_map(run):
         shown = InteractiveMap(run, f"map-{anchor}", 1000 if runs < 4 else 400, 32 if runs == 1 else 24)
     return Chapter(
         run, anchor, _notes(run), advice(run), drawings, shown, few, tables.class_table(run), tables.settings(run)

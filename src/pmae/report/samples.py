@@ -23,6 +23,7 @@ from pmae.report.style import (
     styled,
     variance_bar,
 )
+from pmae.runs import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 ROWS, MASKS, GALLERY = 6, 4, 6
 SIGNAL_HEIGHT, SIGNAL_CHANNELS = 1.1, 3
-PARTS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.0)}
-"""The shares of cumulated variance between which samples.safetensors cuts the spectrum."""
 MARKS = (0.5, 0.8, 0.95)
 BORROWED = (
     "The model predicts patches standardized within themselves; to be seen, its predictions borrow the mean and "

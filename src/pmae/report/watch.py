@@ -1,11 +1,13 @@
 """A live page about all runs of a folder, served to this machine alone: it reads run folders and writes nothing."""
 
+import contextlib
 import io
 import json
 import socket
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -136,45 +138,48 @@ def _png(run: Contents) -> bytes:
     return buffer.getvalue()
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers for the page, the state of all runs and the pictures of one."""
+
+    def __init__(self, watched: Watched, page: bytes, *request: Any) -> None:
+        self.watched, self.page = watched, page
+        super().__init__(*request)  # which answers at once
+
+    def do_GET(self) -> None:
+        asked = urlsplit(self.path)
+        if self.headers.get("Host", "").rpartition(":")[0] not in HOSTS:
+            return self.answer(400, "text/plain", b"this page is for this machine alone")
+        if asked.path == "/":
+            return self.answer(200, "text/html; charset=utf-8", self.page)
+        if asked.path == "/runs.json":
+            return self.answer(200, "application/json", json.dumps(self.watched.state()).encode())
+        found = None
+        if asked.path == "/picture.png":
+            with contextlib.suppress(*BROKEN):  # half of a file that is being replaced
+                found = self.watched.picture(parse_qs(asked.query).get("run", [""])[0])
+        return self.answer(200, "image/png", found) if found else self.answer(404, "text/plain", b"not here")
+
+    def answer(self, status: int, kind: str, body: bytes) -> None:
+        """Send it, to be kept by nobody."""
+        self.send_response(status)
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
+        for name, value in {**headers, "X-Content-Type-Options": "nosniff"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of every request."""
+
+
 def serve(folder: Path | str, port: int | None, say: Callable[[str], None]) -> ThreadingHTTPServer:
     """A server on this machine's own address, not yet running: `serve_forever` starts it."""
     require(port is None or 1 <= port <= 65535, "port", "between 1 and 65535", port)
-    watched, page = Watched(folder), render("watch.html.j2", "watch.js").encode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = urlsplit(self.path)
-            if self.headers.get("Host", "").rpartition(":")[0] not in HOSTS:
-                return self.answer(400, "text/plain", b"this page is for this machine alone")
-            if asked.path == "/":
-                return self.answer(200, "text/html; charset=utf-8", page)
-            if asked.path == "/runs.json":
-                return self.answer(200, "application/json", json.dumps(watched.state()).encode())
-            found = None
-            if asked.path == "/picture.png":
-                name = parse_qs(asked.query).get("run", [""])[0]
-                try:
-                    found = watched.picture(name)
-                except BROKEN:  # half of a file that is being replaced
-                    found = None
-            return self.answer(200, "image/png", found) if found else self.answer(404, "text/plain", b"not here")
-
-        def answer(self, status: int, kind: str, body: bytes) -> None:
-            self.send_response(status)
-            headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
-            for name, value in {**headers, "X-Content-Type-Options": "nosniff"}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing of every request."""
-
+    handler = partial(Handler, Watched(folder), render("watch.html.j2", "watch.js").encode())
     try:
-        server = ThreadingHTTPServer((LOOPBACK, port or 0), Handler)
+        server = ThreadingHTTPServer((LOOPBACK, port or 0), handler)
     except OSError as error:
         raise UserError(f"port must be one that nobody uses, got {port}") from error
     server.daemon_threads = True
-    there = "" if Path(folder).exists() else ", which is not there yet,"
-    say(f"watching {folder}{there} at http://{LOOPBACK}:{server.server_address[1]}/ (Ctrl-C ends it)")
+    say(f"watching {folder} at http://{LOOPBACK}:{server.server_address[1]}/ (Ctrl-C ends it)")
     return server

@@ -128,12 +128,15 @@ class Space(nn.Module, ABC):
         """(G,) share of the variance of each mask group."""
         return self.sum_by_mask_group(self.variance_share)
 
-    @property
-    def share_before(self) -> Tensor:
-        """(G,) share of the variance in larger mask groups: where each begins in a sorted spectrum."""
+    def band(self, low: float, high: float) -> Tensor:
+        """(G,) which mask groups begin between two shares of the cumulated variance, the largest first.
+
+        A band up to 1 holds all the rest, those without any variance too.
+        """
         share = self.mask_group_share
         order = share.argsort(descending=True, stable=True)
-        return torch.zeros_like(share).scatter(0, order, share[order].cumsum(0) - share[order])
+        before = torch.zeros_like(share).scatter(0, order, share[order].cumsum(0) - share[order])
+        return (before >= low) & ((before < high) | (high >= 1))
 
     def sum_by_mask_group(self, values: Tensor) -> Tensor:
         """Numbers (..., K) summed over each mask group, (..., G)."""

@@ -12,11 +12,9 @@ from torch import Tensor
 from pmae.config import SpaceConfig
 from pmae.errors import UserError, require
 from pmae.spaces.base import Space
-from pmae.spaces.moments import SEED, DistributedFit, principal_axes, sample
+from pmae.spaces.moments import DistributedFit, principal_axes, sample
 
 LANDMARKS = 2048
-POOL = 4
-"""k-means++ looks at every image for every landmark, so it chooses among so many times the landmarks, not among all."""
 EDGE = 1e-3
 """How near to 0 or to 1 the mean kernel value of two landmarks may come: beyond, float32 keeps under three digits."""
 FLOOR = 1e-6
@@ -84,7 +82,7 @@ class LandmarkSpace(Space):
     def fit(self, batches: Iterable[Tensor]) -> None:
         """One pass to choose the landmarks, one for the moments of their features."""
         # All of it in float64: the small axes are differences of kernels that float32 cannot tell apart.
-        landmarks = choose_landmarks(batches, len(self.centre), self.config.landmark_choice).double()
+        landmarks = sample((batch.flatten(1) for batch in batches), len(self.centre)).double()
         count, wanted = len(landmarks), self.config.components or 1
         require(wanted <= count, "space.components", f"at most the landmarks, here all {count} images", wanted)
         shift = landmarks.mean(0)
@@ -183,17 +181,6 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """(A, B) of rows (A, D) and (B, D)."""
     products = torch.addmm(y.square().sum(1), x, y.T, alpha=-2)
     return (products + x.square().sum(1, keepdim=True)).clamp(min=0)
-
-
-def choose_landmarks(batches: Iterable[Tensor], count: int, choice: str) -> Tensor:
-    """(M, D) images, M = `count` or all there are, in one pass; the same however the images are batched."""
-    pool = sample((batch.flatten(1) for batch in batches), count if choice == "random" else POOL * count)
-    if len(pool) <= count:
-        return pool
-    # Heavy to import, and most runs use another space.
-    from sklearn.cluster import kmeans_plusplus
-
-    return pool[kmeans_plusplus(pool.cpu().numpy(), count, random_state=SEED)[1]]
 
 
 def choose_gamma(gamma: float | None, distances: Tensor) -> float:

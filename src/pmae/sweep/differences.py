@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pmae.files import read_tensors
-from pmae.report.compare import Difference, difference
+from pmae.report.difference import Difference, difference
 from pmae.report.tables import Cell
 from pmae.results import Interval, Score
 from pmae.runs import Run

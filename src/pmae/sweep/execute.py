@@ -22,7 +22,8 @@ from pmae.method import build_method
 from pmae.models.described import adopted
 from pmae.plugins import plugin_errors
 from pmae.runs import Run
-from pmae.sweep.find import Requirements, RunIndex, RunSpec, SameImages, Scoring
+from pmae.sweep.find import RunIndex, RunSpec, SameImages
+from pmae.sweep.scoring import Requirements, Scoring
 from pmae.sweep.workers import POLL_SECONDS, Workers
 
 MANY = 1_000_000  # images, of which the number decides nothing about whether a network can be built for them
@@ -181,32 +182,34 @@ def run_all(
     """
     runs: dict[Config, Run] = {}
     running: dict[Future[int | None], tuple[Stage, Path, float]] = {}
-
     same = SameImages()
 
     def end(stage: Stage, run: Run) -> None:
         runs[stage.spec.config] = run
         scheduler.ended(stage, run)
 
+    def begin(stage: Stage) -> None:
+        """End a stage with a run that is there, or have a worker train it."""
+        config, until = stage.spec.config, stage.until
+        begun, run = index.stopped(config, folder), index.first(config, accept, any_length)
+        if run is None and until is not None:  # scored at the epoch the stage ends with, or later
+            run = next((one for one in begun if one.results.get("pretrain", {}).get("epoch", 0) >= until), None)
+        for other in begun if run is None else [run]:
+            same.require_of(other, config.data)
+        if run is not None:
+            end(stage, run)
+            return
+        same.require_now(config.data)
+        taken = [path for _, path, _ in running.values()]
+        path = next((one.path for one in begun if one.path not in taken), folder / stage.spec.folder)
+        how = "goes on" if (path / "config.json").exists() else "pretrains"
+        print(f"{stage.title}: {how} in {path}", flush=True)
+        began = time.monotonic()
+        running[workers.submit(path, config, until)] = stage, path, began
+
     while True:
         while len(running) < workers.room() and (stage := scheduler.next(bool(running))) is not None:
-            begun, until = index.stopped(stage.spec.config, folder), stage.until
-            run = index.first(stage.spec.config, accept, any_length)
-            if run is None and until is not None:  # scored at the epoch the stage ends with, or later
-                run = next((one for one in begun if one.results.get("pretrain", {}).get("epoch", 0) >= until), None)
-            if run is not None:
-                same.require_of(run, stage.spec.config.data)
-                end(stage, run)
-                continue
-            for other in begun:
-                same.require_of(other, stage.spec.config.data)
-            same.require_now(stage.spec.config.data)
-            taken = [path for _, path, _ in running.values()]
-            path = next((run.path for run in begun if run.path not in taken), folder / stage.spec.folder)
-            how = "goes on" if (path / "config.json").exists() else "pretrains"
-            print(f"{stage.title}: {how} in {path}", flush=True)
-            began = time.monotonic()
-            running[workers.submit(path, stage.spec.config, until)] = stage, path, began
+            begin(stage)
         if not running:
             return runs
         for future in wait(running, POLL_SECONDS, FIRST_COMPLETED).done:

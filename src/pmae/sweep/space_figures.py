@@ -16,9 +16,10 @@ from pmae.data.sets import with_held_out
 from pmae.errors import require
 from pmae.report.page import Page
 from pmae.report.pictures import View, hidden_pixels, view_of
-from pmae.report.samples import MARKS, PARTS
+from pmae.report.samples import MARKS
 from pmae.report.style import WHOLE, Array, Drawing, color, dash, gallery, legend, panels, styled
 from pmae.report.tables import Cell, Table
+from pmae.runs import PARTS
 from pmae.spaces import Space, build_space
 from pmae.sweep.find import splits
 from pmae.sweep.spaces import SpaceGrid, decimals, is_mae, space_label
@@ -127,10 +128,9 @@ def _basis(space: Space) -> Tensor:
     """(`EACH` for each of `PARTS`, C, H, W) what mask groups of each part add to an image; NaN for none."""
     generator, nothing = torch.Generator().manual_seed(SEED), space.reconstruct(torch.zeros_like(space.variance)[None])
     order = space.mask_group_share.argsort(descending=True, stable=True)
-    before = space.share_before[order]
     images = []
     for low, high in PARTS.values():
-        inside = order[(before >= low) & ((before < high) | (high == 1))]
+        inside = order[space.band(low, high)[order]]
         # The first ones of the top, which hold the most; of the other parts, some spread evenly.
         places = torch.arange(EACH) if low == 0 else (torch.arange(1, EACH + 1) * len(inside)) // (EACH + 1)
         chosen = inside[places[places < len(inside)].unique().to(inside.device)]

@@ -22,8 +22,9 @@ from pmae.runs import Run
 from pmae.spaces import build_space
 from pmae.sweep.differences import COLUMNS, NOTE, between, cells
 from pmae.sweep.execute import check_missing, get_runs
-from pmae.sweep.find import Requirements, RunSpec, Scoring, own_scores, splits
+from pmae.sweep.find import RunSpec, splits
 from pmae.sweep.grid import mean, trial_of
+from pmae.sweep.scoring import Requirements, Scoring, own_scores
 from pmae.sweep.workers import Workers
 
 CHOSEN = (

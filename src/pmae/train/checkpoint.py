@@ -5,7 +5,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,15 +15,14 @@ from pmae.config import Config
 from pmae.data.augment import Standardize
 from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors, write_json, write_tensors, write_whole
-from pmae.method import MaskedAutoencoder, build_method
+from pmae.method import MaskedAutoencoder
 from pmae.models import Encoder, build_encoder
 from pmae.models.weights import require_fit, weights_in
 from pmae.plugins import require_plugins
 from pmae.remote import is_remote, local
-from pmae.runs import Run, create_run, is_classifier, is_run, read_state
+from pmae.runs import Run, is_classifier, is_run, read_state
 from pmae.spaces import Space, build_space
 from pmae.train.given import given_images, load_given
-from pmae.train.step import build_optimizer
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors", "extra.safetensors")
 
@@ -126,7 +125,7 @@ def _load_extra(model: MaskedAutoencoder, path: Path) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
-def opened(source: Run | Path | str) -> Run | Path:
+def run_or_weights(source: Run | Path | str) -> Run | Path:
     """A run, or the place of weights that timm or Hugging Face wrote; what is on the hub, hf://USER/NAME, is copied."""
     stored = is_remote(source) and not str(source).startswith("hf://")
     if isinstance(source, Run) or stored or is_run(place := local(source)):
@@ -142,7 +141,7 @@ def load_encoder(source: Run | Path | str, epoch: int | None = None) -> tuple[Co
 
     Weights that timm or Hugging Face wrote will do, a folder or its address, hf://USER/NAME, on the hub.
     """
-    run = opened(source)
+    run = run_or_weights(source)
     if not isinstance(run, Run):
         require(epoch is None, "epoch", "left out for weights, which have one state", epoch)
         start = load_given(run)
@@ -254,55 +253,3 @@ def _file_checksum(path: Path) -> str:
 
 def _seal(state: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-class TrainedModel(NamedTuple):
-    """All that a run learned, on the CPU: the settings, the data it saw, the model, its statistics and its journal."""
-
-    config: Config
-    environment: dict[str, Any]
-    model: MaskedAutoencoder
-    standardize: Standardize
-    metrics: list[dict[str, Any]]
-    results: dict[str, Any]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images."""
-        return self.model.encoder.shape
-
-
-def load_trained(run: Run) -> TrainedModel:
-    """A run at its last checkpoint, leaving the caller's random state as it was."""
-    config, environment, last = run.config, run.environment, run.checkpoint()
-    with torch.random.fork_rng(devices=[]):
-        model = build_method(config, run.shape, load_space(run))
-    load_into(model.encoder.net, last / "encoder.safetensors")
-    load_into(model.decoder, last / "decoder.safetensors")
-    return TrainedModel(config, environment, model.eval(), load_standardize(run), run.metrics(), run.results)
-
-
-def write_trained(path: Path | str, trained: TrainedModel, epoch: int = 0, step: int = 0) -> Run:
-    """A run folder with these weights, statistics and space; resuming it at step 0 trains them on."""
-    run = create_run(path, trained.config, trained.environment)
-    save_fitted(run, trained.standardize, trained.model.space)
-    optimizer = build_optimizer(trained.model, trained.config.optim, on_graph=False)
-    state = {"epoch": epoch, "step": step}
-    save(run, contents(trained.model, optimizer), f"epoch_{epoch:04d}", state, trained.config.train.keep)
-    return run
-
-
-def write_finished(path: Path | str, trained: TrainedModel) -> Run:
-    """The folder of a finished run, as far as it is in memory: without samples and the optimizer's moments."""
-    path = Path(path)
-    require(not path.exists(), "path", "a folder that does not exist yet", str(path))
-
-    def write(temporary: Path) -> None:
-        last = max(line["step"] for line in trained.metrics)
-        run = write_trained(temporary, trained, trained.config.train.epochs or 0, last)
-        lines = (json.dumps(line) + "\n" for line in trained.metrics)
-        (run.path / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
-        run.add_results(**trained.results)
-
-    write_whole(path, write)
-    return Run(path)

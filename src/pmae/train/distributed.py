@@ -158,21 +158,25 @@ def lost_process_errors(world: World) -> Iterator[None]:
         ) from error
 
 
+def require_shardable(config: Config, model: MaskedAutoencoder, size: int) -> None:
+    """Refuse to divide weights where there is nobody to share them with, or where something needs them whole."""
+    teacher = model.contrastive is not None and model.contrastive.has_teacher
+    rules = {
+        "off in one process, which has nobody to share with (torchrun --nproc-per-node starts several)": size == 1,
+        "off with an EMA teacher, which moves whole weights": teacher,
+        "off where optim.name is muon, whose steps need whole matrices": config.optim.name == "muon",
+    }
+    for rule, broken in rules.items():
+        require(not (config.train.shard and broken), "train.shard", rule, config.train.shard)
+
+
 def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder, size: int) -> None:
     """Refuse what parts of a batch, in several processes or one after another, compute otherwise than the whole."""
-    if size == 1:
-        rule = "off in one process, which has nobody to share with (torchrun --nproc-per-node starts several)"
-        require(not config.train.shard, "train.shard", rule, config.train.shard)
     if (parts := size * config.train.accumulate) == 1:
         return
     rule = f"a multiple of the number of processes, {size}"
     rule += f", times train.accumulate, {config.train.accumulate}" if config.train.accumulate > 1 else ""
     require(batch_size % parts == 0, "train.batch_size", rule, batch_size)
-    teacher = model.contrastive is not None and model.contrastive.has_teacher
-    rule = "off with an EMA teacher, which moves whole weights"
-    require(not (config.train.shard and teacher), "train.shard", rule, config.train.shard)
-    rule = "off where optim.name is muon, whose steps need whole matrices"
-    require(not (config.train.shard and config.optim.name == "muon"), "train.shard", rule, config.train.shard)
     several = "in several processes, each of which knows its part of the batch"
     if config.train.accumulate > 1:
         several = "where a batch is taken in parts (train.accumulate)"

@@ -69,8 +69,8 @@ SIMPLER: dict[type[Plain], type[Plain]] = {Compiled: Graph, Graph: Plain}
 class FastEngine:
     """Captured steps, the first loss of which is checked; simpler ones where compiling or capturing fails."""
 
-    def __init__(self, build: Callable[[type[Plain]], Plain], kind: type[Graph], asked: bool, check: bool) -> None:
-        self._build, self._asked, self._check = build, asked, check
+    def __init__(self, build: Callable[[type[Plain]], Plain], kind: type[Graph], asked: bool) -> None:
+        self._build, self._asked = build, asked
         self._taken, self.current = 0, build(kind)
 
     @property
@@ -80,7 +80,7 @@ class FastEngine:
 
     def __call__(self, inputs: Inputs) -> None:
         """Take one step."""
-        expected = float(self._plain_loss(inputs)) if self._check and self._taken == 0 else None
+        expected = float(self._plain_loss(inputs)) if self._taken == 0 else None
         self._take(inputs)
         self._taken += 1
         if expected is not None:

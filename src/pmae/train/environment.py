@@ -98,11 +98,11 @@ def kept_precision() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def steady_products(precision: torch.dtype, device: torch.device) -> Iterator[None]:
+def steady_matmuls(precision: torch.dtype, device: torch.device) -> Iterator[None]:
     """Inside, a CPU without bfloat16 multiplies in one way, whatever this process did before.
 
-    At the first product of bfloat16 that oneDNN cannot do, torch turns oneDNN off for the rest of the process, and
-    products of float32 round otherwise from then on.
+    At the first bfloat16 matmul that oneDNN cannot do, torch turns oneDNN off for the rest of the process, and
+    those of float32 round otherwise from then on.
     """
     if device.type != "cpu" or not torch.backends.mkldnn.is_available() or _has_bfloat16():
         yield

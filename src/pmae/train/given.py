@@ -54,8 +54,9 @@ def load_given(
     if standardize is None and images is not None:
         standardize, told = fit_standardize(Batches(images.images, torch.device("cpu")), "channel"), "the images' own"
     if standardize is None:
-        raise UserError(f"weights {str(place)!r} must have mean and deviation of their {shape[0]} channels beside them")
-    notes = (*pretrained.notes, f"mean and deviation of pixels: {told}", *_files_note(known, images))
+        rule = f"mean and standard deviation of their {shape[0]} channels beside them"
+        raise UserError(f"weights {str(place)!r} must have {rule}")
+    notes = (*pretrained.notes, f"mean and standard deviation of pixels: {told}", *_files_note(known, images))
     return Start(encoder.eval(), config, standardize, notes)
 
 

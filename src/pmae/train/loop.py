@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pmae.config import Config, replace
-from pmae.data.augment import build_augmentations
+from pmae.data.augment import Augmentation, build_augmentations
 from pmae.data.batches import Batches
 from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
@@ -77,18 +77,11 @@ def pretrain(
     return begun.run
 
 
-def fit(config: Config, splits: Splits, out: Path, quiet: bool = True) -> None:
-    """Fit statistics and space to the images, in the folder of a run that never begins: others take them from there."""
-    with alone(config, splits, out, quiet):
-        pass
-    environment.release_memory()
-
-
 @contextmanager
 def alone(
     config: Config, splits: Splits, out: Path, quiet: bool, fitted: Path | None = None
 ) -> Iterator["Pretraining"]:
-    """A new run ready for its first step, without the weights and the callbacks that it may begin with."""
+    """A new run ready for its first step, its space fitted, without weights and callbacks that it may begin with."""
     place, plain = (config, splits, out, *_dry_build(config, splits)), replace(config, train__callbacks=())
     with (
         kept_precision(),
@@ -135,11 +128,7 @@ class Pretraining:
         self.config, self.run, self.device, self.world = config, run, device, world
         self._require_folder, self._on_checkpoint = require_folder, on_checkpoint
         train, shape = config.train, splits.train.shape
-        settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
-        if None in (*settled, config.optim.base_lr):
-            raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
-        self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
-        self.peak_lr = (config.optim.base_lr or 0.0) * self.batch_size / 256
+        self._take_settled()
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
         plan = plan_crops(splits.train, config, device)
         crops = Crops(plan, shape[1:], config.augment, device) if plan else None
@@ -164,11 +153,23 @@ class Pretraining:
         world.require_same(self.model.state_dict() | checkpoint.optimizer_tensors(self.model, self.optimizer))
         if train.shard:
             distributed.shard(self.model, self.optimizer, world)
-        given = (self.model, self.standardize, config, self.optimizer, world, augmentations)
-        self.stepper: Plain | FastEngine = Plain(*given)
-        if captured:
-            kind = Compiled if self.engine == "compiled" else Graph
-            self.stepper = FastEngine(lambda kind: kind(*given), kind, train.engine != "auto", train.self_check)
+        self.stepper = self._build_stepper(augmentations)
+
+    def _take_settled(self) -> None:
+        """The settings that must not be open any more."""
+        train, optim = self.config.train, self.config.optim
+        settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, self.config.probe.every)
+        if None in (*settled, optim.base_lr):
+            raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
+        self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
+        self.peak_lr = (optim.base_lr or 0.0) * self.batch_size / 256
+
+    def _build_stepper(self, augmentations: list[Augmentation]) -> Plain | FastEngine:
+        given = (self.model, self.standardize, self.config, self.optimizer, self.world, augmentations)
+        if self.engine == "plain":
+            return Plain(*given)
+        kind = Compiled if self.engine == "compiled" else Graph
+        return FastEngine(lambda kind: kind(*given), kind, self.config.train.engine != "auto")
 
     def rehearse(self) -> None:
         """Take a step that nobody keeps, which tells whether there is memory for it."""

@@ -19,7 +19,7 @@ from pmae.masking import Draw
 from pmae.method import MaskedAutoencoder, PrincipalMAE
 from pmae.models import Encoder, patchify, unpatchify
 from pmae.models.maps import attention_maps, colours, token_maps
-from pmae.runs import Run
+from pmae.runs import PARTS, Run
 from pmae.train.checkpoint import what_is_saved
 from pmae.train.distributed import is_main
 from pmae.train.step import Inputs
@@ -31,7 +31,6 @@ MOST_IMAGES = 2048
 PICTURES = 8
 FRAME, FRAMES = 4, 8
 """Images of which predictions are kept over the epochs, and of how many epochs at most."""
-THIRDS = {"top": (0.0, 0.8), "middle": (0.8, 0.95), "bottom": (0.95, 1.01)}
 
 
 class Visualization(NamedTuple):
@@ -128,9 +127,8 @@ def hidden_r2(
             by_group += torch.stack(component_errors(model, x, draw))
     values = {name: float(1 - total[0] / total[1])}
     if isinstance(model, PrincipalMAE):
-        before = model.space.share_before
         for low, high in pairwise(BANDS):
-            error, energy = by_group[:, (before >= low) & ((before < high) | (high == BANDS[-1]))].sum(1)
+            error, energy = by_group[:, model.space.band(low, high)].sum(1)
             if float(energy) > 0:
                 values[f"r2_band_{low * 100:.0f}_{high * 100:.0f}"] = float(1 - error / energy)
     return values
@@ -208,7 +206,6 @@ def _spectrum(model: PrincipalMAE, x: Tensor, draw: Draw) -> dict[str, Tensor]:
     if model.config.masking.enabled:
         found["hidden"] = hidden[:, order].expand(len(x), -1)
     nothing = space.reconstruct(torch.zeros_like(z))
-    for name, (low, high) in THIRDS.items():
-        inside = (space.share_before >= low) & (space.share_before < high)
-        found[name] = space.reconstruct(z * space.expand_mask(inside[None])) - nothing
+    for name, (low, high) in PARTS.items():
+        found[name] = space.reconstruct(z * space.expand_mask(space.band(low, high)[None])) - nothing
     return found

@@ -19,7 +19,7 @@ from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.train import checkpoint, distributed, setup
 from pmae.train.distributed import World
-from pmae.train.environment import describe_environment, memory_errors, pick_precision, steady_products
+from pmae.train.environment import describe_environment, memory_errors, pick_precision, steady_matmuls
 from pmae.train.journal import say
 
 
@@ -53,7 +53,8 @@ def opened(
     taken. Inside, running out of memory is one sentence, and the caller's random state is kept.
     """
     precision = pick_precision(config.train.precision, device)
-    with distributed.process_group(device) as world, steady_products(precision, device):
+    with distributed.process_group(device) as world, steady_matmuls(precision, device):
+        distributed.require_shardable(config, model, world.size)
         distributed.require_divisible(config, config.train.batch_size or 1, model, world.size)
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])

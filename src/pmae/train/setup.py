@@ -210,7 +210,7 @@ def build_model(
 
 
 def checkpoint_activations(model: MaskedAutoencoder) -> None:
-    """Let blocks of encoder and decoder be computed again on the way back; timm's other networks have their own way."""
+    """Let blocks of encoder and decoder be computed again in the backward pass; timm's others do it themselves."""
     model.decoder.run_blocks = run_blocks_checkpointed
     if model.encoder.is_vit:
         model.encoder.run_blocks = run_blocks_checkpointed

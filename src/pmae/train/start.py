@@ -16,7 +16,7 @@ from pmae.data.sets import read_like
 from pmae.errors import UserError, require
 from pmae.files import disk_errors, folder_path, require_empty, write_tensors, write_whole
 from pmae.runs import Run, create_run
-from pmae.train.checkpoint import load_encoder, opened, save
+from pmae.train.checkpoint import load_encoder, run_or_weights, save
 from pmae.train.distributed import is_main, process_group
 from pmae.train.environment import describe_environment
 from pmae.train.given import Start, TrainedOn, given_images, load_given
@@ -27,7 +27,7 @@ def trained_on(source: Run | Path | str, name: str | None = None) -> TrainedOn:
 
     `name` is the timm network of weights that do not tell it.
     """
-    place = opened(source)
+    place = run_or_weights(source)
     if not isinstance(place, Run):
         return given_images(place, name)
     require(name is None, "encoder", "left out for a run, which tells it", name)
@@ -42,7 +42,7 @@ def reading_for(source: Run | Path | str, data: str, name: str | None = None) ->
 
 def load_start(source: Run | Path | str, images: ImageSet, name: str | None = None) -> Start:
     """The encoder of a run or weights for these images; `name` is its timm network where weights do not tell it."""
-    place = opened(source)
+    place = run_or_weights(source)
     if not isinstance(place, Run):
         return load_given(place, name, images=images)
     config, found, standardize = load_encoder(place)
