@@ -3,7 +3,6 @@
 import copy
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from pmae.data.images import DTYPES, ImageSet, Splits, warn_of_units
 from pmae.embed import Embedder, feature_names, require_pooling
 from pmae.errors import Interrupted, UserError, require, require_known
 from pmae.evaluate.probes import online_probe
+from pmae.files import temporary_folder
 from pmae.pretraining import resolved
 from pmae.report.page import save_figures
 from pmae.runs import Run
@@ -204,9 +204,9 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if self.out is not None:
             yield Path(self.out)
             return
-        with tempfile.TemporaryDirectory(prefix="pmae-") as folder:
+        with temporary_folder("pmae-") as folder:
             try:
-                yield Path(folder) / "run"
+                yield folder / "run"
             except Interrupted:
                 # What it saved goes with the folder, so there is nothing to continue and nothing to tell.
                 raise KeyboardInterrupt from None
