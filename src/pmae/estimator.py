@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -24,6 +26,7 @@ from pmae.errors import Interrupted, UserError, require, require_known
 from pmae.evaluate.probes import online_probe
 from pmae.files import temporary_folder
 from pmae.pretraining import resolved
+from pmae.report.advice import LEARNED
 from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
@@ -229,6 +232,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         run = loop.pretrain(config, splits, folder, again, not self.verbose, watch)
         if self.out is not None:
             save_figures(run)
+        _warn_if_hardly_learned(run, len(splits.train))
         return run
 
     def _device(self) -> torch.device:
@@ -246,6 +250,16 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         tags.input_tags.three_d_array = True
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
+
+
+def _warn_if_hardly_learned(run: Run, count: int) -> None:
+    """As scikit-learn's estimators do that stop too early: nothing else would tell, where nothing is printed."""
+    config, r2 = run.config, run.results["pretrain"].get("train_r2")
+    if r2 is None or r2 >= LEARNED or config.objective.contrastive_weight:  # which teaches before R2 rises
+        return
+    after = f"{config.train.epochs} epoch{'s' * (config.train.epochs != 1)} of {count:,} images"
+    told = f"PMAE has hardly learned: R2 of what is hidden is {r2:.2f} after {after}, where 0 is a guess"
+    warnings.warn(f"{told}; give it more epochs", ConvergenceWarning, stacklevel=4)
 
 
 def read_images(estimator: Any, X: Any, fitting: bool, layout: Layout = "auto") -> np.ndarray:

@@ -441,7 +441,7 @@ def no_number(tmp: Path) -> list[object]:
             no_suffix,
             "got 6 that are not: across/000, across/001, down/002, down/003, slanted/004, ...; file names have",
         ),
-        (other_columns, "is a class where none is called 'label' (--columns label=NAME), got 'across'"),
+        (other_columns, "is a class where none is called 'label' (columns label=NAME), got 'across'"),
         (no_file_column, "must be a table with a column 'file', and 'label' or one for each class, got ['image_id',"),
         (twice, "must name every file once, got 'across/000.png' in row 2 (train) and row 8 (test)"),
         (floats, "must be a name or a whole number, got '0.5'"),

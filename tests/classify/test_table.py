@@ -84,7 +84,7 @@ def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_pa
             "t.csv (image_id, diagnosis, patient, split), got 'person'",
         ),
         (WORDS, "group 'P0' must be of one split, as its images are alike (patient in"),
-        ([], "got ['diagnosis', 'image_id', 'patient', 'split']; --columns file=NAME label=NAME tells"),
+        ([], "got ['diagnosis', 'image_id', 'patient', 'split']; columns, as in label=NAME, say what"),
     ],
 )
 def test_what_is_wrong_with_columns_is_one_sentence(

@@ -99,6 +99,9 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "records.csv").write_text("\n".join(["image_id,diagnosis,patient", *patients]))
     np.save(folder / "images.npy", pixels(32, 16, 16, 3))
     np.save(folder / "spectra.npy", pixels(32, 5, 16, 16))
+    scenes = pixels(32, 5, 16, 16).astype(np.float32)
+    scenes[::4, :, :3] = np.nan
+    np.save(folder / "scenes.npy", scenes)
     (folder / "table").mkdir()
     write_shards(folder)
     write_cifar10(folder / "data" / "cifar-10-batches-bin")

@@ -132,7 +132,7 @@ def _read_rows(path: Path, columns: Columns) -> Rows:
     rule = f"a table with a column {columns.file!r}, and {columns.label!r} or one for each class"
     if columns.file not in rows[0]:
         said = f"labels: {path} must be {rule}, got {sorted(map(str, rows[0]))}"
-        raise UserError(f"{said}; --columns file=NAME label=NAME tells what they are called")
+        raise UserError(f"{said}; columns, as in label=NAME, say what they are called")
     return rows
 
 
@@ -147,7 +147,7 @@ def _class_columns(rows: Rows, path: Path, columns: Columns) -> tuple[np.ndarray
     require(bool(classes), f"labels: {path}", rule, sorted(rows[0]))
     for number, row in enumerate(rows, 2):
         for name in classes:
-            rule = "0 or 1, as every column is a class where none is called 'label' (--columns label=NAME)"
+            rule = "0 or 1, as every column is a class where none is called 'label' (columns label=NAME)"
             require(str(row[name]) in ("0", "1"), f"{name} in row {number} of {path}", rule, row[name])
     return np.array([[float(row[name]) for name in classes] for row in rows], np.float32), classes
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from pmae.data.ondemand import OnDemand, RaggedOnDemand
 from pmae.errors import UserError, require
 
+FILL = "fill missing values first, such as by the mean of their channel"
 DTYPES = ("uint8", "uint16", "int16", "float16", "float32", "float64")
 
 
@@ -120,7 +121,7 @@ def require_finite(parameter: str, images: np.ndarray | OnDemand) -> None:
     bad = sum(not np.isfinite(image).all() for image in images)
     rule = f"{parameter} must be finite numbers, got NaN or infinity"
     if bad:
-        raise UserError(f"{rule} in {bad:,} of {len(images):,} images")
+        raise UserError(f"{rule} in {bad:,} of {len(images):,} images; {FILL}")
 
 
 def _require_shape(parameter: str, shape: Sequence[int], found: Sequence[int]) -> None:
