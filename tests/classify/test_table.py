@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pmae.classify.labels import LabelledData, read_labelled, with_validation
+from pmae.classify.labels import LabelledData, read_labelled, with_test, with_validation
 from pmae.classify.table import Columns
 from pmae.config import DataConfig
 from pmae.runs import Run
@@ -63,7 +63,23 @@ def test_no_patient_is_both_trained_on_and_held_out(labelled: Path, tmp_path: Pa
     assert not set(train) & set(val)
     assert len(val) == 12
     assert set(data.val.targets) == set(data.train.targets) == {0, 1, 2}
-    assert any("12 of 60 training images, all of 3 groups, are held out" in note for note in data.notes)
+    assert any("12 of 60 training images, all of 3 groups, are held out to stop" in note for note in data.notes)
+
+
+def test_a_test_part_is_asked_for_and_shares_no_patient(
+    run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    data = with_validation(with_test(of_patients(tmp_path, labelled), 0.2, seed=0), 0.15, seed=0)
+    assert data.test is not None
+    assert data.val is not None
+    parts = [part.images.groups for part in (data.train, data.val, data.test)]
+    kinds = [set(groups) for groups in parts if groups is not None]
+    assert sum(map(len, kinds)) == len(set.union(*kinds)) == 15
+    how = ("--labels", tmp_path / "t.csv", *WORDS, "--method", "linear", "--test", "0.2")
+    code, said = command("finetune", run.path, "--data", labelled, *how, "--out", tmp_path / "clf")
+    assert code == 0, said
+    assert "12 of 60 training images, all of 3 groups, are held out to score on" in said
+    assert [(score["split"], score["images"]) for score in scores(tmp_path / "clf")] == [("val", 12), ("test", 12)]
 
 
 def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_path: Path, command: Command) -> None:

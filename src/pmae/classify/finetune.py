@@ -8,7 +8,7 @@ from typing import Any
 
 from pmae.classify import FinetuneConfig
 from pmae.classify.fit import Fitted, Say, fit, require_peft
-from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
+from pmae.classify.labels import LabelledData, per_class, read_labelled, with_test, with_validation
 from pmae.classify.model import ImageClassifier
 from pmae.classify.score import score
 from pmae.classify.table import USUAL, Columns
@@ -55,7 +55,8 @@ def finetune(
     given = data if isinstance(data, DataConfig) else reading_for(start, str(data), encoder)
     reading, found = read_labelled(given, labels, called := Columns.named(columns or {}))
     shared = _shared(found)
-    labelled = with_validation(found, config.validation, config.seed)
+    labelled = with_test(found, config.test, config.seed)
+    labelled = with_validation(labelled, config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
     require_pooling(config.pooling, begin.encoder)
     notes = [*labelled.notes, *begin.notes, *shared]

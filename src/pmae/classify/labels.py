@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,15 +88,25 @@ def as_splits(data: LabelledData) -> Splits:
 
 def with_validation(data: LabelledData, share: float, seed: int) -> LabelledData:
     """The set with a part of its training images, the same share of every class, as val where it has none."""
-    if data.val is not None:
+    return _with_part(data, "val", share, seed, "to stop and to calibrate on")
+
+
+def with_test(data: LabelledData, share: float | None, seed: int) -> LabelledData:
+    """The same of test, if a share is given; nothing in it stops training or calibrates."""
+    return data if share is None else _with_part(data, "test", share, seed, "to score on")
+
+
+def _with_part(data: LabelledData, name: str, share: float, seed: int, use: str) -> LabelledData:
+    if getattr(data, name) is not None:
         return data
     # Of images with several labels, each combination is a class here.
     strata = np.unique(data.train.targets, axis=0, return_inverse=True)[1].reshape(-1)
     groups = data.train.images.groups
     kept, held = hold_out(strata, share, seed, groups)
-    whole = "" if groups is None else f", all of {len(np.unique(groups[held]))} groups"
-    told = f"{len(held)} of {len(data.train.targets)} training images{whole}, are held out to stop and to calibrate on"
-    return data._replace(train=data.train.take(kept), val=data.train.take(held), notes=(*data.notes, told))
+    whole = "" if groups is None else f", all of {len(np.unique(groups[held]))} groups,"
+    told = f"{len(held)} of {len(data.train.targets)} training images{whole} are held out {use}"
+    parts: dict[str, Any] = {"train": data.train.take(kept), name: data.train.take(held)}
+    return data._replace(**parts, notes=(*data.notes, told))
 
 
 def _check(data: LabelledData) -> None:

@@ -108,7 +108,7 @@ def in_words(folder: Path | str) -> str:
         told = "   ".join(f"{name} {shown}" for name, value in values.items() if (shown := _shown(name, value)))
         lines.append(f"  {found['split']:<5} {found['images']:>6} images   {told}")
     if {found["split"] for found in scores} == {"val"}:
-        lines.append("  val was used to choose, so its numbers are a little too good; a test part would tell")
+        lines.append("  val was used to choose, so its numbers are a little too good; a test part (--test) would tell")
     return "\n".join(lines)
 
 
