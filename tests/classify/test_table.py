@@ -11,6 +11,7 @@ import pytest
 from pmae.classify.labels import LabelledData, read_labelled, with_test, with_validation
 from pmae.classify.table import Columns
 from pmae.config import DataConfig
+from pmae.report.contents import load
 from pmae.runs import Run
 
 from .conftest import write_table
@@ -88,6 +89,14 @@ def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_pa
     code, said = command("evaluate", run.path, "--data", labelled, "--labels", table, *WORDS, *how)
     assert code == 0, said
     assert "12 images (20%, stratified, seed 0, whole groups) of its training split are held out as test" in said
+    (score,) = (score for score in load(run.path).scores if score.pooling == "mean")
+    assert np.bincount(score.groups).tolist().count(4) == 3
+    usual = [{**row, "patient": str(i)} for i, row in enumerate(patients(labelled))]
+    assert (
+        command("evaluate", run.path, "--data", labelled, "--labels", write_table(table, usual), *WORDS, *how)[0] == 0
+    )
+    (alone,) = (score for score in load(run.path).scores if score.pooling == "mean")
+    assert np.bincount(alone.groups).max() == 1
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ class EvaluationData:
         resamples, groups = self.protocols.resamples, self.sets[split].groups
         score = score_of(by_seed, truth, self.classes, resamples, groups, split=split, **named)
         predicted = [np.where(np.isfinite(one.scores).all(), one.scores.argmax(1), -1) for one in by_seed]
-        return replace(score, answers=np.stack([truth, *predicted]).astype(np.int16))
+        return replace(score, answers=np.stack([truth, *predicted]).astype(np.int16), groups=groups)
 
     def description(self, splits: Splits, shared: dict[str, Duplicates] | None) -> EvaluatedData:
         """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""
