@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pmae.app.classifier import labelled_images
 from pmae.classify.labels import LabelledData, read_labelled, with_test, with_validation
+from pmae.classify.model import load_classifier
 from pmae.classify.table import Columns
 from pmae.config import DataConfig
 from pmae.report.contents import load
@@ -81,6 +83,9 @@ def test_a_test_part_is_asked_for_and_shares_no_patient(
     assert code == 0, said
     assert "12 of 60 training images, all of 3 groups, are held out to score on" in said
     assert [(score["split"], score["images"]) for score in scores(tmp_path / "clf")] == [("val", 12), ("test", 12)]
+    again = labelled_images(str(tmp_path / "clf"), load_classifier(tmp_path / "clf"), None, pytest.fail)
+    assert again is not None, "the explorer finds the images again by the same columns"
+    assert len(again.targets) == 60
 
 
 def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_path: Path, command: Command) -> None:
