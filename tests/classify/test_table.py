@@ -145,3 +145,13 @@ def test_groups_follow_their_images(labelled: Path, tmp_path: Path) -> None:
     for part in (whole.take(some), whole.take(some).loaded()):
         assert part.groups is not None
         assert part.groups.tolist() == whole.groups[some].tolist()
+
+
+def test_a_column_called_group_is_one_of_groups_only_where_it_is_named(labelled: Path, tmp_path: Path) -> None:
+    """It may be those that were treated, or a class."""
+    rows = [{"file": r["image_id"], "label": r["diagnosis"], "group": "treated"} for r in patients(labelled)]
+    table = write_table(tmp_path / "t.csv", rows)
+    assert read_labelled(DataConfig(str(labelled)), table)[1].train.images.groups is None
+    classes = [{"file": r["image_id"], "group": i % 2, "other": i % 3 // 2} for i, r in enumerate(patients(labelled))]
+    found = read_labelled(DataConfig(str(labelled)), write_table(tmp_path / "u.csv", classes))[1]
+    assert found.classes == ("group", "other")

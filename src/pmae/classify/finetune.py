@@ -42,8 +42,8 @@ def finetune(
 
     `start` is a run, or weights of timm or Hugging Face, whose network `encoder` names where no config.json does;
     `data` a folder with a subfolder a class, a table (`file,label`), an .npz file, shards or a named set; `labels` a
-    table of files below `data`. Its columns are file, label, and maybe split and group (the patient, say, whose images
-    are held out together), or what `columns` calls them: {"label": "diagnosis"}.
+    table of files below `data`. Its columns are file, label and maybe split, or what `columns` calls them; it may name
+    one of groups too, whose images are held out together: {"label": "diagnosis", "group": "patient"}.
     """
     path, config = folder_path(out), config or FinetuneConfig()
     _require_folder(path, resume)

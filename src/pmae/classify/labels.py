@@ -52,8 +52,8 @@ def read_labelled(
     """The images of a source and their labels, checked, and the settings that they were read with.
 
     `labels` is a table of the files below `config.source`, with a column `file`, `label` (several are `a;b`) or a
-    column of 0 and 1 for each class, and maybe `split` and `group`, under these names or those of `columns`. Without
-    one, or by `folders`, subfolders are the classes.
+    column of 0 and 1 for each class, and maybe `split`, under these names or those of `columns`, which may name one of
+    groups too. Without a table, or by `folders`, subfolders are the classes.
     """
     source, labels = Path(config.source).expanduser(), None if labels == "folders" else labels
     if labels is None and is_table(source, columns.file):

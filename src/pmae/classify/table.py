@@ -23,8 +23,8 @@ class Columns(NamedTuple):
     file: str = "file"
     label: str = "label"
     split: str = "split"
-    group: str = "group"
-    """What images have in common that keeps them in one split: the patient, say."""
+    group: str = ""
+    """What images have in common that keeps them in one split, such as the patient; no column unless it is named."""
 
     @classmethod
     def named(cls, given: Mapping[str, str]) -> "Columns":
@@ -91,7 +91,7 @@ def read_table(path: Path, columns: Columns) -> Table:
 
 
 def groups_of(table: Table, path: Path, columns: Columns) -> list[str] | None:
-    """The group of every row; None where no column tells."""
+    """The group of every row; None where no column is named that tells."""
     if columns.group not in table.rows[0]:
         _require_column(columns.group, USUAL.group, table.rows, path)
         return None

@@ -16,8 +16,8 @@ class Finetune(Conversion):
     """Train a classifier on labelled images, from a run or weights, and keep it in a folder.
 
     Subfolders of --data are classes. A table (.csv or .parquet) has the columns file and label, or a column of 0 and 1
-    for each class; several labels of an image are a;b; rows without a label are left out. Images of one group, such as
-    those of a patient, are held out together. The classifier's results.json says how sure to be.
+    for each class; several labels of an image are a;b; rows without a label are left out. Images of one group, as those
+    of a patient, are held out together where --columns names it. The classifier's results.json says how sure to be.
 
     examples:
       pmae finetune runs/a --data labelled/ --out clf
@@ -36,7 +36,7 @@ class Finetune(Conversion):
     labels: Text = None
     """A .csv or .parquet table of the files below --data, or `folders`, as is assumed: subfolders are the classes."""
     columns: ColumnNames = ()
-    """What the table calls them: file=image_id label=diagnosis group=patient; split too. A group stays in one split."""
+    """Of the table, as in file=image_id label=diagnosis group=patient; split too. A group stays in one split."""
     encoder: Text = None
     """timm name of the network, for weights without a config.json that tells it."""
     device: str = "auto"

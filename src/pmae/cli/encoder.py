@@ -70,7 +70,7 @@ class Evaluate(OtherData):
     labels: Text = None
     """folders (subfolders are classes), none, or a .csv or .parquet table of the files below --data."""
     columns: ColumnNames = ()
-    """What the table calls them: file=image_id label=diagnosis group=patient; split too. A group stays in one split."""
+    """Of the table, as in file=image_id label=diagnosis group=patient; split too. A group stays in one split."""
     masks: Text = None
     """Folder of PNGs of class numbers, named like the images: probe the patches for them instead."""
     device: str = "auto"
