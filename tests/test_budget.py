@@ -175,3 +175,18 @@ def test_a_trial_that_is_interrupted_leaves_nothing(
     assert capsys.readouterr().err == "pmae: stopped\n"
     assert not (tmp_path / "run").exists()
     assert not list(trials.iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM that a program could answer")
+def test_what_is_fitted_for_a_trial_goes_when_the_program_is_ended(array: Path, tmp_path: Path, trials: Path) -> None:
+    def end() -> None:
+        while not list(trials.glob("pmae-fit-*")):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
+    with pytest.raises(SystemExit) as stopped:
+        main(["pretrain", "--data", str(array), "--out", str(tmp_path / "run"), "--minutes", "60", *SMALL])
+    assert stopped.value.code == 143
+    assert not (tmp_path / "run").exists()
+    assert not list(trials.iterdir())

@@ -15,7 +15,7 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -296,6 +296,27 @@ def test_other_units_than_in_fit_are_warned_of() -> None:
         model.transform(X / 255)
     with warnings.catch_warnings(action="error"):
         model.transform(X.astype(float))
+
+
+def test_a_fit_that_taught_hardly_anything_is_warned_of() -> None:
+    """As scikit-learn's own estimators that end too early; one that learned says nothing."""
+    with pytest.warns(ConvergenceWarning, match=r"R2 of what is hidden is -?\d.* after 1 epoch of 40 images, where 0"):
+        small().fit(pictures())
+    even = np.broadcast_to(pictures(200, 1, 1), (200, 8, 8))  # any patch of which tells all others
+    plain = replace(TINY, objective__normalize_patches=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        assert small(config=plain, space="pixels", epochs=10, base_lr=0.05, augment=False).fit(even).score(even) > 0.5
+
+
+def test_one_image_in_color_is_not_quietly_three_grey_ones() -> None:
+    three = pictures(3, 16, 16)
+    with pytest.warns(UserWarning, match="taken for 3 grey images of 16x16; if it is one image with 3 channels, give"):
+        small().fit(three)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        small().fit(pictures(3, 16, 16, 3))
 
 
 def test_an_interrupted_fit_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:

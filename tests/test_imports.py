@@ -19,7 +19,7 @@ ALLOWED = {
     "config": {"errors", "validation"},
     "config_file": {"errors", "validation", "config"},
     "derive": LEAVES,
-    "budget": LEAVES | {"derive", "train"},
+    "budget": LEAVES | {"derive", "files", "train"},
     "masking": LEAVES,
     "objectives": LEAVES,
     "muon": set(),

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from pmae.evaluate.features import complete
 from pmae.evaluate.protocols import Protocols, preset, without_augmentation
 from pmae.evaluate.segment import Tokens, pixels_like, read_masked, segmentation_probe, tokens_of
 from pmae.export import export
+from pmae.files import temporary_folder
 from pmae.models import build_encoder
 from pmae.paper.recipes import with_patches
 from pmae.plugins import require_plugins
@@ -86,8 +86,8 @@ def pretrain(
         if minutes is not None:
             if not quiet:
                 say("a short trial tells how many epochs fit into the time")
-            place = held.enter_context(TemporaryDirectory(prefix="pmae-fit-"))
-            prepared = prepared.within(minutes, began, Path(place) / "run", quiet)
+            place = held.enter_context(temporary_folder("pmae-fit-"))
+            prepared = prepared.within(minutes, began, place / "run", quiet)
         if not quiet:
             say(prepared.described(verbose))
         folder, again, on_checkpoint = held.enter_context(_mirrored(out, resume))

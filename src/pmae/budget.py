@@ -1,7 +1,6 @@
 """How many epochs fit into the minutes that a run may take: a short trial of it on this machine, and arithmetic."""
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch
 from pmae.config import Config, replace
 from pmae.derive import tenth
 from pmae.errors import Interrupted, require
+from pmae.files import temporary_folder
 from pmae.plugins import TABLES
 from pmae.train.callbacks import Callback, Training
 from pmae.train.distributed import launched
@@ -129,10 +129,10 @@ def measure(config: Config, train: Train, seconds: float) -> Pace:
         train__callbacks=(NAME,),
         train__plugins=(),
     )
-    with tempfile.TemporaryDirectory(prefix="pmae-trial-") as folder, clock.registered():
+    with temporary_folder("pmae-trial-") as folder, clock.registered():
         began = time.monotonic()
         try:
-            train(trial, Path(folder) / "run", on_checkpoint=clock.on_checkpoint)
+            train(trial, folder / "run", on_checkpoint=clock.on_checkpoint)
         except Interrupted as stop:  # there is no run to go on with
             raise (KeyboardInterrupt() if stop.code == 130 else SystemExit(stop.code)) from None
         whole = time.monotonic() - began

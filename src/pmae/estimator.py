@@ -2,7 +2,7 @@
 
 import copy
 import math
-import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
@@ -22,7 +23,9 @@ from pmae.embed import Embedder, feature_names, require_pooling
 from pmae.errors import Interrupted, UserError, require, require_known
 from pmae.estimator_inputs import is_flat, read_images
 from pmae.evaluate.probes import online_probe
+from pmae.files import temporary_folder
 from pmae.pretraining import resolved
+from pmae.report.advice import LEARNED
 from pmae.report.page import save_figures
 from pmae.runs import Run
 from pmae.train import loop
@@ -201,9 +204,9 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if self.out is not None:
             yield Path(self.out)
             return
-        with tempfile.TemporaryDirectory(prefix="pmae-") as folder:
+        with temporary_folder("pmae-") as folder:
             try:
-                yield Path(folder) / "run"
+                yield folder / "run"
             except Interrupted:
                 # What it saved goes with the folder, so there is nothing to continue and nothing to tell.
                 raise KeyboardInterrupt from None
@@ -226,6 +229,7 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         run = loop.pretrain(config, splits, folder, again, not self.verbose, watch)
         if self.out is not None:
             save_figures(run)
+        _warn_if_hardly_learned(run, len(splits.train))
         return run
 
     def _device(self) -> torch.device:
@@ -243,3 +247,13 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         tags.input_tags.three_d_array = True
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
+
+
+def _warn_if_hardly_learned(run: Run, count: int) -> None:
+    """As scikit-learn's estimators do that stop too early: nothing else would tell, where nothing is printed."""
+    config, r2 = run.config, run.results["pretrain"].get("train_r2")
+    if r2 is None or r2 >= LEARNED or config.objective.contrastive_weight:  # which teaches before R2 rises
+        return
+    after = f"{config.train.epochs} epoch{'s' * (config.train.epochs != 1)} of {count:,} images"
+    told = f"PMAE has hardly learned: R2 of what is hidden is {r2:.2f} after {after}, where 0 is a guess"
+    warnings.warn(f"{told}; give it more epochs", ConvergenceWarning, stacklevel=4)

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import signal
+import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -206,6 +207,13 @@ def ending_in_order() -> Iterator[None]:
     finally:
         for each in plain:
             signal.signal(each, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder that goes however its use ends, by the signals that end a program too."""
+    with ending_in_order(), tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A pretraining from its settings and images to a run: what is read, what follows from it, and what is kept of it."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from pmae.train import loop
 from pmae.train.distributed import is_main
 from pmae.train.environment import pick_device, release_memory
 from pmae.train.journal import say
+from pmae.train.stages import first_epochs
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,20 @@ def resolved(config: Config, splits: Splits) -> tuple[Config, dict[str, str]]:
     weights = config.encoder.weights
     goes_on = weights is not None and learned_on(weights, fingerprint(splits))
     known = (train.vectors, gpu, train.images.dtype.name, hues_of(train), goes_on)
-    return resolve(config, len(train), train.shape, *known)
+    warn_of_channels(train)
+    found, reasons = resolve(config, len(train), train.shape, *known)
+    if "encoder.first_patch_size" in reasons:
+        both = f"{first_epochs(found) * (found.train.epochs or 1):,} epochs with them and then {found.train.epochs:,}"
+        reasons["encoder.first_patch_size"] += f"; {both}, each as long"
+    return found, reasons
+
+
+def warn_of_channels(train: ImageSet) -> None:
+    """Tell of as many grey images as one in color has channels: nobody trains on three or four images."""
+    channels, height, _ = train.shape
+    if len(train) in (3, 4) and channels == 1 and height > 1 and not train.names:
+        told = f"the array is taken for {len(train)} grey images of {train.shape[1]}x{train.shape[2]}"
+        warnings.warn(f"{told}; if it is one image with {len(train)} channels, give array[None]", stacklevel=3)
 
 
 def in_memory(images: Any, config: DataConfig) -> Splits:

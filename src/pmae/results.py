@@ -122,6 +122,8 @@ class Score:
     """Percentage that always answering the commonest class gets."""
     answers: Any = field(default=None, compare=False, repr=False)
     """(1 + seeds, images): true classes, then those predicted (-1 if diverged). Kept beside results.json by `key`."""
+    groups: Any = field(default=None, compare=False, repr=False)
+    """(images,) numbers: images of one, such as those of a patient, say much the same. Kept there by `groups_key`."""
 
     @property
     def measured(self) -> tuple[object, ...]:
@@ -132,6 +134,15 @@ class Score:
     def key(self) -> str:
         """The same as one text."""
         return "|".join(map(str, self.measured))
+
+    @property
+    def groups_key(self) -> str:
+        """The same for the groups of its images."""
+        return f"{self.key}|groups"
+
+    def with_kept(self, kept: Mapping[str, Any]) -> "Score":
+        """The same with what was kept of every image beside results.json, where that is there."""
+        return dataclasses.replace(self, answers=kept.get(self.key), groups=kept.get(self.groups_key))
 
     @property
     def label(self) -> str:
@@ -265,10 +276,10 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, from which `read_evaluations` makes an equal evaluation."""
-        plain = [dataclasses.replace(score, answers=None) for score in self.scores]
+        plain = [dataclasses.replace(score, answers=None, groups=None) for score in self.scores]
         values = dataclasses.asdict(dataclasses.replace(self, scores=tuple(plain)))
         for score in values["scores"]:
-            for key in (*SHARED, "answers"):
+            for key in (*SHARED, "answers", "groups"):
                 del score[key]
         return {"format": FORMAT, **values}
 

@@ -144,12 +144,16 @@ class Run:
 
         path, kept = self.path / "results.json", self.path / "answers.safetensors"
         answers = {one.key: torch.from_numpy(one.answers) for one in evaluation.scores if one.answers is not None}
+        groups = {one.groups_key: one.groups for one in evaluation.scores}
         with lock(path):
             known = self.results
             if answers:
                 with contextlib.suppress(UserError):  # a damaged file is written anew
                     answers = (read_tensors(kept) if kept.exists() else {}) | answers
-                write_tensors(kept, answers)
+                # What has no groups now may have had some before.
+                known_groups = {key: torch.tensor(own) for key, own in groups.items() if own is not None}
+                rest = {key: found for key, found in answers.items() if key not in groups}
+                write_tensors(kept, rest | known_groups)
             write_json(path, {**known, "evaluations": [*known.get("evaluations", []), evaluation.to_json()]})
 
     def metrics(self) -> list[dict[str, Any]]:

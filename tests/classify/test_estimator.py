@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV
@@ -116,6 +117,7 @@ def test_a_fitted_pmae_that_is_not_frozen_is_warned_of_and_labels_are_of_one_kin
     with pytest.warns(UserWarning, match="encoder is fitted already, and is fitted anew; sklearn.frozen.FrozenEst"):
         PMAEClassifier(fitted, device="cpu").fit(images, LABELS)
     with warnings.catch_warnings(action="error"):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # one epoch is few
         PMAEClassifier(clone(fitted), device="cpu").fit(images, LABELS)
     missing = np.array([*(CLASSES[label] for label in LABELS[1:]), None], object)
     with pytest.raises(UserError, match=r"^y must be labels of one kind for all images, got NoneType and str"):

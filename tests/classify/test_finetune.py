@@ -388,7 +388,8 @@ def other_split(tmp: Path) -> list[object]:
 def no_label(tmp: Path) -> list[object]:
     folder = write_folder(tmp / "d", 2)
     rows = table_of(folder)
-    rows[1]["label"] = ""
+    for row in rows:
+        row["label"] = ""
     return ["--data", write_table(folder / "t.csv", rows)]
 
 
@@ -440,12 +441,12 @@ def no_number(tmp: Path) -> list[object]:
             no_suffix,
             "got 6 that are not: across/000, across/001, down/002, down/003, slanted/004, ...; file names have",
         ),
-        (other_columns, "must be 0 or 1, as every column is a class where none is called 'label', got 'across'"),
+        (other_columns, "is a class where none is called 'label' (columns label=NAME), got 'across'"),
         (no_file_column, "must be a table with a column 'file', and 'label' or one for each class, got ['image_id',"),
         (twice, "must name every file once, got 'across/000.png' in row 2 (train) and row 8 (test)"),
         (floats, "must be a name or a whole number, got '0.5'"),
         (lambda tmp: ["--data", tmp, "--labels", "nowhere.csv"], "labels: there is no file 'nowhere.csv'"),
-        (no_label, "must be a class, got nothing"),
+        (no_label, "must be a class in some of the rows, got 'nothing in all of them'"),
         (other_split, "t.csv must be one of train, val, test, got 'holdout'"),
         (other_shape, "that the run was trained on, 3 channels of 8x8, got 3 channels of 9x9; give arrays of"),
         (lambda tmp: ["--data", "digits", "--epochs", "0"], ": --epochs must be at least 1, got 0"),

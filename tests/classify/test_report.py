@@ -96,7 +96,7 @@ def test_the_verdict_follows_the_numbers(tested: Path, linear: Path, tmp_path: P
     wide = with_test(metrics={"accuracy": {"value": 0.9, "low": 0.7, "high": 1.0}})
     assert verdict(wide).kind == "open"
     assert any("About 139 held-out" in own.words for own in advice(wide))  # 0.9 * 0.1 * (1.96 / 0.05)^2
-    assert any("into test/" in own.words for own in advice(load(linear, "linear")))
+    assert any("with --test 0.2" in own.words for own in advice(load(linear, "linear")))
     assert list(advice(load(linear, "linear")))[-1].command.startswith(f"pmae predict {linear} --data new/")
 
 

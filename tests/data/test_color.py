@@ -153,12 +153,47 @@ def test_what_makes_no_sense_is_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
-def test_grey_images_have_no_colors_to_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grey_images_change_as_torchvisions_do_and_keep_what_color_alone_would_change() -> None:
+    x = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+    noise = torch.rand(4, 5, generator=torch.Generator().manual_seed(1))
+    jitter = {"brightness": 0.4, "contrast": 0.5, "saturation": 0.6, "hue": 0.2}
+    for one, n, y in zip(x, noise.tolist(), ColorJitter(**jitter, p=1)(x, noise), strict=True):
+        expected = one
+        for (name, strength), drawn in zip(jitter.items(), n, strict=False):
+            centre = 0 if name == "hue" else 1
+            expected = getattr(reference, f"adjust_{name}")(expected, centre + strength * (2 * drawn - 1))
+        torch.testing.assert_close(y, expected, atol=2e-5, rtol=0)
+    assert torch.equal(Grayscale(p=1)(x, noise[:, :1]), x)
+
+
+def test_simclr_trains_on_grey_images(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (40, 16, 16), np.uint8))
+    common = [
+        "pretrain",
+        "--data",
+        str(tmp_path / "x.npy"),
+        "--recipe",
+        "simclr",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "16",
+    ]
+    sizes = {"width": 24, "depth": 1, "heads": 2}
+    common += [f"--{part}.{key}={size}" for part in ("encoder", "decoder") for key, size in sizes.items()]
+    assert main([*common, "--out", str(tmp_path / "run")]) == 0
+    assert Run(tmp_path / "run").config.augment.extra == ("color_jitter", "grayscale")
+
+
+def test_colors_of_other_channels_are_refused_and_what_needs_none_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "x.npy"
-    np.save(data, np.random.default_rng(0).integers(0, 256, (40, 16, 16, 1), np.uint8))
+    np.save(data, np.random.default_rng(0).integers(0, 256, (40, 16, 16, 5), np.uint8))
     given = ["--data", str(data), "--epochs", "1", "--out", str(tmp_path / "run"), "--augment.extra", "grayscale"]
     assert main(["pretrain", *given]) == 2
-    assert "8- and 16-bit images in color, got 'uint8 images with 1 channels'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "images in color or grey (without a name it adds nothing), got 'uint8 images with 5 channels'" in said
     grey = Standardize(torch.full((1, 1, 1), 100.0), torch.full((1, 1, 1), 50.0))
     blur, solarize = build_augmentations(AugmentConfig(extra=("blur(p=1)", "solarize(p=1)")), grey, "uint8")
     x = torch.randint(0, 256, (2, 1, 8, 8), generator=torch.Generator().manual_seed(0)).float()

@@ -203,6 +203,34 @@ def test_a_stack_of_planes_is_no_image(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_channels_that_were_written_as_a_stack_are_told_how_to_be_written(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", numbers(16, 12, 5), photometric="minisblack")
+    with pytest.raises(UserError, match=r"16 pages in one file; .*; where the 5 are channels, .* planarconfig="):
+        read(tmp_path)
+    tifffile.imwrite(tmp_path / "a.tif", numbers(16, 12, 5), photometric="minisblack", planarconfig="contig")
+    assert read(tmp_path).images.shape == (1, 5, 16, 12)
+
+
+def test_files_that_are_unreadable_for_one_reason_have_it_told_once(tmp_path: Path) -> None:
+    for number in range(3):
+        tifffile.imwrite(tmp_path / f"{number}.tif", numbers(7, 6, 9), imagej=True, metadata={"axes": "ZYX"})
+    with pytest.raises(
+        UserError, match=r"'0\.tif', '1\.tif', '2\.tif' \(each: ValueError: 7 pages in one file"
+    ) as found:
+        read(tmp_path)
+    assert str(found.value).count("7 pages") == 1
+
+
+def test_pillow_does_not_speak_of_every_file_with_many_channels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(2):
+        pixels = numbers(8, 8, 13, dtype=np.uint16)
+        tifffile.imwrite(tmp_path / f"{number}.tif", pixels, photometric="minisblack", planarconfig="contig")
+    assert read(tmp_path).images.shape == (2, 13, 8, 8)
+    assert not caplog.records
+
+
 def test_deep_channels_are_resized_one_by_one(tmp_path: Path) -> None:
     flat = np.stack([np.full((6, 9), value, np.uint16) for value in (7, 300, 65535, 0)], -1)
     tifffile.imwrite(tmp_path / "a.tif", flat, photometric="minisblack", planarconfig="contig")

@@ -306,7 +306,7 @@ def test_a_float_file_with_nan_counts_as_unreadable(tmp_path: Path) -> None:
     whole = save(tmp_path / "a.tif", pixels(8, 8).astype(np.float32))
     for number, value in enumerate((np.nan, np.inf)):
         save(tmp_path / f"b{number}.tif", np.where(np.arange(64).reshape(8, 8) == 9, np.float32(value), whole))
-    with pytest.warns(UserWarning, match=r"2 unreadable files: 'b0.tif' \(ValueError: NaN or infinity"):
+    with pytest.warns(UserWarning, match=r"2 unreadable files: 'b0.tif', 'b1.tif' \(each: ValueError: NaN or infinity"):
         splits = read(tmp_path)
     np.testing.assert_array_equal(splits.train.images, whole[None, None])
 

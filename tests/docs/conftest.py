@@ -95,8 +95,13 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(pixels(16, 16) // 128).save(mask)
     (folder / "mine.json").write_text('{"encoder": {"patch_size": 4}, "masking": {"masked_variance": 0.3}}')
     (folder / "labels.csv").write_text("\n".join(["file,label", *table]))
+    patients = [f"{row},P{number // 2}" for number, row in enumerate(table)]
+    (folder / "records.csv").write_text("\n".join(["image_id,diagnosis,patient", *patients]))
     np.save(folder / "images.npy", pixels(32, 16, 16, 3))
     np.save(folder / "spectra.npy", pixels(32, 5, 16, 16))
+    scenes = pixels(32, 5, 16, 16).astype(np.float32)
+    scenes[::4, :, :3] = np.nan
+    np.save(folder / "scenes.npy", scenes)
     (folder / "table").mkdir()
     write_shards(folder)
     write_cifar10(folder / "data" / "cifar-10-batches-bin")

@@ -112,3 +112,16 @@ def test_constant_scores_have_an_auc_of_one_half() -> None:
 def test_two_samples_of_two_classes() -> None:
     found = evaluate_scores(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 1]), resamples=20)
     assert all(found[name].value == 1.0 for name in METRICS)
+
+
+def test_intervals_over_groups_of_copies_are_those_of_the_originals() -> None:
+    """Ten copies of every image say no more than one: as images alone they would claim to."""
+    scores, labels = case(60, 3, 1)
+    groups = np.tile(np.arange(60), 10)
+    alone, copied = evaluate_scores(scores, labels, 200), (np.tile(scores, (10, 1)), np.tile(labels, 10))
+    for name, found in evaluate_scores(*copied, 200, groups=groups).items():
+        assert found.low == pytest.approx(alone[name].low)
+        assert found.high == pytest.approx(alone[name].high)
+    naive, known = evaluate_scores(*copied, 200)["accuracy"], alone["accuracy"]
+    assert None not in (naive.low, naive.high, known.low, known.high)
+    assert naive.high - naive.low < 0.5 * (known.high - known.low)  # type: ignore[operator]

@@ -54,3 +54,25 @@ def test_splits_that_exist_are_kept_and_unlabelled_ones_named(pictures: Pictures
     assert any("val split has no labels" in note for note in made.notes)
     with pytest.raises(UserError, match="must have labels"):
         complete(Splits("mine", unlabelled))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
+def test_groups_are_held_out_whole_and_no_class_is_lost(share: float) -> None:
+    rng = np.random.default_rng(1)
+    groups = rng.integers(0, 150, 600)
+    labels = np.where(rng.random(600) < 0.8, groups % 3, rng.integers(0, 3, 600))  # most of a group are of one class
+    kept, held = hold_out(labels, share, 0, groups)
+    assert sorted([*kept, *held]) == list(range(600))
+    assert not set(groups[kept]) & set(groups[held])
+    for label in range(3):
+        assert (labels[held] == label).mean() == pytest.approx(1 / 3, abs=0.1)
+    assert len(held) / 600 == pytest.approx(share, abs=0.05)
+
+
+def test_a_class_of_a_single_group_stays_in_train() -> None:
+    labels, groups = np.array([0, 0, 1, 1, 1, 1]), np.array([7, 7, 8, 8, 9, 9])
+    kept, held = hold_out(labels, 0.3, 0, groups)
+    assert set(labels[kept]) == {0, 1}
+    assert set(labels[held]) == {1}
+    with pytest.raises(UserError, match="groups of the images must be several, one of which can be held out"):
+        hold_out(labels, 0.3, 0, labels)

@@ -1,5 +1,7 @@
 """Differences of accuracies: paired on the same images, against scipy's bootstrap, and without the answers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import bootstrap
@@ -50,3 +52,31 @@ def test_answers_of_other_images_are_not_paired() -> None:
 def test_without_an_interval_nothing_is_said_about_chance() -> None:
     bare = Score("linear", "cls", "test", 50, {"accuracy": Interval(0.7)})
     assert "has no interval" in difference(bare, bare).words
+
+
+def test_copies_of_an_image_that_are_one_group_count_once() -> None:
+    """An interval over images would have it that five views of a patient are five patients."""
+    rng = np.random.default_rng(2)
+    theirs = rng.random((1, 300)) < 0.7
+    mine = theirs ^ (rng.random((1, 300)) < 0.1)
+    alone = difference(scored(mine), scored(theirs))
+    views = [replace(scored(np.repeat(right, 5, 1)), groups=np.repeat(np.arange(300), 5)) for right in (mine, theirs)]
+    grouped, naive = difference(*views), difference(*(replace(each, groups=None) for each in views))
+    assert (grouped.low, grouped.high) == pytest.approx((alone.low, alone.high), abs=0.3)
+    assert naive.high - naive.low < 0.6 * (grouped.high - grouped.low)
+
+
+def test_groups_of_several_sizes_are_drawn_whole_as_scipy_draws_them() -> None:
+    rng = np.random.default_rng(3)
+    groups = rng.integers(0, 120, 400)
+    theirs = (rng.random(120) < 0.7)[groups][None]
+    mine = (theirs[0] | (rng.random(120) < 0.2)[groups])[None]
+    found = difference(*(replace(scored(right), groups=groups) for right in (mine, theirs)))
+    sums, sizes = np.bincount(groups, (mine[0] ^ theirs[0]).astype(float)), np.bincount(groups)
+
+    def ratio(above: np.ndarray, below: np.ndarray, axis: int) -> np.ndarray:
+        return np.asarray(above.sum(axis) / below.sum(axis))
+
+    how = {"method": "percentile", "n_resamples": 10_000, "paired": True, "vectorized": True, "random_state": 0}
+    reference = bootstrap((sums, sizes), ratio, **how).confidence_interval
+    assert (found.low, found.high) == pytest.approx((100 * reference.low, 100 * reference.high), abs=0.5)

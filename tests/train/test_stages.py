@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,10 +15,11 @@ from torch import Tensor
 from pmae import api
 from pmae.budget import Pace
 from pmae.config import Config, replace
-from pmae.data.images import Splits
+from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
 from pmae.plugins import register
+from pmae.pretraining import resolved
 from pmae.runs import FIRST, Run
 from pmae.spaces import PCA
 from pmae.train.callbacks import Callback, Training
@@ -252,6 +254,16 @@ def test_both_stages_and_their_trials_share_one_fit(
     again = api.pretrain(run.config, toy, out=run.path, resume=True, quiet=True)
     assert (again.path / "fitted.safetensors").read_bytes() == known
     assert len(fits) == 2
+
+
+def test_the_epochs_of_both_stages_are_told_before_they_begin() -> None:
+    """With epochs that were given, the first stage comes on top of them."""
+    images = np.zeros((8, 3, 16, 16), np.uint8)
+    asked = replace(Config(), objective__contrastive_weight=1.0, train__epochs=150, encoder__patch_size=4)
+    config, reasons = resolved(replace(asked, train__device="cpu"), Splits("toy", ImageSet(images)))
+    assert config.encoder.first_patch_size == 8
+    assert first_stage(config).train.epochs == 600
+    assert reasons["encoder.first_patch_size"].endswith("; 600 epochs with them and then 150, each as long")
 
 
 def test_what_is_derived_for_two_stages_takes_no_longer() -> None:

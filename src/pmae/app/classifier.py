@@ -16,6 +16,7 @@ from pmae.app.panels import NEIGHBOURS, pictures, words
 from pmae.classify.labels import Labelled, read_labelled
 from pmae.classify.model import ImageClassifier, load_classifier
 from pmae.classify.predict import reading_for
+from pmae.classify.table import Columns
 from pmae.config import DataConfig
 from pmae.data.images import as_tensor
 from pmae.data.sets import read_like
@@ -153,9 +154,10 @@ def labelled_images(
         return None
     card = classifier.card
     root = {"root": known["root"]} if "root" in known else {}
+    columns = Columns.named({} if data else known.get("columns", {}))
     reading = read_like(DataConfig(str(source), **root, **card.reading), card.shape)
     try:
-        _, found = read_labelled(reading, None if data else known.get("labels"))
+        _, found = read_labelled(reading, None if data else known.get("labels"), columns)
     except UserError as error:
         if data:
             raise

@@ -26,6 +26,8 @@ class FinetuneConfig(Settings):
     """strong: crops, flips, RandAugment, erasing, mixup and CutMix, as the preset; crops: crops and flips; or none."""
     validation: Share = 0.15
     """Share of the training images to stop and to calibrate on, where the data has no val part."""
+    test: Share | None = None
+    """Share of the training images to score on at the end, where the data has no test part; none if not given."""
     patience: Count | None = None
     """Epochs without a lower validation loss after which training stops; a fifth of all, at least 5, if not given."""
     rank: Count = 8

@@ -1,16 +1,18 @@
 """`pmae finetune`: from a run or weights and labelled images to a folder that `pmae predict` takes."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pmae.classify import FinetuneConfig
 from pmae.classify.fit import Fitted, Say, fit
-from pmae.classify.labels import LabelledData, per_class, read_labelled, with_validation
+from pmae.classify.labels import LabelledData, per_class, read_labelled, with_test, with_validation
 from pmae.classify.lora import require_peft
 from pmae.classify.model import ImageClassifier
 from pmae.classify.score import score
+from pmae.classify.table import USUAL, Columns
 from pmae.config import DataConfig
 from pmae.data.streamed import untold
 from pmae.embed import require_pooling
@@ -35,12 +37,14 @@ def finetune(
     device: str = "auto",
     resume: bool = False,
     say: Say = lambda message: None,
+    columns: Mapping[str, str] | None = None,
 ) -> ImageClassifier:
     """Train a classifier on labelled images and keep it in the folder `out`, with its results.json.
 
     `start` is a run, or weights of timm or Hugging Face, whose network `encoder` names where no config.json does;
     `data` a folder with a subfolder a class, a table (`file,label`), an .npz file, shards or a named set; `labels` a
-    table of files below `data`.
+    table of files below `data`. Its columns are file, label and maybe split, or what `columns` calls them; it may name
+    one of groups too, whose images are held out together: {"label": "diagnosis", "group": "patient"}.
     """
     path, config = folder_path(out), config or FinetuneConfig()
     _require_folder(path, resume)
@@ -50,9 +54,10 @@ def finetune(
     if config.method == "lora":
         require_peft()
     given = data if isinstance(data, DataConfig) else reading_for(start, str(data), encoder)
-    reading, found = read_labelled(given, labels)
+    reading, found = read_labelled(given, labels, called := Columns.named(columns or {}))
     shared = _shared(found)
-    labelled = with_validation(found, config.validation, config.seed)
+    labelled = with_test(found, config.test, config.seed)
+    labelled = with_validation(labelled, config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
     require_pooling(config.pooling, begin.encoder)
     notes = [*labelled.notes, *begin.notes, *shared]
@@ -60,7 +65,7 @@ def finetune(
         say(note)
     _begin(path, config, resume)
     fitted = fit(begin, labelled, config, device, path, reading, say)
-    return _keep(path, fitted, labelled, notes, where_from(reading, labels))
+    return _keep(path, fitted, labelled, notes, where_from(reading, labels, called))
 
 
 def _require_folder(path: Path, resume: bool) -> None:
@@ -83,14 +88,15 @@ def _begin(path: Path, config: FinetuneConfig, resume: bool) -> None:
     write_json(path / SETTINGS, given)
 
 
-def where_from(reading: DataConfig, labels: Path | str | None) -> dict[str, str]:
+def where_from(reading: DataConfig, labels: Path | str | None, columns: Columns) -> dict[str, Any]:
     """Where the labelled images are, for the explorer to find them again."""
     given = {"source": reading.source, "labels": labels, "root": reading.root}
     there = {name: Path(value).expanduser() for name, value in given.items() if value is not None}
-    return {name: str(path.resolve() if path.exists() else given[name]) for name, path in there.items()}
+    found = {name: str(path.resolve() if path.exists() else given[name]) for name, path in there.items()}
+    return found if columns == USUAL else {**found, "columns": columns._asdict()}
 
 
-def _keep(path: Path, fitted: Fitted, data: LabelledData, notes: list[str], source: dict[str, str]) -> ImageClassifier:
+def _keep(path: Path, fitted: Fitted, data: LabelledData, notes: list[str], source: dict[str, Any]) -> ImageClassifier:
     """Score on what was held out and write all of it; the classifier's own files come last."""
     scores = [score(fitted.classifier, part, name) for name, part in data.parts.items() if name != "train"]
     counts = {name: len(part.targets) for name, part in data.parts.items()}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pmae.classify.calibrate import Reference, probabilities
-from pmae.classify.labels import SEPARATOR
+from pmae.classify.table import SEPARATOR
 from pmae.config import CropMode, EncoderConfig, Interpolation
 from pmae.data.arrays import Layout, channels_first
 from pmae.data.augment import Standardize

@@ -24,7 +24,7 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
     features = classifier.embedder(part.images.images)
     logits, multi = classifier.logits(features), classifier.card.multi_label
     found, raw = probabilities(logits, multi), logits * classifier.card.temperature
-    metrics = _several(found, part.targets, classifier.classes) if multi else _one(found, part.targets, classifier)
+    metrics = _several(found, part.targets, classifier.classes) if multi else _one(found, part, classifier)
     drifted = float((classifier.reference.distances(features) > classifier.reference.threshold).mean())
     bins, before = (reliability(claimed, part.targets) for claimed in (found, probabilities(raw, multi)))
     sure = {
@@ -67,10 +67,11 @@ def mistakes(found: np.ndarray, part: Labelled, classes: tuple[str, ...]) -> lis
     ]
 
 
-def _one(found: np.ndarray, targets: np.ndarray, classifier: ImageClassifier) -> dict[str, Any]:
+def _one(found: np.ndarray, part: Labelled, classifier: ImageClassifier) -> dict[str, Any]:
     """Of one label an image: metrics with bootstrap intervals, each class's, and the confusion matrix."""
     named = {"protocol": "finetune", "pooling": classifier.card.pooling, "split": ""}
-    measured = asdict(score_of([SeedPredictions(0, found, {})], targets, classifier.classes, RESAMPLES, **named))
+    predictions, groups = [SeedPredictions(0, found, {})], part.images.groups
+    measured = asdict(score_of(predictions, part.targets, classifier.classes, RESAMPLES, groups, **named))
     return {key: measured[key] for key in ("metrics", "per_class", "confusion", "notes")}
 
 
@@ -106,7 +107,7 @@ def in_words(folder: Path | str) -> str:
         told = "   ".join(f"{name} {shown}" for name, value in values.items() if (shown := _shown(name, value)))
         lines.append(f"  {found['split']:<5} {found['images']:>6} images   {told}")
     if {found["split"] for found in scores} == {"val"}:
-        lines.append("  val was used to choose, so its numbers are a little too good; a test part would tell")
+        lines.append("  val was used to choose, so its numbers are a little too good; a test part (--test) would tell")
     return "\n".join(lines)
 
 

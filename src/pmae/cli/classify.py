@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from pmae.classify import FinetuneConfig
-from pmae.cli.parse import Conversion, Count, Out, RunOrWeights, Switch, Text
+from pmae.cli.parse import ColumnNames, Conversion, Count, Out, RunOrWeights, Switch, Text
 from pmae.train.journal import say
 
 
@@ -16,11 +16,13 @@ class Finetune(Conversion):
     """Train a classifier on labelled images, from a run or weights, and keep it in a folder.
 
     Subfolders of --data are classes. A table (.csv or .parquet) has the columns file and label, or a column of 0 and 1
-    for each class; several labels of an image are a;b. The classifier's results.json says how sure to be.
+    for each class; several labels of an image are a;b; rows without a label are left out. Images of one group, as those
+    of a patient, are held out together where --columns names it. The classifier's results.json says how sure to be.
 
     examples:
       pmae finetune runs/a --data labelled/ --out clf
       pmae finetune runs/a --data scans/ --labels scans.csv --method lora --out clf
+      pmae finetune runs/a --data scans/ --labels scans.csv --columns label=diagnosis group=patient --out clf
       pmae finetune weights/ --data labelled/ --resize 224 --method linear --class-weights balanced --out clf
       pmae finetune runs/a --data labelled/ --out clf --resume
     """
@@ -33,6 +35,8 @@ class Finetune(Conversion):
     """Folder to write, new or empty."""
     labels: Text = None
     """A .csv or .parquet table of the files below --data, or `folders`, as is assumed: subfolders are the classes."""
+    columns: ColumnNames = ()
+    """Of the table, as in file=image_id label=diagnosis group=patient; split too. A group stays in one split."""
     encoder: Text = None
     """timm name of the network, for weights without a config.json that tells it."""
     device: str = "auto"
@@ -45,11 +49,13 @@ class Finetune(Conversion):
         """Train, and print how good it is."""
         from pmae.classify.finetune import finetune
         from pmae.classify.score import in_words
+        from pmae.classify.table import Columns
         from pmae.plugins import command_line
         from pmae.train.start import reading_for
 
         reading = self.applied(reading_for(self.start, self.data, self.encoder))
-        finetune(self.start, reading, self.out, self.settings, self.labels, self.encoder, self.device, self.resume, say)
+        table = self.labels, self.encoder, self.device, self.resume, say, Columns.typed(self.columns)._asdict()
+        finetune(self.start, reading, self.out, self.settings, *table)
         print(in_words(self.out))
         print(f"classifier: {self.out}   (classifier.json, classifier.safetensors, results.json)")
         print(f"how sure to be: {command_line('report', self.out, '-o', f'{Path(self.out).name}.html')}")

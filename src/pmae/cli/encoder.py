@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pmae.cli.parse import Count, Folders, OtherData, Out, RunFolder, RunOrWeights, Switch, Text
+from pmae.cli.parse import ColumnNames, Count, Folders, OtherData, Out, RunFolder, RunOrWeights, Switch, Text
 from pmae.errors import require
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Evaluate(OtherData):
       pmae evaluate runs/a
       pmae evaluate runs/a --data labelled/ --protocols linear knn        its subfolders are the classes
       pmae evaluate runs/a --data scans/ --labels scans.csv               a table with the columns file and label
+      pmae evaluate runs/a --data scans/ --labels scans.csv --columns file=image_id label=diagnosis group=patient
       pmae evaluate runs/a --protocols knn --shots 1 5 10 --label-fraction 0.01 0.1
       pmae evaluate runs/a --protocols linear --layers 4       what the last four blocks say together
       pmae evaluate runs/a --preset paper --protocols linear mlp knn finetune --with mae
@@ -69,6 +70,8 @@ class Evaluate(OtherData):
     """Another labelled set: a name or a path."""
     labels: Text = None
     """folders (subfolders are classes), none, or a .csv or .parquet table of the files below --data."""
+    columns: ColumnNames = ()
+    """Of the table, as in file=image_id label=diagnosis group=patient; split too. A group stays in one split."""
     masks: Text = None
     """Folder of PNGs of class numbers, named like the images: probe the patches for them instead."""
     device: str = "auto"
@@ -112,19 +115,24 @@ class Evaluate(OtherData):
 
     def labelled(self, place: "Run | Path") -> "tuple[DataConfig, Splits] | None":
         """The images to score on, where they are not the run's own as it read them, and how they are read."""
-        from pmae.classify.labels import as_splits, is_table, read_labelled
+        from pmae.classify.labels import as_splits, read_labelled
+        from pmae.classify.table import Columns, is_table
         from pmae.data.sets import load_settled
         from pmae.train.start import reading_for, trained_on
 
-        given = (self.data, self.labels, self.resize, self.channels, self.root, self.max_unreadable)
+        columns = Columns.typed(self.columns)
+        where = (self.data, self.labels, self.columns or None, self.root)
+        given = (*where, self.resize, self.channels, self.max_unreadable)
         if all(setting is None for setting in given):
             return None
         own = trained_on(place, self.encoder)
         source = self.data or own.data.source
         table = None if self.labels in (None, "none", "folders") else self.labels
-        if table or is_table(source):
-            reading, found = read_labelled(self.applied(reading_for(place, source, self.encoder)), table)
+        if table or is_table(source, columns.file):
+            reading = self.applied(reading_for(place, source, self.encoder))
+            reading, found = read_labelled(reading, table, columns)
             return reading, as_splits(found)
+        require(not self.columns, "columns", "left out but for labels in a table", self.columns)
         # Of a folder that is named to be scored on, subfolders are the classes; masks need none.
         labels = "folders" if self.data and not self.masks else None
         return load_settled(self.read_as(own.data, own.shape, self.data, self.labels, labels), largest=None)
@@ -147,13 +155,16 @@ def told(run: "Run") -> list[str]:
 
 
 def score_table(scores: "Sequence[Score]") -> str:
-    """Accuracies as aligned lines."""
-    lines = [f"  {'representation':<28} {'protocol':<11} {'pooling':<8} {'split':<6} {'accuracy':>8} %  95% interval"]
+    """Accuracies as aligned lines, with what counts every class alike: balanced accuracy, and the mean AUC."""
+    about = f"  {'representation':<28} {'protocol':<11} {'pooling':<8} {'split':<6}"
+    lines = [f"{about} {'accuracy':>8} %  {'95% interval':<12} {'balanced':>8} {'AUC':>6}"]
     for score in scores:
         parts = (score.accuracy.value, score.accuracy.low, score.accuracy.high)
         value, low, high = (math.nan if part is None else part for part in parts)
         where = f"  {score.label:<28} {score.protocol:<11} {score.pooling:<8} {score.split:<6}"
-        lines.append(f"{where} {value:8.1f}    {low:.1f} to {high:.1f}")
+        balanced, auc = (score.percent(name).value for name in ("balanced_accuracy", "macro_auc"))
+        others = "".join(f" {'–' if x is None else f'{x:.1f}':>{wide}}" for x, wide in ((balanced, 8), (auc, 6)))
+        lines.append(f"{where} {value:8.1f}    {f'{low:.1f} to {high:.1f}':<12}{others}")
     few = sorted({score.chosen_on for score in scores if "draws of the labelled images" in score.chosen_on})
     lines += [f"  with few labels: logistic regression on frozen features, the mean of {draws}" for draws in few]
     return "\n".join(lines)

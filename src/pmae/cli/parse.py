@@ -23,6 +23,7 @@ Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint=""
 Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")]
 """Options that may be left out, where their sentence says what happens then."""
+ColumnNames = Annotated[tuple[str, ...], tyro.conf.arg(metavar="WHAT=NAME...", help_behavior_hint="")]
 Folders = Literal["none", "folders"] | None
 RunFolder = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 RunOrWeights = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN_OR_WEIGHTS", help_behavior_hint="")]

@@ -120,9 +120,10 @@ def build_augmentations(config: AugmentConfig, standardize: "Standardize", dtype
         made = build("augmentation", name, "augment.extra")
         if getattr(made, "on_pixels", False):
             channels, in_color = len(standardize.mean), getattr(made, "in_color", False)
-            fits = dtype in WHITE and (channels == 3 or not in_color)
-            rule = f"left out but for 8- and 16-bit images{' in color' if in_color else ''}"
-            require(fits, f"augment.extra {name!r}", rule, f"{dtype} images with {channels} channels")
+            fits = dtype in WHITE and (channels in (1, 3) or not in_color)
+            rule = f"left out but for 8- and 16-bit images{' in color or grey' if in_color else ''}"
+            found_one = f"{dtype} images with {channels} channel{'s' * (channels > 1)}"
+            require(fits, f"augment.extra {name!r}", f"{rule} (without a name it adds nothing)", found_one)
             made = OnPixels(made, standardize, WHITE[dtype])
         found.append(made)
     return found

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pmae.data.augment import Standardize
-from pmae.data.images import as_tensor, require_uncut
+from pmae.data.images import FILL, as_tensor, require_uncut
 from pmae.data.ondemand import OnDemand
 from pmae.errors import UserError
 from pmae.system import available_bytes
@@ -175,7 +175,7 @@ def fit_standardize(
 
 def _require_variation(mean: Tensor, variance: Tensor) -> None:
     if not bool(torch.isfinite(mean).all() and torch.isfinite(variance).all()):
-        raise UserError("data must be finite numbers, got NaN or infinity in the training images")
+        raise UserError(f"data must be finite numbers, got NaN or infinity in the training images; {FILL}")
     std = variance.clamp(min=0).sqrt()
     least = (torch.finfo(torch.float32).eps * mean.abs()).clamp(min=SMALLEST_STD)
     if not bool((std > least).any()):

@@ -45,7 +45,9 @@ def hues_of(train: ImageSet) -> float | None:
 
 
 def grey(x: Tensor) -> Tensor:
-    """(B, 1, H, W) of colors (B, 3, H, W)."""
+    """(B, 1, H, W) of colors (B, 3, H, W); grey images are that already."""
+    if x.shape[1] == 1:
+        return x
     red, green, blue = x.split(1, 1)
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
@@ -71,7 +73,10 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
 
 @register("augmentation", "color_jitter")
 class ColorJitter:
-    """Brightness, contrast and saturation times 1 plus or minus at most their strength, and another hue."""
+    """Brightness, contrast and saturation times 1 plus or minus at most their strength, and another hue.
+
+    Grey images have neither saturation nor hue, so of them brightness and contrast alone change.
+    """
 
     on_pixels, in_color, noise = True, True, 5
 
@@ -91,13 +96,14 @@ class ColorJitter:
         light, contrast, color = ((1 + s * spread[:, i]).clamp(min=0) for i, s in enumerate(self.strengths))
         y = blend(x.clamp(0, 1), 0.0, light)
         y = blend(y, grey(y).mean((2, 3), keepdim=True), contrast)
-        y = turn_hue(blend(y, grey(y), color), self.hue * spread[:, 3])
+        if x.shape[1] > 1:
+            y = turn_hue(blend(y, grey(y), color), self.hue * spread[:, 3])
         return torch.where(noise[:, 4, None, None, None] < self.p, y, x)
 
 
 @register("augmentation", "grayscale")
 class Grayscale:
-    """Some of the images without their colors."""
+    """Some of the images without their colors; grey ones stay as they are."""
 
     on_pixels, in_color, noise = True, True, 1
 

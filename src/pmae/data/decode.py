@@ -1,5 +1,6 @@
 """One image file as an array in its own depth: by Pillow, or by pydicom and tifffile (extra `data`)."""
 
+import logging
 import threading
 import zlib
 from collections.abc import Iterator
@@ -37,6 +38,9 @@ COLORS_IN_TIFF = (MINISWHITE, 1, 2)  # grey either way round, and RGB; in others
 BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
 SPARE = 2  # how many times as large as asked a JPEG is unpacked at least, so that resizing has enough to average
 SMALL_BYTES = 2**20  # what is not counted: as many of these as there are threads are nothing
+
+# Pillow logs two lines for every TIFF of more channels than it decodes; tifffile reads those.
+logging.getLogger("PIL.TiffImagePlugin").addFilter(lambda record: not record.msg.startswith("More samples per pixel"))
 
 _freed = threading.Condition()
 _taken = 0
@@ -257,7 +261,7 @@ def _read_tiff(content: BinaryIO) -> np.ndarray:
         kept = [(name, n) for name, n in zip(series.axes, series.shape, strict=True) if n > 1 or name in "YX"]
         axes = "".join(name for name, _ in kept)
         if len(file.series) > 1 or axes not in CHANNEL_AXES:
-            raise ValueError(f"{pages} pages in one file; save each as a file of its own, or all in a .npy file")
+            raise ValueError(f"{pages} pages in one file; {_instead_of_pages(series.shape)}")
         if first.photometric not in COLORS_IN_TIFF:
             raise ValueError(f"its numbers are no colours but {first.photometric.name}; save it as grey or RGB")
         with unpacking(int(series.size), 3 * series.dtype.itemsize):
@@ -267,6 +271,14 @@ def _read_tiff(content: BinaryIO) -> np.ndarray:
     pixels = _turned_round(pixels, first.bitspersample) if first.photometric == MINISWHITE else pixels
     pixels = pixels[None] if axis is None else np.moveaxis(pixels, axis, 0)
     return _upright(pixels, first.tags.valueof(ORIENTATION, 1))
+
+
+def _instead_of_pages(shape: tuple[int, ...]) -> str:
+    """How to save what was written as a stack; of an array (H, W, C) tifffile makes H pages unless it is told."""
+    instead = "save each as a file of its own, or all in a .npy file"
+    if len(shape) == 3 and shape[2] < min(shape[:2]):
+        instead += f"; where the {shape[2]} are channels, tifffile.imwrite takes planarconfig='contig'"
+    return instead
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pmae.data.ondemand import OnDemand, RaggedOnDemand
 from pmae.errors import UserError, require
 
+FILL = "fill missing values first, such as by the mean of their channel"
 DTYPES = ("uint8", "uint16", "int16", "float16", "float32", "float64")
 
 
@@ -33,6 +34,8 @@ class ImageSet:
     """Whether images are rows of a table: one line of numbers without an order or a unit in common."""
     originals: RaggedOnDemand | None = None
     """The files of images that were made square, to be decoded whole: training cuts its crops from them."""
+    groups: np.ndarray | None = None
+    """(N,) numbers: images of one, such as those of a patient, are held out together or not at all."""
 
     def __post_init__(self) -> None:
         require(self.images.ndim == 4, "images", "an array of shape (N, C, H, W)", self.images.shape)
@@ -51,23 +54,25 @@ class ImageSet:
 
     def take(self, index: np.ndarray) -> "ImageSet":
         """The images at these positions, as a set of their own."""
-        labels = None if self.labels is None else self.labels[index]
-        originals = self.originals and self.originals.subset(index)
+        about = self._about(index)
         if isinstance(self.images, OnDemand):
             part = self.images.subset(index)
-            return replace(self, images=part, labels=labels, names=part.names, originals=originals)
+            return replace(self, images=part, names=part.names, **about)
         require_uncut(self.images)
         names = tuple(self.names[i] for i in index) if self.names else ()
-        return replace(self, images=self.images[index], labels=labels, names=names, originals=originals)
+        return replace(self, images=self.images[index], names=names, **about)
 
     def loaded(self) -> "ImageSet":
         """The same set in memory, without the images that cannot be read."""
         if not isinstance(self.images, OnDemand):
             return self
         images, kept = self.images.readable()
-        labels = None if self.labels is None else self.labels[kept]
-        names, originals = tuple(self.names[i] for i in kept), self.originals and self.originals.subset(kept)
-        return replace(self, images=images, labels=labels, names=names, originals=originals)
+        return replace(self, images=images, names=tuple(self.names[i] for i in kept), **self._about(kept))
+
+    def _about(self, index: np.ndarray) -> dict[str, Any]:
+        """What is known of the images at these positions beside their pixels and names."""
+        labels, groups = (None if of is None else of[index] for of in (self.labels, self.groups))
+        return {"labels": labels, "groups": groups, "originals": self.originals and self.originals.subset(index)}
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def require_finite(parameter: str, images: np.ndarray | OnDemand) -> None:
     bad = sum(not np.isfinite(image).all() for image in images)
     rule = f"{parameter} must be finite numbers, got NaN or infinity"
     if bad:
-        raise UserError(f"{rule} in {bad:,} of {len(images):,} images")
+        raise UserError(f"{rule} in {bad:,} of {len(images):,} images; {FILL}")
 
 
 def _require_shape(parameter: str, shape: Sequence[int], found: Sequence[int]) -> None:

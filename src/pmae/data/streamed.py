@@ -59,7 +59,7 @@ class Unreadable:
         self._most, self._warn_at_once = most, warn_at_once
         self._lock = threading.Lock()
         self.left_out = [words for own in found.samples.values() for words in own.without_image]
-        self._found = {("", i): words for i, words in enumerate(self.left_out)}
+        self._found = {("", i): (words, "") for i, words in enumerate(self.left_out)}
         self._refuse_too_many()
 
     def add(self, split: str, position: int, name: str, words: str) -> None:
@@ -67,10 +67,10 @@ class Unreadable:
         with self._lock:
             if (split, position) in self._found:
                 return
-            self._found[split, position] = f"{name!r} ({words})"
+            self._found[split, position] = repr(name), words
             self._refuse_too_many()
         if self._warn_at_once:
-            warnings.warn(f"skipped an unreadable sample: {self._found[split, position]}", stacklevel=2)
+            warnings.warn(f"skipped an unreadable sample: {name!r} ({words})", stacklevel=2)
 
     def warn(self) -> tuple[str, ...]:
         """One warning of all of them, and the note that names each; nothing where all could be read."""
@@ -86,10 +86,17 @@ class Unreadable:
     @property
     def found(self) -> list[str]:
         """All of them so far, in words."""
+        return [f"{name} ({words})" if words else name for name, words in self._in_order]
+
+    @property
+    def _in_order(self) -> list[tuple[str, str]]:
         return [self._found[place] for place in sorted(self._found)]
 
     def __str__(self) -> str:
-        return shown(self.found)
+        names, reasons = zip(*self._in_order, strict=True) if self._found else ((), ())
+        # Files that one program wrote have one reason, which is told once.
+        alike = len(names) > 1 and len(set(reasons)) == 1 and reasons[0]
+        return f"{shown(list(names))} (each: {reasons[0]})" if alike else shown(self.found)
 
     def _refuse_too_many(self) -> None:
         if len(self._found) > self._most:

@@ -165,9 +165,16 @@ def order(count: int, batch: int, seed: int, epoch: int, device: torch.device) -
     return shuffled[: steps * batch].view(steps, batch)
 
 
-def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted positions kept and held out: the same share of every class that has at least two images."""
+def hold_out(
+    labels: np.ndarray, share: float, seed: int = 0, groups: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted positions kept and held out: the same share of every class that has at least two images.
+
+    Images of one group are held out together, so that the shares are then met only nearly.
+    """
     require(0 < share < 1, "share", "between 0 and 1, both excluded", share)
+    if groups is not None:
+        return _hold_out_groups(labels, share, seed, groups)
     rng, held = np.random.default_rng(seed), [np.empty(0, np.int64)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
@@ -176,6 +183,23 @@ def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarra
     if not len(out):
         raise UserError(f"labels must have a class of at least two images to hold some out, got {len(labels)} images")
     return np.setdiff1d(np.arange(len(labels)), out), out
+
+
+def _hold_out_groups(labels: np.ndarray, share: float, seed: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole groups in random order, each if a class in it lacks held-out images and all in it keep some."""
+    numbers, members = (np.unique(of, return_inverse=True)[1].reshape(-1) for of in (labels, groups))
+    counts = np.zeros((members.max() + 1, numbers.max() + 1), np.int64)
+    np.add.at(counts, (members, numbers), 1)
+    total, out, chosen = counts.sum(0), np.zeros(counts.shape[1], np.int64), np.zeros(len(counts), bool)
+    wanted = np.maximum(np.round(share * total), 1)
+    for group in np.random.default_rng(seed).permutation(len(counts)):
+        own = counts[group]
+        if (out[own > 0] < wanted[own > 0]).any() and (out + own < total)[own > 0].all():
+            out, chosen[group] = out + own, True
+    held = chosen[members]
+    rule = "several, one of which can be held out while each class keeps some images"
+    require(bool(held.any()), "groups of the images", rule, len(counts))
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def complete(splits: Splits) -> Splits:
@@ -190,11 +214,13 @@ def complete(splits: Splits) -> Splits:
         val = None
     if test is not None and test.labels is not None:
         return replace(splits, val=val, notes=tuple(notes))
-    kept, held = hold_out(labels, HELD_OUT)
+    groups = splits.train.groups
+    kept, held = hold_out(labels, HELD_OUT, groups=groups)
     what = "no test split" if test is None else "no labels in its test split"
+    how = f"{HELD_OUT:.0%}, stratified, seed 0{'' if groups is None else ', whole groups'}"
     notes.append(
-        f"the set has {what}: {len(held)} images ({HELD_OUT:.0%}, stratified, seed 0) of its training split are held "
-        "out as test; no probe trains on them, but pretraining may have seen them without their labels"
+        f"the set has {what}: {len(held)} images ({how}) of its training split are held out as test; no probe trains "
+        "on them, but pretraining may have seen them without their labels"
     )
     return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
 

@@ -25,11 +25,19 @@ class SeedPredictions(NamedTuple):
 
 
 def score_of(
-    by_seed: Sequence[SeedPredictions], labels: np.ndarray, classes: Sequence[str], resamples: int, **named: Any
+    by_seed: Sequence[SeedPredictions],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    resamples: int,
+    groups: np.ndarray | None = None,
+    **named: Any,
 ) -> Score:
-    """A protocol's score over the seeds of its heads, the class table from the first finite one; `named` as is."""
+    """A protocol's score over the seeds of its heads, the class table from the first finite one; `named` as is.
+
+    Where images are of `groups`, intervals are over these, since images of one say much the same.
+    """
     finite = [one for one in by_seed if np.isfinite(one.scores).all()]
-    measured = {one.seed: evaluate_scores(one.scores, labels, resamples) for one in finite}
+    measured = {one.seed: evaluate_scores(one.scores, labels, resamples, groups=groups) for one in finite}
     table = confusion(finite[0].scores.argmax(1), labels, len(classes)) if finite else None
     return Score(
         images=len(labels),
@@ -59,14 +67,21 @@ def _over_seeds(found: Sequence[Interval]) -> Interval:
 
 
 def evaluate_scores(
-    scores: np.ndarray, labels: np.ndarray, resamples: int = 1000, seed: int = 0
+    scores: np.ndarray,
+    labels: np.ndarray,
+    resamples: int = 1000,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> dict[str, Interval]:
-    """Each metric's value and 95% interval from finite class scores (N, C); undefined ones are None."""
+    """Each metric's value and 95% interval from finite class scores (N, C); undefined ones are None.
+
+    Resamples draw images, or all images of each of the `groups` (N,) that they draw.
+    """
     predicted = scores.argmax(1)
     rankings = [_ranking(scores[:, c], labels == c) for c in range(scores.shape[1])]
     point = weighted_metrics(predicted, labels, rankings, np.ones((len(labels), 1), np.int32))
     found = {}
-    for name, drawn in _bootstrap(predicted, labels, rankings, resamples, seed).items():
+    for name, drawn in _bootstrap(predicted, labels, rankings, resamples, seed, groups).items():
         defined = drawn[~np.isnan(drawn)]
         low, high = np.percentile(defined, [2.5, 97.5]) if len(defined) else (np.nan, np.nan)
         found[name] = Interval(_or_none(point[name][0]), _or_none(low), _or_none(high))
@@ -91,16 +106,21 @@ def _ranking(score: np.ndarray, positive: np.ndarray) -> Ranking:
 
 
 def _bootstrap(
-    predicted: np.ndarray, labels: np.ndarray, rankings: list[Ranking], resamples: int, seed: int
+    predicted: np.ndarray,
+    labels: np.ndarray,
+    rankings: list[Ranking],
+    resamples: int,
+    seed: int,
+    groups: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
     """Each metric over the resamples, in chunks, each on a thread and a stream of its own."""
-    count = len(labels)
-    chunk = max(1, CELLS // count)
+    units = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+    count, chunk = units.max() + 1, max(1, CELLS // len(labels))
     sizes = [min(chunk, resamples - start) for start in range(0, resamples, chunk)]
 
     def part(size: int, stream: np.random.SeedSequence) -> dict[str, np.ndarray]:
         draws = np.random.default_rng(stream).integers(count, size=(size, count))
-        weights = np.stack([np.bincount(row, minlength=count) for row in draws], axis=1).astype(np.int32)
+        weights = np.stack([np.bincount(row, minlength=count) for row in draws], axis=1)[units].astype(np.int32)
         return weighted_metrics(predicted, labels, rankings, weights)
 
     with ThreadPoolExecutor() as pool:

@@ -138,8 +138,10 @@ class EvaluationData:
         it), and no image that is scored may choose.
         """
         share = self.protocols.validation_share
-        kept, held = (torch.from_numpy(part).to(self.device) for part in hold_out(self.labels["train"], share))
-        part = f"{len(held)} images ({share:.0%}, stratified) split off the training part"
+        halves = hold_out(self.labels["train"], share, groups=self.sets["train"].groups)
+        kept, held = (torch.from_numpy(part).to(self.device) for part in halves)
+        whole = "" if self.sets["train"].groups is None else ", whole groups"
+        part = f"{len(held)} images ({share:.0%}, stratified{whole}) split off the training part"
         return kept, held, f"{part}; then refitted on all of it"
 
     def score(self, split: str, predictions: Sequence[tuple[int, Tensor, dict[str, Any]]], **named: Any) -> Score:
@@ -149,9 +151,10 @@ class EvaluationData:
         for one in by_seed:
             one.scores[:, unseen] = 0  # an untrained output is no answer
         truth = self.labels[split]
-        score = score_of(by_seed, truth, self.classes, self.protocols.resamples, split=split, **named)
+        resamples, groups = self.protocols.resamples, self.sets[split].groups
+        score = score_of(by_seed, truth, self.classes, resamples, groups, split=split, **named)
         predicted = [np.where(np.isfinite(one.scores).all(), one.scores.argmax(1), -1) for one in by_seed]
-        return replace(score, answers=np.stack([truth, *predicted]).astype(np.int16))
+        return replace(score, answers=np.stack([truth, *predicted]).astype(np.int16), groups=groups)
 
     def description(self, splits: Splits, shared: dict[str, Duplicates] | None) -> EvaluatedData:
         """What a reader must know of the data: sizes, classes, duplicates, and the score of the commonest class."""

@@ -135,7 +135,7 @@ def advice(one: ClassifierContents) -> Iterator[Advice]:
     """What to do next, the most useful first."""
     part, accuracy = one.main, one.accuracy
     if part.split == "val":
-        words = "Put labelled images that had no part in training into test/ and fine-tune again: val is too kind."
+        words = "val is too kind: fine-tune again with --test 0.2, or with labelled images of their own in test/."
         yield Advice("No test images", words)
     if accuracy.low is not None and accuracy.high is not None and accuracy.high - accuracy.low > 2 * PRECISE:
         p = min(max((accuracy.value or 50) / 100, 0.05), 0.95)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,7 +116,7 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         environment=attempt("environment.json", lambda: run.environment, {}),
         metrics=attempt("metrics.jsonl", lambda: _metrics(run), []),
         evaluations=evaluations,
-        scores=[replace(score, answers=answers.get(score.key)) for score in scores_of(evaluations)],
+        scores=[score.with_kept(answers) for score in scores_of(evaluations)],
         samples=tensors("samples"),
         fitted=attempt("fitted.safetensors", lambda: _fitted(run.path / "fitted.safetensors") if whole else {}, {}),
         features=tensors("features"),

@@ -38,7 +38,7 @@ def difference(score: Score, rival: Score) -> Difference:
     points = (score.accuracy.value or 0.0) - (rival.accuracy.value or 0.0)
     mine, theirs = _right(score), _right(rival)
     if mine is not None and theirs is not None and np.array_equal(score.answers[0], rival.answers[0]):
-        return Difference(points, *_paired_bootstrap(mine - theirs), paired=True)
+        return Difference(points, *_paired_bootstrap(mine - theirs, _groups(score)), paired=True)
     reach = float(np.hypot(_half(score), _half(rival)))
     return Difference(points, points - reach, points + reach, paired=False)
 
@@ -52,11 +52,23 @@ def _right(score: Score) -> np.ndarray | None:
     return shares
 
 
-def _paired_bootstrap(each: np.ndarray) -> tuple[float, float]:
-    """Percentiles of the mean, in percent. Few values occur, so resamples are drawn as counts of each of them."""
-    values, counts = np.unique(each.round(6), return_counts=True)
-    drawn = np.random.default_rng(0).multinomial(len(each), counts / len(each), size=RESAMPLES)
-    low, high = np.percentile(100 * drawn @ values / len(each), [2.5, 97.5])
+def _groups(score: Score) -> np.ndarray | None:
+    """(images,) numbers of the groups of a score's images, where they were kept."""
+    groups: np.ndarray | None = score.groups
+    return groups if groups is not None and groups.shape == (score.images,) else None
+
+
+def _paired_bootstrap(each: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float]:
+    """Percentiles of the mean over images, in percent, drawn one by one or by whole groups.
+
+    Few sums and sizes of groups occur, so resamples are drawn as counts of each of them.
+    """
+    own = np.arange(len(each)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+    units = np.stack([np.bincount(own, each).round(6), np.bincount(own)], 1)
+    kinds, counts = np.unique(units, axis=0, return_counts=True)
+    sums, sizes = kinds.T
+    drawn = np.random.default_rng(0).multinomial(len(units), counts / len(units), size=RESAMPLES)
+    low, high = np.percentile(100 * drawn @ sums / (drawn @ sizes), [2.5, 97.5])
     return float(low), float(high)
 
 

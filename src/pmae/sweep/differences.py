@@ -38,8 +38,8 @@ def cells(found: Difference) -> list[Cell]:
 def with_answers(run: Run, score: Score) -> Score:
     """A score of a run with its answers to every image, where they were kept beside results.json."""
     file = run.path / "answers.safetensors"
-    found = (read_tensors(file) if file.is_file() else {}).get(score.key)
-    return score if found is None else dataclasses.replace(score, answers=found.numpy())
+    kept = {key: found.numpy() for key, found in read_tensors(file).items()} if file.is_file() else {}
+    return score.with_kept(kept) if score.key in kept else score
 
 
 def pooled(scores: Sequence[Score]) -> Score | None:

@@ -1,0 +1,157 @@
+"""Tables as they lie around: columns of other names, rows without labels, several images of one patient."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pmae.app.classifier import labelled_images
+from pmae.classify.labels import LabelledData, read_labelled, with_test, with_validation
+from pmae.classify.model import load_classifier
+from pmae.classify.table import Columns
+from pmae.config import DataConfig
+from pmae.report.contents import load
+from pmae.runs import Run
+
+from .conftest import write_table
+
+Command = Callable[..., tuple[int, str]]
+NAMES = {"file": "image_id", "label": "diagnosis", "group": "patient"}
+WORDS = ["--columns", *(f"{what}={name}" for what, name in NAMES.items())]
+
+
+def patients(folder: Path) -> list[dict[str, Any]]:
+    """A row an image, four images a patient."""
+    files = sorted(folder.rglob("*.png"))
+    return [
+        {"image_id": path.relative_to(folder).as_posix(), "diagnosis": path.parent.name, "patient": f"P{i // 4}"}
+        for i, path in enumerate(files)
+    ]
+
+
+def of_patients(folder: Path, labelled: Path, rows: list[dict[str, Any]] | None = None) -> LabelledData:
+    table = write_table(folder / "t.csv", patients(labelled) if rows is None else rows)
+    return read_labelled(DataConfig(str(labelled)), table, Columns.named(NAMES))[1]
+
+
+def scores(out: Path) -> Any:
+    return json.loads((out / "results.json").read_text())["scores"]
+
+
+def test_other_names_and_rows_without_labels_are_as_if_they_were_renamed_and_removed(
+    run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    rows = [{key: row[key] for key in ("image_id", "diagnosis")} for row in patients(labelled)]
+    usual = write_table(tmp_path / "usual.csv", [{"file": r["image_id"], "label": r["diagnosis"]} for r in rows[::2]])
+    for row in rows[1::2]:
+        row["diagnosis"] = ""
+    other = write_table(tmp_path / "other.csv", rows)
+    start = ("finetune", run.path, "--data", labelled, "--method", "linear")
+    code, said = command(*start, "--labels", other, *WORDS[:3], "--out", tmp_path / "a")
+    assert code == 0, said
+    assert "30 of the 60 rows of other.csv have no diagnosis and are left out" in said
+    assert command(*start, "--labels", usual, "--out", tmp_path / "b")[0] == 0
+    assert scores(tmp_path / "a") == scores(tmp_path / "b")
+
+
+def test_no_patient_is_both_trained_on_and_held_out(labelled: Path, tmp_path: Path) -> None:
+    data = with_validation(of_patients(tmp_path, labelled), 0.15, seed=0)
+    assert data.val is not None
+    train, val = data.train.images.groups, data.val.images.groups
+    assert train is not None
+    assert val is not None
+    assert not set(train) & set(val)
+    assert len(val) == 12
+    assert set(data.val.targets) == set(data.train.targets) == {0, 1, 2}
+    assert any("12 of 60 training images, all of 3 groups, are held out to stop" in note for note in data.notes)
+
+
+def test_a_test_part_is_asked_for_and_shares_no_patient(
+    run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    data = with_validation(with_test(of_patients(tmp_path, labelled), 0.2, seed=0), 0.15, seed=0)
+    assert data.test is not None
+    assert data.val is not None
+    parts = [part.images.groups for part in (data.train, data.val, data.test)]
+    kinds = [set(groups) for groups in parts if groups is not None]
+    assert sum(map(len, kinds)) == len(set.union(*kinds)) == 15
+    how = ("--labels", tmp_path / "t.csv", *WORDS, "--method", "linear", "--test", "0.2")
+    code, said = command("finetune", run.path, "--data", labelled, *how, "--out", tmp_path / "clf")
+    assert code == 0, said
+    assert "12 of 60 training images, all of 3 groups, are held out to score on" in said
+    assert [(score["split"], score["images"]) for score in scores(tmp_path / "clf")] == [("val", 12), ("test", 12)]
+    again = labelled_images(str(tmp_path / "clf"), load_classifier(tmp_path / "clf"), None, pytest.fail)
+    assert again is not None, "the explorer finds the images again by the same columns"
+    assert len(again.targets) == 60
+
+
+def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_path: Path, command: Command) -> None:
+    table = write_table(tmp_path / "t.csv", patients(labelled))
+    how = ("--protocols", "knn", "--no-baselines")
+    code, said = command("evaluate", run.path, "--data", labelled, "--labels", table, *WORDS, *how)
+    assert code == 0, said
+    assert "12 images (20%, stratified, seed 0, whole groups) of its training split are held out as test" in said
+    (score,) = (score for score in load(run.path).scores if score.pooling == "mean")
+    assert np.bincount(score.groups).tolist().count(4) == 3
+    usual = [{**row, "patient": str(i)} for i, row in enumerate(patients(labelled))]
+    assert (
+        command("evaluate", run.path, "--data", labelled, "--labels", write_table(table, usual), *WORDS, *how)[0] == 0
+    )
+    (alone,) = (score for score in load(run.path).scores if score.pooling == "mean")
+    assert np.bincount(alone.groups).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--columns", "fil=image_id"], "--columns: unknown name 'fil'; did you mean 'file'?"),
+        (["--columns", "file"], "--columns must be given as WHAT=NAME, such as label=diagnosis, got 'file'"),
+        (
+            [*WORDS[:3], "group=person"],
+            "t.csv (image_id, diagnosis, patient, split), got 'person'",
+        ),
+        (WORDS, "group 'P0' must be of one split, as its images are alike (patient in"),
+        ([], "got ['diagnosis', 'image_id', 'patient', 'split']; columns, as in label=NAME, say what"),
+    ],
+)
+def test_what_is_wrong_with_columns_is_one_sentence(
+    words: list[str], message: str, run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    rows = [{**row, "split": ["train", "test"][i % 2]} for i, row in enumerate(patients(labelled))]
+    table = write_table(tmp_path / "t.csv", rows)
+    start = ("finetune", run.path, "--data", labelled, "--labels", table, "--out", tmp_path / "clf")
+    code, said = command(*start, *words)
+    assert code == 2
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "clf").exists()
+
+
+def test_a_patient_without_a_name_is_refused_by_the_row_of_the_file(labelled: Path, tmp_path: Path) -> None:
+    rows = patients(labelled)
+    rows[0]["diagnosis"] = rows[5]["patient"] = ""
+    with pytest.raises(ValueError, match=r"^patient in row 7 of .*t.csv must be a name or a number, got 'nothing'"):
+        of_patients(tmp_path, labelled, rows)
+
+
+def test_groups_follow_their_images(labelled: Path, tmp_path: Path) -> None:
+    whole = of_patients(tmp_path, labelled).train.images
+    assert whole.groups is not None
+    some = np.array([50, 3, 20])
+    assert whole.take(some).groups is not None
+    for part in (whole.take(some), whole.take(some).loaded()):
+        assert part.groups is not None
+        assert part.groups.tolist() == whole.groups[some].tolist()
+
+
+def test_a_column_called_group_is_one_of_groups_only_where_it_is_named(labelled: Path, tmp_path: Path) -> None:
+    """It may be those that were treated, or a class."""
+    rows = [{"file": r["image_id"], "label": r["diagnosis"], "group": "treated"} for r in patients(labelled)]
+    table = write_table(tmp_path / "t.csv", rows)
+    assert read_labelled(DataConfig(str(labelled)), table)[1].train.images.groups is None
+    classes = [{"file": r["image_id"], "group": i % 2, "other": i % 3 // 2} for i, r in enumerate(patients(labelled))]
+    found = read_labelled(DataConfig(str(labelled)), write_table(tmp_path / "u.csv", classes))[1]
+    assert found.classes == ("group", "other")
