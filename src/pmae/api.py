@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import chain
@@ -14,6 +14,7 @@ import torch
 
 from pmae.budget import require_minutes
 from pmae.classify.labels import as_splits, read_labelled
+from pmae.classify.table import Columns
 from pmae.config import Config, DataConfig, require_config
 from pmae.config_file import to_dict
 from pmae.data.images import Splits, require_finite
@@ -123,18 +124,21 @@ def evaluate(
     data: DataConfig | Path | str | None = None,
     out: Path | str | None = None,
     encoder: str | None = None,
+    labels: Path | str | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Run:
     """Score a run's encoder, at its last checkpoint or at several epochs, and what it must beat; into results.json.
 
     Labelled images are the run's own unless `splits` are given, or `data` to read: a folder whose subfolders are
-    classes, a table of files, an .npz file, shards or a named set.
+    classes, a table of files, an .npz file, shards or a named set. `labels` is a table of the files in a folder, and
+    `columns` what it calls them: {"file": "image_id", "label": "diagnosis", "group": "patient"}.
 
     `path` may also be weights that timm or Hugging Face wrote, to be scored as they are: `out` is then a new folder, a
     run of no epochs; `encoder` names their timm network where no config.json does. The same call goes on where it was
     interrupted.
     """
     place = run_or_weights(path)
-    given, reading = _to_score(place, splits, data, encoder)
+    given, reading = _to_score(place, splits, data, encoder, labels, columns)
     splits, protocols = complete(given), protocols or preset("strong")
     for name, part in splits.parts.items():
         require_finite(f"the {name} images", part.images)
@@ -153,14 +157,20 @@ def evaluate(
 
 
 def _to_score(
-    place: Run | Path, splits: Splits | None, data: DataConfig | Path | str | None, encoder: str | None
+    place: Run | Path,
+    splits: Splits | None,
+    data: DataConfig | Path | str | None,
+    encoder: str | None,
+    labels: Path | str | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> tuple[Splits, DataConfig]:
     """The images to score on, and how they were read: `data` where splits are given too."""
+    require(data is not None or not (labels or columns), "data", "given beside labels or columns", data)
     if data is not None:
         given = data if isinstance(data, DataConfig) else reading_for(place, str(data), encoder)
         if splits is not None:
             return splits, given
-        reading, found = read_labelled(given)
+        reading, found = read_labelled(given, labels, Columns.named(columns or {}))
         return as_splits(found), reading
     own = trained_on(place, encoder).data
     if splits is not None:

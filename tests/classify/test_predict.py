@@ -42,11 +42,13 @@ def new(tmp_path: Path) -> Path:
 
 
 def test_the_table_says_what_the_classifier_says(linear: Path, new: Path, tmp_path: Path, command: Command) -> None:
-    code, said = command("predict", linear, "--data", new, "--top-k", 2, "-o", tmp_path / "p.csv")
+    code, said = command("predict", linear, "--data", new, "--top-k", 2, "--probabilities", "-o", tmp_path / "p.csv")
     assert code == 0
     assert "unreadable: 'broken.png'" in said
     rows, kept = rows_of(tmp_path / "p.csv"), pmae.load_classifier(linear, "cpu")
-    assert list(rows[0]) == ["file", "label", "probability", "label_2", "probability_2", "distance", "drifted"]
+    every = [f"p_{name}" for name in kept.classes]
+    likeliest = ["label", "probability", "label_2", "probability_2"]
+    assert list(rows[0]) == ["file", *likeliest, *every, "distance", "drifted"]
     readable = [str(path.relative_to(new)) for path in sorted(new.rglob("*.png")) if path.name != "broken.png"]
     assert sorted(row["file"] for row in rows) == sorted(readable)
     images = np.stack([np.asarray(Image.open(new / row["file"])) for row in rows])
@@ -54,6 +56,7 @@ def test_the_table_says_what_the_classifier_says(linear: Path, new: Path, tmp_pa
     assert [row["label"] for row in rows] == kept.predict(images)
     np.testing.assert_allclose([float(row["probability"]) for row in rows], found.max(1), atol=1e-6)
     np.testing.assert_allclose([float(row["probability_2"]) for row in rows], np.sort(found, 1)[:, -2], atol=1e-6)
+    np.testing.assert_allclose([[float(row[name]) for name in every] for row in rows], found, atol=1e-6)
     assert [row["drifted"] for row in rows if row["file"] == "noise.png"] == ["1"]
     assert sum(row["drifted"] == "1" for row in rows) < 8
 

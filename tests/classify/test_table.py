@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pmae
 from pmae.app.classifier import labelled_images
 from pmae.classify.labels import LabelledData, read_labelled, with_test, with_validation
 from pmae.classify.model import load_classifier
 from pmae.classify.table import Columns
 from pmae.config import DataConfig
+from pmae.errors import UserError
+from pmae.evaluate.protocols import only, preset
 from pmae.report.contents import load
 from pmae.runs import Run
 
@@ -96,6 +99,10 @@ def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_pa
     assert "12 images (20%, stratified, seed 0, whole groups) of its training split are held out as test" in said
     (score,) = (score for score in load(run.path).scores if score.pooling == "mean")
     assert np.bincount(score.groups).tolist().count(4) == 3
+    knn = only(preset("strong"), ["knn"])
+    pmae.evaluate(run, knn, baselines=False, device="cpu", data=labelled, labels=table, columns=NAMES, figures=False)
+    typed, called = (found.scores for found in run.evaluations[-2:])
+    assert typed == called, "in Python as from the command line"
     usual = [{**row, "patient": str(i)} for i, row in enumerate(patients(labelled))]
     assert (
         command("evaluate", run.path, "--data", labelled, "--labels", write_table(table, usual), *WORDS, *how)[0] == 0
@@ -155,3 +162,8 @@ def test_a_column_called_group_is_one_of_groups_only_where_it_is_named(labelled:
     classes = [{"file": r["image_id"], "group": i % 2, "other": i % 3 // 2} for i, r in enumerate(patients(labelled))]
     found = read_labelled(DataConfig(str(labelled)), write_table(tmp_path / "u.csv", classes))[1]
     assert found.classes == ("group", "other")
+
+
+def test_columns_without_data_are_refused(run: Run) -> None:
+    with pytest.raises(UserError, match="data must be given beside labels or columns, got None"):
+        pmae.evaluate(run, columns=NAMES)

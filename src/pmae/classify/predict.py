@@ -40,10 +40,12 @@ def predict(
     device: str = "auto",
     batch_size: int | None = None,
     say: Say = lambda message: None,
+    probabilities: bool = False,
 ) -> Predicted:
     """Write file, label, probability, distance and whether it drifted for every image of a source.
 
-    With `top_k` the next likeliest labels follow; images that may have several labels get a column for every class.
+    With `top_k` the next likeliest labels follow, with `probabilities` a column for every class, which images that may
+    have several labels get anyway.
     Processes that `torchrun` started divide the images, and the first one writes.
     """
     where, out = local_device(pick_device(device)), Path(out).expanduser()
@@ -59,7 +61,7 @@ def predict(
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, own.embedder.batch_size, split, world.part)
         for (_, part), features in own.embedder.ahead(fitting(source.chunks, card.shape, card.dtype)):
-            yield table(own, part, features, top_k) if len(part) else Rows(features, {})
+            yield table(own, part, features, top_k, probabilities) if len(part) else Rows(features, {})
         unreadable.extend(source.unreadable.found if source.unreadable else ())
 
     def look(part: Rows) -> None:
@@ -75,15 +77,18 @@ def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
     return read_like(DataConfig(source, max_unreadable=ANY, **card.reading), card.shape)
 
 
-def table(classifier: ImageClassifier, part: ImageSet, features: np.ndarray, top_k: int) -> Rows:
+def table(
+    classifier: ImageClassifier, part: ImageSet, features: np.ndarray, top_k: int, probabilities: bool = False
+) -> Rows:
     """The answers for some images, by column; images of an array have no `file`, and come in its order."""
     found, distances = classifier.answer_of(features)
     columns = {"file": np.array(part.names)} if part.names else {}
     if classifier.card.multi_label:
         columns["label"] = np.array(classifier.names(found))
-        columns |= {f"p_{name}": found[:, i].round(DIGITS) for i, name in enumerate(classifier.classes)}
     else:
         columns |= _likeliest(found, classifier.classes, top_k)
+    if classifier.card.multi_label or probabilities:
+        columns |= {f"p_{name}": found[:, i].round(DIGITS) for i, name in enumerate(classifier.classes)}
     columns |= {
         "distance": distances.round(DIGITS),
         "drifted": (distances > classifier.reference.threshold).astype(int),

@@ -82,6 +82,8 @@ class Predict(Conversion):
     """The file to write: .csv or .parquet."""
     top_k: int = 1
     """How many of the likeliest labels to write."""
+    probabilities: Switch = False
+    """Write a column p_CLASS for every class."""
     split: Literal["all", "train", "val", "test"] = "all"
     """Which part of the data."""
     device: str = "auto"
@@ -98,7 +100,8 @@ class Predict(Conversion):
 
         classifier = load_classifier(self.path, str(local_device(pick_device(self.device))), self.batch_size)
         data = self.applied(reading_for(classifier, self.data))
-        found = predict(classifier, data, self.out, self.top_k, self.split, self.device, self.batch_size, say)
+        how = self.top_k, self.split, self.device, self.batch_size, say, self.probabilities
+        found = predict(classifier, data, self.out, *how)
         for name in found.unreadable:
             print(f"unreadable: {name}", flush=True)
         if is_main():
