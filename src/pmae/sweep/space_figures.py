@@ -88,6 +88,7 @@ def _fitted_space(
     space = build_space(config.space, grid.shape).to(image.device)
     if space.learns:
         return None
+    print(f"{name}: fitting", flush=True)
     began = time.monotonic()
     space.fit(fitted_on)
     space.variance.cpu()  # Waits for the device.
