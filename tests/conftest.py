@@ -73,8 +73,8 @@ def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.
 
 @pytest.fixture(scope="session")
 def toy() -> Splits:
-    """128 training and 32 test images of 16x16 in two classes that differ in brightness."""
-    images = smooth_images(160, (3, 16, 16))
+    """128 training and 32 test images of 8x8 in two classes that differ in brightness."""
+    images = smooth_images(160, (3, 8, 8))
     labels = (images.mean((1, 2, 3)) > 128).astype(np.int64)
     classes = ("dark", "bright")
     return Splits(
