@@ -51,6 +51,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def keep_what_is_there() -> None:
+    """The same for what the file before imported, which may be as much again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     """At the end it goes, for some libraries count what is left."""
     gc.unfreeze()
