@@ -4,14 +4,18 @@ VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu lint bench docs screens browser clean
+.PHONY: demo test pytest test-slow test-gpu lint style types bench docs screens browser clean
 
 demo: $(STAMP)
 	$(BIN)/pmae demo
 
+# Style is checked at once. Types take most of a minute of one core the first time, so they are checked beside the tests.
+test: style browser
+	$(MAKE) --no-print-directory --jobs 2 types pytest
+
 # Three workers of one thread each, as they often wait, and threads that sleep instead of spinning while they do.
 # Compiled modules are kept, whatever the environment says: the processes that tests start would compile them again.
-test: lint browser
+pytest: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Fifty kills at moments and fifty at writes, 10,000 damaged files of each of 16 kinds and 100,000 damaged run
@@ -23,9 +27,13 @@ test-slow: $(STAMP)
 test-gpu: $(STAMP)
 	PMAE_GPU_REPORT=results/gpu-tests.md $(BIN)/python -m pytest -m gpu -n 8 tests/gpu
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
+
+types: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)

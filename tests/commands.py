@@ -1,33 +1,42 @@
-"""Commands in processes of their own, to be stopped and killed, without their imports."""
+"""Commands and calls in processes of their own, to be stopped and killed, without their imports."""
 
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 
 from pmae.cli import main
 
 
-def forked(arguments: Sequence[str], said: str = os.devnull, largest: int | None = None) -> ForkServerProcess:
-    """`pmae` with these arguments, forked from a server that has imported what it needs; what it says is in a file.
-
-    No file may grow beyond `largest` bytes: as on a full disk, writing answers with an error.
-    """
+def started(work: Callable[..., object], *arguments: object, said: str = os.devnull) -> ForkServerProcess:
+    """A call in a process forked from a server that has imported what it needs; what it says is in a file."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pmae.train.loop", __name__])
-    process = context.Process(target=_run, args=(list(arguments), said, largest))
+    process = context.Process(target=_told, args=(work, arguments, said))
     process.start()
     return process
 
 
-def _run(arguments: list[str], said: str, largest: int | None = None) -> None:
+def _told(work: Callable[..., object], arguments: Sequence[object], said: str) -> None:
     # Where tests run in the background of a shell, their children would ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(said, "wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    work(*arguments)
+
+
+def forked(arguments: Sequence[str], said: str = os.devnull, largest: int | None = None) -> ForkServerProcess:
+    """`pmae` with these arguments in such a process.
+
+    No file may grow beyond `largest` bytes: as on a full disk, writing answers with an error.
+    """
+    return started(_run, list(arguments), largest, said=said)
+
+
+def _run(arguments: list[str], largest: int | None = None) -> None:
     if largest is not None:
         import resource
 

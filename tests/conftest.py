@@ -51,6 +51,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def keep_what_is_there() -> None:
+    """The same for what the file before imported, which may be as much again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     """At the end it goes, for some libraries count what is left."""
     gc.unfreeze()
@@ -73,8 +80,8 @@ def smooth_images(count: int, shape: tuple[int, int, int], seed: int = 0) -> np.
 
 @pytest.fixture(scope="session")
 def toy() -> Splits:
-    """128 training and 32 test images of 16x16 in two classes that differ in brightness."""
-    images = smooth_images(160, (3, 16, 16))
+    """128 training and 32 test images of 8x8 in two classes that differ in brightness."""
+    images = smooth_images(160, (3, 8, 8))
     labels = (images.mean((1, 2, 3)) > 128).astype(np.int64)
     classes = ("dark", "bright")
     return Splits(

@@ -272,7 +272,7 @@ def test_the_twin_differs_in_what_is_hidden_alone(tiny: Config, toy: Splits, tmp
 def test_other_shapes_are_refused(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True)
     grey = Splits("grey", ImageSet(toy.train.images[:, :1], toy.train.labels))
-    with pytest.raises(UserError, match=r"data must have images of the shape .* 3 channels of 16x16, got 1 channel of"):
+    with pytest.raises(UserError, match=r"data must have images of the shape .* 3 channels of 8x8, got 1 channel of"):
         api.evaluate(run.path, None, grey, device="cpu")
 
 

@@ -118,7 +118,7 @@ def test_losses_of_ones_own_are_trained_on(files: Path, tiny: Config, toy: Split
     first = [build_method(run.config, toy.train.shape, load_space(run)) for run in runs]
     for model in first:
         model.load_state_dict(first[0].state_dict())
-    x, generator = torch.randn(8, 3, 16, 16), torch.Generator().manual_seed(0)
+    x, generator = torch.randn(8, *toy.train.shape), torch.Generator().manual_seed(0)
     draw = first[0].draw(8, 0.2, generator)
     one, half = (model(x, draw) for model in first)
     assert half.loss.item() == pytest.approx(one.loss.item() / 2, rel=1e-4)
@@ -189,7 +189,7 @@ def test_a_run_needs_its_plug_ins_as_they_were(files: Path, tiny: Config, toy: S
             "objective__loss",
             r"'f' failed .*NameError.*my_f.py, line 3",
         ),
-        ("augmentation", "def f(x, noise): return x[:1]", "augment__extra", r"keep the shape \(32, 3, 16, 16\), got"),
+        ("augmentation", "def f(x, noise): return x[:1]", "augment__extra", r"keep the shape \(32, 3, 8, 8\), got"),
         (
             "callback",
             "def f(training): raise KeyError('gone')",

@@ -361,7 +361,7 @@ def test_evaluate_and_report_on_labelled_data(
     assert "of the test split of files, k-NN on" in printed
     assert " linear " not in printed
     np.savez(tmp_path / "other.npz", images=np.zeros((9, 5, 5, 3), np.uint8), labels=np.arange(9) % 3)
-    refused = {"other.npz": "3 channels of 16x16, got 3 channels of 5x5; give arrays", "files/0": "in a class folder"}
+    refused = {"other.npz": "3 channels of 8x8, got 3 channels of 5x5; give arrays", "files/0": "in a class folder"}
     shutil.copytree(tmp_path / "files/0", tmp_path / "one/0")
     refused["one"] = "data 'one' must be of two classes or more to be evaluated, got 1"
     for name, message in refused.items():
@@ -370,13 +370,11 @@ def test_evaluate_and_report_on_labelled_data(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_the_twin_is_trained_on_the_images_of_the_run_whatever_is_scored(
-    array: Path, tmp_path: Path, toy: Splits
-) -> None:
+def test_the_twin_is_trained_on_the_images_of_the_run_whatever_is_scored(array: Path, tmp_path: Path) -> None:
     run, scored = tmp_path / "run", tmp_path / "scored.npz"
-    parts = {"train": toy.train, "test": toy.test}
-    found = {f"{name}_{kind}": getattr(part, kind) for name, part in parts.items() for kind in ("images", "labels")}
-    np.savez(scored, **found)
+    others, labels = 255 - np.load(array), np.arange(60) % 2
+    found = {"train_images": others[:40], "train_labels": labels[:40]}
+    np.savez(scored, **found, test_images=others[40:], test_labels=labels[40:])
     assert (
         main(["pretrain", "--data", str(array), "--out", str(run), "--epochs", "1", "--batch-size", "16", *SMALL]) == 0
     )

@@ -99,6 +99,7 @@ def test_simclr_is_the_contrastive_loss_of_whole_images(images: torch.Tensor, mo
     assert flops_per_image(masked, SHAPE) < flops_per_image(predicting, SHAPE)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_simclr_trains_from_the_command_line_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = tmp_path / "x.npy", tmp_path / "run"
     np.save(data, np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), np.uint8))

@@ -293,7 +293,7 @@ def test_a_run_without_a_whole_checkpoint_starts_from_the_weights_again(
     damaged: bool, tiny: Config, toy: Splits, tmp_path: Path
 ) -> None:
     config, _ = resolve(replace(tiny, train__epochs=1), len(toy.train), toy.train.shape)
-    weights = saved(timm_vit(num_classes=0), tmp_path / "timm")
+    weights = saved(timm_vit(num_classes=0, img_size=toy.train.shape[1:]), tmp_path / "timm")
     config = replace(config, encoder__weights=weights, optim__base_lr=1e-12)
     run = pretrain(config, toy, tmp_path / "run", quiet=True)
     if damaged:

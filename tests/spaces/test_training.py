@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.conftest import smooth_images
 
 from pmae import api
 from pmae.config import Config, SpaceConfig, replace
@@ -20,6 +21,13 @@ SPACES = {
     "patch_pca grouped": SpaceConfig("patch_pca", grouped=True, patch=8),
     "pca and rest": SpaceConfig("pca", components=20),
 }
+
+
+@pytest.fixture(scope="module")
+def toy() -> Splits:
+    """Images with more than one patch of 8 pixels, whose components have groups to share."""
+    images = smooth_images(160, (3, 16, 16))
+    return Splits("toy", ImageSet(images[:128]), None, ImageSet(images[128:]))
 
 
 def with_space(config: Config, space: SpaceConfig) -> Config:

@@ -1,8 +1,4 @@
-"""Runs of several processes on this machine, as `torchrun` would start them, but forked: everything is imported once.
-
-`python processes.py FOLDER MOST` goes through all that the tests look at, with up to MOST processes, and prints codes
-as JSON.
-"""
+"""Runs of several processes on this machine, as `torchrun` would start them, but forked: all is imported once."""
 
 import dataclasses
 import json
@@ -121,6 +117,11 @@ def send(number: int, rank: int, step: int) -> Act:
     return act
 
 
+def try_all(folder: Path, most: int) -> None:
+    """All that the tests look at, with up to so many processes; codes.json says how they ended."""
+    (folder / "codes.json").write_text(json.dumps(every_scenario(folder, most)))
+
+
 def every_scenario(folder: Path, most: int) -> dict[str, list[int]]:
     """What is tried, by the name of the run."""
     codes = {f"of-{count}": together(count, folder / f"of-{count}") for count in (1, 2, 4) if count <= most}
@@ -237,7 +238,3 @@ STAGED = {"encoder__patch_size": 2, "encoder__first_patch_size": 4, "train__epoc
 def _fall_asleep(trainer: Pretraining) -> None:
     if trainer.world.rank == 1 and trainer.step == 4:
         time.sleep(8)
-
-
-if __name__ == "__main__":
-    print(json.dumps(every_scenario(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,6 +1,5 @@
-"""Trains on shards and prints JSON: `python streamed.py bounded SHARDS OUT ROOM` under a limit on address space, ROOM
-bytes above what the process has after training on eight images; `python streamed.py killed SHARDS OUT STEP` until it
-kills itself without warning after that many steps.
+"""Trains on shards. `python streamed.py SHARDS OUT ROOM` does it under a limit on address space, ROOM bytes above what
+the process has after training on eight images, and prints JSON.
 """
 
 import json
@@ -66,8 +65,9 @@ def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
     return {"decoded": images.nbytes, "grown": after["VmHWM"] - before["VmRSS"], "whole_set_refused": refused}
 
 
-def killed(shards: str, out: Path, step: int) -> dict[str, object]:
-    """Dies in the middle of an epoch."""
+def killed(shards: str, out: Path, step: int) -> None:
+    """Kills its process without warning after that many steps, in the middle of an epoch."""
+    torch.set_num_threads(1)
     original = Pretraining.inputs
 
     def inputs(self: Pretraining, *arguments: object) -> object:
@@ -77,7 +77,6 @@ def killed(shards: str, out: Path, step: int) -> dict[str, object]:
 
     Pretraining.inputs = inputs  # type: ignore[method-assign, assignment]
     train(config_for(shards), out)
-    return {}
 
 
 def _status() -> dict[str, int]:
@@ -87,5 +86,5 @@ def _status() -> dict[str, int]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    mode, shards, out, number = sys.argv[1:]
-    print(json.dumps({"bounded": bounded, "killed": killed}[mode](shards, Path(out), int(number))))
+    shards, out, room = sys.argv[1:]
+    print(json.dumps(bounded(shards, Path(out), int(room))))

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.commands import started
 
 from pmae.config import TrainConfig
 from pmae.errors import UserError
 from pmae.runs import Run
 from pmae.train.distributed import ONE_PROCESS, World, is_main, was_restarted
 
-SCRIPT = Path(__file__).with_name("processes.py")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+from .processes import try_all
 
 
 class Tried(NamedTuple):
@@ -34,10 +31,11 @@ class Tried(NamedTuple):
 
 
 def _tried(folder: Path, most: int) -> Tried:
-    command = [sys.executable, str(SCRIPT), str(folder), str(most)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT, check=False)
-    assert done.returncode == 0, done.stderr
-    return Tried(folder, json.loads(done.stdout), done.stderr)
+    process = started(try_all, folder, most, said=str(folder / "said"))
+    process.join(300)
+    said = (folder / "said").read_text()
+    assert process.exitcode == 0, said
+    return Tried(folder, json.loads((folder / "codes.json").read_text()), said)
 
 
 @pytest.fixture(scope="module")

@@ -58,8 +58,8 @@ def test_a_run_learns_and_leaves_a_whole_folder(tiny: Config, toy: Splits, tmp_p
     # Older checkpoints keep the encoder alone.
     assert {p.name for p in run.checkpoint(3).iterdir()} == {"encoder.safetensors", "state.json"}
     samples = load_file(run.path / "samples.safetensors")
-    assert samples["visible"].shape == (8, 3, 16, 16)
-    assert (samples["token_colours"].shape, samples["attention"].shape) == ((8, 4, 4, 3), (8, 4, 4))
+    assert samples["visible"].shape == (8, 3, 8, 8)
+    assert (samples["token_colours"].shape, samples["attention"].shape) == ((8, 2, 2, 3), (8, 2, 2))
 
 
 def test_a_run_killed_before_it_thinned_out_does_so_when_it_is_resumed(
@@ -203,7 +203,7 @@ def test_not_a_number_stops_the_run_and_saves_the_batch(tiny: Config, toy: Split
     index, images = tensors["index"].numpy(), tensors["images"].numpy()
     np.testing.assert_array_equal(images, toy.train.images[index])
     assert tensors["hidden"].dtype == torch.bool
-    assert tensors["hidden"].shape == (32, 768)
+    assert tensors["hidden"].shape == (32, 192)
     assert not Run(tmp_path / "run").checkpoints()
 
 

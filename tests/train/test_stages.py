@@ -47,7 +47,7 @@ def same(mine: Run, theirs: Run) -> bool:
 def test_it_is_a_run_with_large_patches_and_one_that_goes_on(staged: Config, toy: Splits, tmp_path: Path) -> None:
     run = api.pretrain(staged, toy, out=tmp_path / "both", quiet=True)
     assert (run.config.encoder.weights, run.config.encoder.first_patch_size) == (None, 8)
-    first, _ = resolve(first_stage(run.config), 128, (3, 16, 16), gpu=False)
+    first, _ = resolve(first_stage(run.config), 128, toy.train.shape, gpu=False)
     assert (first.encoder.patch_size, first.train.epochs, first.optim.warmup_epochs) == (8, 4, 0.2)
     large = api.pretrain(first, toy, out=tmp_path / "large", quiet=True)
     assert same(large, Run(run.path / FIRST))
@@ -160,7 +160,7 @@ def test_a_first_stage_that_a_callback_ended_stays_as_it_is(staged: Config, toy:
 
 @pytest.mark.parametrize("first", [4, 6, 12])
 def test_patches_that_do_not_fit_are_refused(first: int, staged: Config, toy: Splits, tmp_path: Path) -> None:
-    rule = r"first_patch_size must be a larger multiple of encoder.patch_size \(4\) that divides images of 16x16"
+    rule = r"first_patch_size must be a larger multiple of encoder.patch_size \(4\) that divides images of 8x8"
     with pytest.raises(UserError, match=f"{rule}, got {first}"):
         api.pretrain(replace(staged, encoder__first_patch_size=first), toy, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
@@ -242,7 +242,7 @@ def test_both_stages_and_their_trials_share_one_fit(
     config = replace(staged, train__callbacks=("ends_at_once",))
     timed = api.pretrain(config, toy, out=tmp_path / "timed", quiet=True, minutes=0.5)
     run = api.pretrain(config, toy, out=tmp_path / "run", quiet=True)
-    assert fits == [768, 768]
+    assert fits == [192, 192]
     for each in (timed, run):
         first = Run(each.path / FIRST)
         assert first.config.train.epochs == 4 * (each.config.train.epochs or 0) > 0

@@ -46,7 +46,7 @@ def test_decay_shrinks_matrices_or_everything(decay_all: bool) -> None:
 
 def losses(config: Config, toy: Splits, out: Path, **changes: Any) -> list[float]:
     settled = resolve(
-        replace(config, train__epochs=1, train__log_every=1, **changes), len(toy.train), (3, 16, 16), gpu=False
+        replace(config, train__epochs=1, train__log_every=1, **changes), len(toy.train), toy.train.shape, gpu=False
     )[0]
     return [line["loss"] for line in pretrain(settled, toy, out, quiet=True).metrics() if "loss" in line]
 

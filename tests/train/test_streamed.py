@@ -1,6 +1,5 @@
 """Training on shards: in less memory than the set, and after a kill as if nothing had happened."""
 
-import importlib.util
 import io
 import json
 import os
@@ -16,6 +15,7 @@ import torch
 import webdataset
 from PIL import Image
 from safetensors.torch import load_file
+from tests.commands import started
 
 from pmae import api
 from pmae.config import DataConfig, replace
@@ -26,12 +26,7 @@ from pmae.evaluate.protocols import only, preset
 from pmae.runs import Run
 from pmae.train.loop import pretrain
 
-SCRIPT = Path(__file__).with_name("streamed.py")
-SPEC = importlib.util.spec_from_file_location("streamed_run", SCRIPT)
-assert SPEC is not None
-assert SPEC.loader is not None
-streamed = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(streamed)
+from . import streamed
 
 
 def packed(pixels: np.ndarray) -> bytes:
@@ -56,24 +51,23 @@ def write(folder: Path, files: list[bytes], count: int, shards: int) -> Path:
     return folder
 
 
-def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bounded(shards: Path, out: Path, room: int) -> subprocess.CompletedProcess[str]:
     # Arenas reserve addresses by the dozen of megabytes for every thread; they would count, and are not memory.
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, env=alone, check=False
-    )
+    command = [sys.executable, streamed.__file__, str(shards), str(out), str(room)]
+    return subprocess.run(command, capture_output=True, text=True, env=alone, check=False)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the memory of a process is read from /proc")
 def test_a_set_larger_than_memory_trains(tmp_path: Path) -> None:
-    shards = write(tmp_path / "shards", [packed(one) for one in smooth(8, 128)], 200, 1)
+    shards = write(tmp_path / "shards", [packed(one) for one in smooth(8, 128)], 120, 1)
     for number in range(1, 6):
         os.link(shards / "000.tar", shards / f"{number:03d}.tar")
-    room = 48 * 2**20
-    done = script("bounded", str(shards), str(tmp_path / "run"), str(room))
+    room = 32 * 2**20
+    done = bounded(shards, tmp_path / "run", room)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["decoded"] == 1200 * 3 * 128 * 128 > room
+    assert found["decoded"] == 720 * 3 * 128 * 128 > room
     assert found["grown"] < room
     assert found["whole_set_refused"]
     assert Run(tmp_path / "run").checkpoints()
@@ -92,7 +86,7 @@ def weights(run: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Arithmetic as in the script: with another number of threads, sums are rounded otherwise."""
+    """Arithmetic as in the process that is killed: with another number of threads, sums are rounded otherwise."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -103,7 +97,9 @@ def one_thread() -> Iterator[None]:
 def test_a_killed_run_ends_as_an_uninterrupted_one_and_as_one_in_memory(tmp_path: Path, small: Path) -> None:
     config = streamed.config_for(str(small))
     streamed.train(config, tmp_path / "whole")
-    assert script("killed", str(small), str(tmp_path / "cut"), "11").returncode == -signal.SIGKILL
+    cut = started(streamed.killed, str(small), tmp_path / "cut", 11)
+    cut.join()
+    assert cut.exitcode == -signal.SIGKILL
     assert Run(tmp_path / "cut").checkpoint().name == "epoch_0001"
     # Another number of threads is no other run.
     streamed.train(replace(config, data__threads=1), tmp_path / "cut", resume=True)

@@ -1,7 +1,6 @@
 """Kills a pretraining run with SIGKILL until it has had enough, and compares what is left with a run left in peace.
 
-`python killing.py FOLDER SEED moments=KILLS writes=KILLS` prints how many there were. Everything is imported once
-and no tensor is touched before the fork, so a run costs its training and not its imports.
+Everything is imported once and no tensor is touched before the fork, so a run costs its training and not its imports.
 """
 
 import json
@@ -153,14 +152,10 @@ def killed(folder: Path, method: Callable[..., int], kills: int, draw: random.Ra
     return done
 
 
-def main(folder: Path, seed: int, kills: dict[str, int]) -> None:
-    """Both ways to be killed, compared with one run left in peace."""
+def kill(folder: Path, seed: int, kills: dict[str, int]) -> None:
+    """Both ways to be killed, compared with one run left in peace; kills.json says how many there were."""
     draw, began = random.Random(seed), time.monotonic()
     _ended_by_kill(_forked(lambda: _train(folder / "whole")))
     seconds, methods = time.monotonic() - began, {"moments": _at_moments, "writes": _at_writes}
-    print(json.dumps({how: killed(folder, methods[how], count, draw, seconds) for how, count in kills.items()}))
-
-
-if __name__ == "__main__":
-    pairs = [word.split("=") for word in sys.argv[3:]]
-    main(Path(sys.argv[1]), int(sys.argv[2]), {how: int(count) for how, count in pairs})
+    found = {how: killed(folder, methods[how], count, draw, seconds) for how, count in kills.items()}
+    (folder / "kills.json").write_text(json.dumps(found))

@@ -1,22 +1,19 @@
 """Killed without warning, at random moments and at every kind of write, a run ends as if nothing had happened."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import started
+
+from .killing import kill
 
 
 def killed(folder: Path, seed: int, **kills: int) -> dict[str, int]:
-    words = [f"{how}={count}" for how, count in kills.items()]
-    command = [sys.executable, str(Path(__file__).with_name("killing.py")), str(folder), str(seed), *words]
-    # One thread: the harness forks, and threads do not survive a fork.
-    alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=alone, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, int] = json.loads(done.stdout)
+    process = started(kill, folder, seed, kills, said=str(folder / "said"))
+    process.join()
+    assert process.exitcode == 0, (folder / "said").read_text()
+    found: dict[str, int] = json.loads((folder / "kills.json").read_text())
     return found
 
 
