@@ -1,6 +1,7 @@
 """Every run of every study is a command that the program takes, and what is done is not done again."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -77,14 +78,16 @@ def test_several_run_at_a_time_and_what_fails_leaves_the_others_alone(
 
 
 def test_every_seed_has_a_folder_and_goes_on_from_its_own_runs(
-    tiny_study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_study: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [*tiny_study[:2], "first", "second", *tiny_study[2:], "--seeds", "0", "5"])
+    argv = [*tiny_study[:2], "first", "second", *tiny_study[2:-1], "--seeds", "0", "5"]  # printed, not run
+    monkeypatch.setattr(sys, "argv", argv)
     main()
-    for seed in (0, 5):
-        first, second = (Run(tmp_path / "out" / f"seed{seed}" / name) for name in ("first", "second"))
-        assert (first.config.train.seed, second.config.train.seed) == (seed, seed)
-        assert str(second.config.encoder.weights) == str(first.path)
+    made = [parsed("pretrain", shlex.split(line)[2:]) for line in capsys.readouterr().out.splitlines()]
+    found = [(Path(each.out).parent.name, each.configured().train.seed) for each in made]
+    assert found == [("seed0", 0), ("seed0", 0), ("seed5", 5), ("seed5", 5)]
+    bases = [Path(weights).parent.name for each in made if (weights := each.configured().encoder.weights)]
+    assert bases == ["seed0", "seed5"]
 
 
 def test_nothing_begins_when_the_time_is_up(
