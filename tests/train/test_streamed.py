@@ -60,14 +60,14 @@ def bounded(shards: Path, out: Path, room: int) -> subprocess.CompletedProcess[s
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the memory of a process is read from /proc")
 def test_a_set_larger_than_memory_trains(tmp_path: Path) -> None:
-    shards = write(tmp_path / "shards", [packed(one) for one in smooth(8, 128)], 120, 1)
+    shards = write(tmp_path / "shards", [packed(one) for one in smooth(8, 128)], 200, 1)
     for number in range(1, 6):
         os.link(shards / "000.tar", shards / f"{number:03d}.tar")
-    room = 32 * 2**20
+    room = 48 * 2**20
     done = bounded(shards, tmp_path / "run", room)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["decoded"] == 720 * 3 * 128 * 128 > room
+    assert found["decoded"] == 1200 * 3 * 128 * 128 > room
     assert found["grown"] < room
     assert found["whole_set_refused"]
     assert Run(tmp_path / "run").checkpoints()
