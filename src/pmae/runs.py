@@ -79,6 +79,8 @@ class Results(TypedDict):
     held_out: NotRequired[list[str]]
     adaptation: NotRequired[dict[str, dict[str, float]]]
     """Accuracy of the probes before and after given weights were trained on."""
+    labelled: NotRequired[dict[str, Any]]
+    """Where the labelled images of the last evaluation were, if they were not the run's own."""
     segmentation: NotRequired[dict[str, Any]]
     """Of the last folder of masks: its classes, and the scores of each representation."""
     evaluations: NotRequired[list[Any]]

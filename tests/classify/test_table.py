@@ -1,6 +1,7 @@
 """Tables as they lie around: columns of other names, rows without labels, several images of one patient."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pmae.classify.table import Columns
 from pmae.config import DataConfig
 from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
+from pmae.report.advice import advice
 from pmae.report.contents import load
 from pmae.runs import Run
 
@@ -103,6 +105,8 @@ def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_pa
     pmae.evaluate(run, knn, baselines=False, device="cpu", data=labelled, labels=table, columns=NAMES, figures=False)
     typed, called = (found.scores for found in run.evaluations[-2:])
     assert typed == called, "in Python as from the command line"
+    use = next(one.command for one in advice(load(run.path)) if one.title == "Use it")
+    assert f" --data {labelled} --labels {table} {shlex.join(WORDS)} --out " in use, "as it can be copied"
     usual = [{**row, "patient": str(i)} for i, row in enumerate(patients(labelled))]
     assert (
         command("evaluate", run.path, "--data", labelled, "--labels", write_table(table, usual), *WORDS, *how)[0] == 0

@@ -39,6 +39,11 @@ class Columns(NamedTuple):
             require("=" in word, "columns", "given as WHAT=NAME, such as label=diagnosis", word)
         return cls.named(dict(word.split("=", 1) for word in words))
 
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Those that are not called as usual."""
+        return {what: name for what, name in self._asdict().items() if name != self._field_defaults[what]}
+
 
 USUAL = Columns()
 

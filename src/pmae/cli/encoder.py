@@ -79,6 +79,7 @@ class Evaluate(OtherData):
 
     def run(self) -> None:
         from pmae import api
+        from pmae.classify.table import Columns
         from pmae.plugins import command_line
         from pmae.runs import Run
         from pmae.train.checkpoint import run_or_weights
@@ -96,6 +97,7 @@ class Evaluate(OtherData):
             if self.masks:
                 run = api.segment(path, self.masks, splits, whole, self.device, print, **new)
             else:
+                new |= {"labels": self.table, "columns": Columns.typed(self.columns).renamed}
                 run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print, **new)
             if is_main():
                 print("\n".join([*([] if self.masks else told(run)), f"next: {command_line('report', run.path)}"]))
@@ -113,6 +115,11 @@ class Evaluate(OtherData):
         require(not self.masks or self.layers == 1, "layers", "left out with masks, which probe patches", self.layers)
         return protocols
 
+    @property
+    def table(self) -> str | None:
+        """The table of labels, where there is one beside the images."""
+        return None if self.labels in (None, "none", "folders") else self.labels
+
     def labelled(self, place: "Run | Path") -> "tuple[DataConfig, Splits] | None":
         """The images to score on, where they are not the run's own as it read them, and how they are read."""
         from pmae.classify.labels import as_splits, read_labelled
@@ -127,10 +134,9 @@ class Evaluate(OtherData):
             return None
         own = trained_on(place, self.encoder)
         source = self.data or own.data.source
-        table = None if self.labels in (None, "none", "folders") else self.labels
-        if table or is_table(source, columns.file):
+        if self.table or is_table(source, columns.file):
             reading = self.applied(reading_for(place, source, self.encoder))
-            reading, found = read_labelled(reading, table, columns)
+            reading, found = read_labelled(reading, self.table, columns)
             return reading, as_splits(found)
         require(not self.columns, "columns", "left out but for labels in a table", self.columns)
         # Of a folder that is named to be scored on, subfolders are the classes; masks need none.

@@ -120,13 +120,21 @@ def _steps(run: Contents) -> Iterator[Advice]:
     elif _has_weights(run):
         words = "A classifier that is kept, or the encoder for another library."
         data, name = run.config.data.source, run.path.name
-        commands = [command_line("finetune", run.path, "--data", data, "--out", f"classifiers/{name}")]
+        commands = [command_line("finetune", run.path, *_labelled(run), "--out", f"classifiers/{name}")]
         if run.given:
             words = "A classifier that is kept, or training without labels that starts from these weights."
             commands += [command_line("pretrain", "--init", run.path, "--data", data, "--out", f"{run.path}-adapted")]
         else:
             commands += [command_line("export", run.path, "--format", "timm", "-o", f"exported/{name}")]
         yield Advice("Use it", words, "\n".join(commands))
+
+
+def _labelled(run: Contents) -> list[str]:
+    """The options that name labelled images: those of the last evaluation, or the run's own if they have labels."""
+    known = run.labelled or {"source": run.config.data.source if run.data.get("classes") else "labelled/"}
+    table = ["--labels", known["labels"]] if known.get("labels") else []
+    columns = [f"{what}={name}" for what, name in known.get("columns", {}).items()]
+    return ["--data", known["source"], *table, *(["--columns", *columns] if columns else [])]
 
 
 def _has_weights(run: Contents) -> bool:

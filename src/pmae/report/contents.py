@@ -37,6 +37,8 @@ class Contents:
     fitted: dict[str, np.ndarray]
     features: dict[str, np.ndarray]
     segmentation: Segmentation | None = None
+    labelled: dict[str, Any] = field(default_factory=dict)
+    """Source, labels and columns of the labelled images of the last evaluation, if they were not the run's own."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -121,6 +123,7 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         fitted=attempt("fitted.safetensors", lambda: _fitted(run.path / "fitted.safetensors") if whole else {}, {}),
         features=tensors("features"),
         segmentation=segmentation,
+        labelled=attempt("results.json", lambda: dict(run.results.get("labelled", {})), {}),
         problems=problems,
     )
     if not read.given:
