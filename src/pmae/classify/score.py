@@ -36,6 +36,8 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
         "reliability_uncalibrated": [b._asdict() for b in before],
     }
     told = {"split": split, "images": len(part.targets), **metrics, "calibration": sure, "drifted": drifted}
+    if (groups := part.images.groups) is not None:
+        told["groups"] = len(np.unique(groups))
     if multi:
         return told
     return told | {"coverage": coverage(found, part.targets), "mistakes": mistakes(found, part, classifier.classes)}

@@ -214,6 +214,8 @@ def metrics_table(classifiers: Sequence[ClassifierContents]) -> Table:
     header = ("classifier", "part", "images", *(n.replace("_", " ") for n in names), "calibration error", "drifted")
     known = any(isinstance(cell, Interval) and cell.low is not None for row in rows for cell in row)
     said = "With 95% intervals." if known else ""
+    cautions = {part.caution: None for one in classifiers for part in one.parts if "exact_match" in part.metrics}
+    said = " ".join([said, *cautions]).strip()
     return Table("metrics", "Scores on images that were not trained on (%)", header, rows, said)
 
 
@@ -225,6 +227,7 @@ def coverage_table(one: ClassifierContents) -> Table:
         rows.append([f"{own.probability:.0%}", own.images, share, right])
     header = ("least probability", "images", "answered (%)", "right (%)")
     said = "If less sure answers are left to a person: how many images are answered, and how often they are right."
+    said = f"{said} {one.main.caution}".strip()
     return Table("coverage", f"Where to draw the line, on {one.main.split}", header, rows, said)
 
 
@@ -242,7 +245,7 @@ def counts_table(one: ClassifierContents) -> Table:
             rows.append([*start, *(_percent(own[key]) for key in ("average_precision", "auc", "accuracy"))])
     kinds = ("recall (%)", "precision (%)") if part.confusion else ("average precision (%)", "AUC (%)", "accuracy (%)")
     header = ("class", "training images", f"{part.split} images", *kinds)
-    return Table("classes", f"Each class, on {part.split}", header, rows)
+    return Table("classes", f"Each class, on {part.split}", header, rows, part.caution if part.confusion else "")
 
 
 def _percent(share: float | None) -> float | None:

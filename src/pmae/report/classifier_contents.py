@@ -66,6 +66,13 @@ class HeldOut:
     notes: tuple[str, ...] = ()
     coverage: tuple[Covered, ...] = ()
     mistakes: tuple[Mistake, ...] = ()
+    groups: Count | None = None
+    """That its images are of, such as patients."""
+
+    @property
+    def caution(self) -> str:
+        """What to know of an interval over single images."""
+        return f"Intervals are over images, not over their {self.groups:,} groups: too narrow." if self.groups else ""
 
 
 @dataclass(frozen=True)
