@@ -1,6 +1,5 @@
 """`pmae evaluate`, `embed` and `export`: what a trained encoder is good for."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -162,18 +161,23 @@ def told(run: "Run") -> list[str]:
 
 def score_table(scores: "Sequence[Score]") -> str:
     """Accuracies as aligned lines, with what counts every class alike: balanced accuracy, and the mean AUC."""
-    about = f"  {'representation':<28} {'protocol':<11} {'pooling':<8} {'split':<6}"
-    lines = [f"{about} {'accuracy':>8} %  {'95% interval':<12} {'balanced':>8} {'AUC':>6}"]
-    for score in scores:
-        parts = (score.accuracy.value, score.accuracy.low, score.accuracy.high)
-        value, low, high = (math.nan if part is None else part for part in parts)
-        where = f"  {score.label:<28} {score.protocol:<11} {score.pooling:<8} {score.split:<6}"
-        balanced, auc = (score.percent(name).value for name in ("balanced_accuracy", "macro_auc"))
-        others = "".join(f" {'–' if x is None else f'{x:.1f}':>{wide}}" for x, wide in ((balanced, 8), (auc, 6)))
-        lines.append(f"{where} {value:8.1f}    {f'{low:.1f} to {high:.1f}':<12}{others}")
+    header = ("representation", "protocol", "pooling", "split", "accuracy %", "95% interval", "balanced", "AUC")
+    rows = [header, *map(_cells, scores)]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pads = [str.ljust] * 4 + [str.rjust] * 4  # names, then numbers
+    cells = ([pad(cell, width) for pad, cell, width in zip(pads, row, wide, strict=True)] for row in rows)
+    lines = [f"  {'  '.join(row)}" for row in cells]
     few = sorted({score.chosen_on for score in scores if "draws of the labelled images" in score.chosen_on})
     lines += [f"  with few labels: logistic regression on frozen features, the mean of {draws}" for draws in few]
     return "\n".join(lines)
+
+
+def _cells(score: "Score") -> tuple[str, ...]:
+    accuracy = score.accuracy
+    metrics = (score.percent(name).value for name in ("balanced_accuracy", "macro_auc"))
+    interval = "–" if accuracy.low is None or accuracy.high is None else f"{accuracy.low:.1f} to {accuracy.high:.1f}"
+    value, *others = ("–" if x is None else f"{x:.1f}" for x in (accuracy.value, *metrics))
+    return score.label, score.protocol, score.pooling, score.split, value, interval, *others
 
 
 @dataclass(frozen=True)
