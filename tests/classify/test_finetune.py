@@ -415,6 +415,14 @@ def other_shape(tmp: Path) -> list[object]:
     return ["--data", tmp / "t.npz"]
 
 
+def alike(tmp: Path) -> list[object]:
+    rows = [{"image": path.read_bytes(), "label": 0} for path in sorted(write_folder(tmp / "d", 2).rglob("*.png"))]
+    noted = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["crane", "crane"]}}}}
+    table = pyarrow.Table.from_pylist(rows).replace_schema_metadata({"huggingface": json.dumps(noted)})
+    pyarrow.parquet.write_table(table, tmp / "t.parquet")
+    return ["--data", tmp / "t.parquet"]
+
+
 def no_number(tmp: Path) -> list[object]:
     images = stripes(np.arange(6) % 3).astype(np.float32)
     images[5, 0, 0, 0] = np.nan
@@ -426,6 +434,7 @@ def no_number(tmp: Path) -> list[object]:
     ("wrong", "message"),
     [
         (no_number, "the train images must be finite numbers, got NaN or infinity in 1 of 6 images"),
+        (alike, "classes must be names of which no two are alike, got ('crane', 'crane')"),
         (one_image, "class 'down' must be of at least 2 training images, got 1"),
         (other_classes, "labels of test must be classes of train (across, down, slanted), got 'up'"),
         (
