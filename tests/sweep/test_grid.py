@@ -185,6 +185,19 @@ def test_without_labels_there_is_no_best(tmp_path: Path, capsys: pytest.CaptureF
     assert all(row["R2"] for row in rows(tmp_path / "out/sweep.csv"))
 
 
+def test_runs_that_were_scored_on_other_images_are_not_reused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (60, 8, 8, 1), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", images)
+    save_set(tmp_path / "labelled.npz", images)
+    command = ["ratio", 0.2, 0.4, "--data", tmp_path / "x.npy", "--epochs", 1, "--out", tmp_path / "out"]
+    assert sweep(*command) == 0
+    assert "Give a small labelled set with --set probe.data=NAME" in capsys.readouterr().out
+    assert sweep(*command, "--set", f"probe.data={tmp_path / 'labelled.npz'}") == 0
+    assert all(row["validation %"] for row in rows(tmp_path / "out/sweep.csv"))
+
+
 def test_seeds_of_a_combination_are_averaged(store: Callable[..., Run], tmp_path: Path) -> None:
     ((_, specs),) = grid_specs(recipe("ours"), {"data.source": ["bloodmnist"]}, [0, 1, 2])
     scores = (0.5, 0.6, 0.85)
