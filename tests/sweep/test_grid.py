@@ -15,6 +15,7 @@ from pmae.config import replace
 from pmae.config_file import with_settings
 from pmae.data.sets import load_settled
 from pmae.errors import UserError
+from pmae.evaluate import probes
 from pmae.files import write_json
 from pmae.paper.recipes import recipe
 from pmae.runs import Run
@@ -250,6 +251,16 @@ def test_a_lead_that_may_be_chance_is_called_so(store: Callable[..., Run], tmp_p
     other = replace(recipe("ours"), probe__data="digits")
     ((_, specs),) = grid_specs(other, {"data.source": ["cifar10"]}, [0])
     assert trial_of({}, [store(tmp_path / "other", specs[0], {}, 0.5)]).images is None
+
+
+def test_a_lead_is_judged_by_the_images_that_were_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, scored = np.random.default_rng(0).integers(0, 255, (100, 8, 8, 1), dtype=np.uint8), list[int]()
+    np.savez(tmp_path / "set.npz", images=images, labels=np.arange(100) % 2)
+    plain = probes.probe_accuracies
+    monkeypatch.setattr(probes, "probe_accuracies", lambda *x: (scored.append(len(x[2])), plain(*x))[1])
+    assert sweep("ratio", 0.2, "--data", tmp_path / "set.npz", "--epochs", 1, "--out", tmp_path / "out") == 0
+    (run,) = (tmp_path / "out/runs").iterdir()
+    assert find.validation_images(Run(run)) == scored[-1]
 
 
 def test_a_setting_of_text_is_read_as_its_type() -> None:

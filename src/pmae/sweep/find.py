@@ -149,7 +149,9 @@ def validation_images(run: Run) -> int | None:
     if run.config.probe.data is not None:
         return None
     counts = run.environment["data"]["counts"]
-    there = counts.get("val") or round(PROBED * counts["train"])
+    # What was held out by rule, in place of a split that was missing, has no labels.
+    own = None if "held_out" in run.results else counts.get("val")
+    there = own or round(PROBED * counts["train"])
     return min(there, MOST_IMAGES["cpu" if run.environment["device"].startswith("CPU") else "cuda"] // 4)
 
 
