@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -81,6 +82,19 @@ def test_a_copy_without_its_repository_is_told_the_commit(toy: Splits, monkeypat
     monkeypatch.delenv("PMAE_COMMIT")
     monkeypatch.setenv("PATH", "")  # no git
     assert environment.describe_environment(toy, cpu)["commit"].startswith("version ")
+
+
+def test_an_installed_copy_says_nothing_of_the_repository_it_lies_in(
+    toy: Splits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", tmp_path, *author, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    copy = tmp_path / ".venv/lib/python3/site-packages/pmae/train/environment.py"
+    copy.parent.mkdir(parents=True)
+    monkeypatch.delenv("PMAE_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "__file__", str(copy))
+    assert environment.describe_environment(toy, torch.device("cpu"))["commit"].startswith("version ")
 
 
 @pytest.fixture(scope="module")
