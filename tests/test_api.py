@@ -3,8 +3,10 @@
 import dataclasses
 import logging
 import re
+import shutil
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,6 +257,42 @@ def test_fine_tuning_under_two_presets_and_on_two_sets(tiny: Config, toy: Splits
     expected = {("paper", "toy"), ("strong", "toy"), ("paper", "a few/of them")}
     assert found == {("pmae epoch 1", *rest) for rest in expected}
     assert len(list((run.path / "finetune").iterdir())) == 3
+
+
+def test_fine_tuning_on_another_set_of_the_same_name_begins_anew(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__epochs=1), toy, tmp_path / "run", quiet=True, figures=False)
+    protocols = only(preset("paper"), ["finetune"])
+    assert protocols.finetune
+    short = dataclasses.replace(protocols.finetune, epochs=4, warmup_epochs=1, batch_size=16, augment=None)
+
+    def scored(path: Path, splits: Splits) -> Any:
+        shorter = dataclasses.replace(protocols, finetune=short)
+        done = api.evaluate(path, shorter, splits, device="cpu", baselines=False, figures=False)
+        return done.evaluations[-1].scores[0].metrics
+
+    inverse = {n: dataclasses.replace(part, images=255 - part.images) for n, part in toy.parts.items()}  # type: ignore[operator]
+    other, alone = Splits("toy", **inverse), tmp_path / "alone"
+    shutil.copytree(run.path, alone)
+    before = scored(run.path, toy)
+    assert scored(run.path, other) == scored(alone, other) != before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"space__name": "kernel_pca", "space__components": 1}, {"space__name": "pixels", "encoder__patch_size": 16}],
+)
+def test_a_mask_has_something_to_hide_and_to_leave(
+    tiny: Config, toy: Splits, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=r"the groups that a mask hides some of must be two or more .*, got 1"):
+        api.pretrain(replace(tiny, **changes), toy, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("until", [0, -1])
+def test_a_run_stops_after_an_epoch_that_there_is(tiny: Config, toy: Splits, tmp_path: Path, until: int) -> None:
+    with pytest.raises(UserError, match=f"until must be an epoch, from 1 on, got {until}"):
+        api.pretrain(tiny, toy, tmp_path / "run", quiet=True, until=until)
 
 
 def test_the_twin_differs_in_what_is_hidden_alone(tiny: Config, toy: Splits, tmp_path: Path) -> None:

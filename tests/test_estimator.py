@@ -185,6 +185,18 @@ def test_a_warm_start_trains_on() -> None:
         model.set_params(patch_size=4).fit(images)
 
 
+def test_a_warm_start_has_no_first_stage(tmp_path: Path) -> None:
+    images = pictures(40, 16, 16, 3)
+    config = replace(TINY, encoder__first_patch_size=8)
+    model = small(config=config, patch_size=4, warm_start=True, out=tmp_path / "a").fit(images)
+    assert (tmp_path / "a/first").is_dir()
+    before = model.transform(images)
+    for name in ("b", "c"):
+        model.set_params(base_lr=1e-12, out=tmp_path / name).fit(images)
+        assert not (tmp_path / name / "first").exists()
+        np.testing.assert_allclose(model.transform(images), before, atol=1e-5)
+
+
 def test_a_pickled_estimator_is_whole(tmp_path: Path) -> None:
     images = pictures()
     model = small(pooling="cls").fit(images)

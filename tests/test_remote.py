@@ -114,6 +114,19 @@ def test_only_what_changed_is_copied_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert copied[2:] == ["/b/part-1.tar", "/b/part-0.tar"]
 
 
+@pytest.mark.parametrize("which", ["", "/part-*.tar"])
+def test_what_a_store_has_no_more_is_not_read(which: str) -> None:
+    store = MemoryFileSystem()
+    for name in ("set/part-0", "set/part-1", "other/part-2"):
+        store.pipe(f"/b/{name}.tar", shard(range(3)))
+    load(DataConfig(source="memory://b/other"))
+    config = DataConfig(source=f"memory://b/set{which}")
+    assert len(load(config).train) == 6
+    store.rm_file("/b/set/part-1.tar")
+    assert len(load(config).train) == 3
+    assert Path("data/b/other/part-2.tar").exists(), "of another address, which says nothing of it"
+
+
 def test_what_cannot_be_had_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"data.source must be an address with files, got 'memory://nothing'"):
         load(DataConfig(source="memory://nothing"))
@@ -163,6 +176,28 @@ def test_a_run_goes_on_from_its_store(two: Config, toy: Splits, address: str, tm
     if url.startswith("memory"):  # whatever reads a run reads one in a store, and evaluations go back there
         evaluate(url, only(preset("strong"), ["knn"]), toy, baselines=False, device="cpu")
         assert b"knn" in there.cat(f"{url}/results.json")
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("checkpoints/epoch_9999", "checkpoints/epoch_10000"),
+        ("checkpoints/epoch_0001", "checkpoints/epoch_0001_step_000001"),
+        ("first/checkpoints/epoch_0002", "first/checkpoints/epoch_0004"),
+        ("first/checkpoints/epoch_0004", "checkpoints/epoch_0001"),
+    ],
+)
+def test_the_later_checkpoint_is_the_one_that_is_taken(two: Config, toy: Splits, older: str, newer: str) -> None:
+    pretrain(two, toy, "memory://b/a", quiet=True, until=1)
+    store, here = MemoryFileSystem(), Path("runs/a")
+    written = (here / "checkpoints/epoch_0001").rename("written")
+    store.rm("/b/a/checkpoints", recursive=True)
+    shutil.copytree(written, here / older)
+    for path in written.iterdir():
+        store.pipe(f"/b/a/{newer}/{path.name}", path.read_bytes())
+    pmae.Run("memory://b/a")
+    assert (here / newer).exists()
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -69,10 +69,10 @@ def timm_resnet(folder: Path) -> tuple[list[str], Any, Any]:
     return words, resolve_model_data_config(net), lambda x: net.forward_features(x).mean((2, 3))
 
 
-def hugging_face_vit(folder: Path) -> tuple[list[str], Any, Any]:
+def hugging_face_vit(folder: Path, **changes: str) -> tuple[list[str], Any, Any]:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-    config = transformers.ViTConfig(image_size=SIDE, patch_size=8, layer_norm_eps=1e-6, **sizes)
+    config = transformers.ViTConfig(image_size=SIDE, patch_size=8, layer_norm_eps=1e-6, **sizes, **changes)
     net = transformers.ViTForImageClassification(config).eval()
     net.save_pretrained(folder)
     size = {"height": SIDE, "width": SIDE}
@@ -262,7 +262,10 @@ def test_mistakes_are_one_sentence_and_nothing_is_written(
     vit: Path, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone, head, out = tmp_path / "alone.safetensors", tmp_path / "head", tmp_path / "out"
-    (tmp_path / "other").mkdir()
+    for name in ("other", "relu"):
+        (tmp_path / name).mkdir()
+    hugging_face_vit(tmp_path / "relu", hidden_act="relu")
+    capsys.readouterr()  # of transformers' progress
     save_file({"x": torch.zeros(1)}, alone)
     shutil.copytree(vit, head)
     save_file({"head.weight": torch.zeros(5, 32), "head.bias": torch.zeros(5)}, head / "model.safetensors")
@@ -274,6 +277,7 @@ def test_mistakes_are_one_sentence_and_nothing_is_written(
         ([tmp_path / "nowhere", *where], "run must be a folder that pretraining wrote, or weights that"),
         ([tmp_path / "other", *where], "run must be a folder that pretraining wrote, or weights that"),
         ([alone, *where], "must have a config.json beside them that tells their network"),
+        ([tmp_path / "relu", *where], "must have a config.json beside them that tells their network"),
         ([head, *where], "does not fit the encoder"),
         ([vit, "--data", tmp_path / "five.npz", "--out", out], "with the 3 channels of the weights, or grey, got 5"),
         ([vit, "--data", tmp_path / "bare.npz", "--out", out], "must have labels to be evaluated, got none"),

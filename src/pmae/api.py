@@ -78,6 +78,7 @@ def pretrain(
     config = Config() if config is None else config
     require_config(config)
     require_minutes(minutes, resume)
+    require(until is None or until >= 1, "until", "an epoch, from 1 on", until)
     require_plugins(config)
     if not (resume or is_remote(out) or was_restarted(Path(out).expanduser())):
         require_vacant(Path(out).expanduser())  # before the images are read, which may take long

@@ -216,8 +216,10 @@ class PMAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  #
         if self.out is None:
             config = replace(config, train__checkpoint_every=config.train.epochs, train__keep=1)
         if again:
-            # Weights can be trained on only in the network and the space that they belong to.
-            before, shape = self.fitted_.config, splits.train.shape
+            # Weights can be trained on only in the network and the space that they belong to. They have had their
+            # large patches: a first stage would train others, which nobody would go on with.
+            shape, before = splits.train.shape, replace(self.fitted_.config, encoder__first_patch_size=0)
+            config = replace(config, encoder__first_patch_size=0)
             if shape != self.fitted_.shape:
                 raise UserError(f"X must have images of shape {self.fitted_.shape} for warm_start, got {shape}")
             for part in ("space", "encoder", "decoder"):

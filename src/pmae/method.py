@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from pmae import masking, objectives
 from pmae.config import Config
 from pmae.contrastive import Contrastive
-from pmae.errors import UserError
+from pmae.errors import UserError, require
 from pmae.models import Decoder, Encoder, build_encoder, patchify, require_vit, unpatchify
 from pmae.spaces import Space, build_space
 
@@ -151,4 +151,7 @@ def build_method(
     space, encoder = space or build_space(config.space, shape), build_encoder(config.encoder, shape)
     if weights:
         encoder.net.load_state_dict(weights)  # before a teacher copies them
-    return kind(config, space, encoder)
+    method = kind(config, space, encoder)
+    what, rule = "the groups that a mask hides some of", "two or more (components, bands or patches)"
+    require(not config.masking.enabled or method.mask_group_count > 1, what, rule, method.mask_group_count)
+    return method

@@ -52,6 +52,7 @@ def stage(url: str, patterns: Sequence[str], root: Path) -> str:
         root.mkdir(parents=True, exist_ok=True)
         with lock(root / STAGED):
             _copy_changed(store, url, found, root)
+            _remove_gone(places, found, root)
         return str(root / _below(path))
 
 
@@ -59,9 +60,7 @@ def _copy_changed(store: Any, url: str, paths: Sequence[str], root: Path) -> Non
     from rich.console import Console
     from rich.progress import track
 
-    record, console = root / STAGED, Console(stderr=True)
-    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    known = {name: state for state, _, name in (line.partition(" ") for line in lines)}
+    record, known, console = root / STAGED, _recorded(root), Console(stderr=True)
     states = {path: store.ukey(path) for path in paths}
     changed = [p for p in paths if known.get(str(_below(p))) != states[p] or not (root / _below(p)).is_file()]
     need, free = sum(store.size(path) or 0 for path in changed), shutil.disk_usage(root).free
@@ -70,6 +69,22 @@ def _copy_changed(store: Any, url: str, paths: Sequence[str], root: Path) -> Non
         _copy_here(store, path, root / _below(path))
         with record.open("a", encoding="utf-8") as file:
             file.write(f"{states[path]} {_below(path)}\n")
+
+
+def _recorded(root: Path) -> dict[str, str]:
+    """The state in its store of each file that was copied, by its path below `root`."""
+    record = root / STAGED
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    return {name: state for state, _, name in (line.partition(" ") for line in lines)}
+
+
+def _remove_gone(places: Sequence[str], found: Sequence[str], root: Path) -> None:
+    """Remove copies of what the store has no more: they would be read with the rest."""
+    there, asked = {str(_below(path)) for path in found}, [_below(place) for place in places]
+    for name in _recorded(root).keys() - there:
+        copy = PurePosixPath(name)
+        if any(p in copy.parents or (len(p.parts) == len(copy.parts) and copy.match(str(p))) for p in asked):
+            (root / name).unlink(missing_ok=True)
 
 
 def _below(path: str) -> PurePosixPath:
@@ -221,6 +236,7 @@ def _completes(name: str) -> bool:
     return name.endswith(("state.json", "config.json"))
 
 
-def _newest(names: Sequence[str]) -> str:
-    """The last checkpoint that is whole, by name; they sort as they were written."""
-    return max((name for name in names if re.fullmatch(r"checkpoints/epoch_[^/]+/state\.json", name)), default="")
+def _newest(names: Sequence[str]) -> tuple[bool, int, int]:
+    """Whether the last whole checkpoint is of a run's last stage, its epoch and step: names sort up to 9,999 epochs."""
+    found = (re.fullmatch(r"(first/)?checkpoints/epoch_(\d+)(?:_step_(\d+))?/state\.json", name) for name in names)
+    return max(((not one[1], int(one[2]), int(one[3] or 0)) for one in found if one), default=(False, -1, 0))

@@ -111,6 +111,15 @@ def test_images_are_laid_out_as_those_of_the_encoder() -> None:
     assert not np.array_equal(model.predict(first), found), "the same numbers read the other way are other images"
 
 
+def test_flat_rows_are_not_read_as_a_table_where_the_encoder_takes_images() -> None:
+    images = stripes(LABELS).mean(3).reshape(len(LABELS), -1)
+    encoder = PMAE(config=TINY, image_shape=(SIDE, SIDE), epochs=1, random_state=0, device="cpu")
+    with pytest.raises(UserError, match=r"^image_shape must be that of the encoder, \(8, 8\), got None"):
+        PMAEClassifier(encoder, device="cpu").fit(images, LABELS)
+    found = PMAEClassifier(encoder, image_shape=(SIDE, SIDE), device="cpu").fit(images, LABELS)
+    assert found.image_shape_ == (1, SIDE, SIDE)
+
+
 def test_a_fitted_pmae_that_is_not_frozen_is_warned_of_and_labels_are_of_one_kind(run: Run) -> None:
     images = stripes(LABELS)
     fitted = PMAE(config=TINY, epochs=1, random_state=0, device="cpu").fit(images)

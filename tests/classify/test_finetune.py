@@ -187,7 +187,7 @@ def test_many_classes_of_two_images_are_no_cause_for_warnings(run: Run, tmp_path
     assert len(kept.classes) == 30
 
 
-@pytest.mark.parametrize("names", [("-1", "7", "007"), ("²", "--3", "1.b"), ("日本", "été à Paris", "3")])
+@pytest.mark.parametrize("names", [("-1", "7", "007"), ("²", "--3", "1.b"), ("日本", "été à Paris", "1_2")])
 def test_labels_may_be_any_names(
     names: tuple[str, ...], run: Run, labelled: Path, linear: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -416,6 +416,14 @@ def other_shape(tmp: Path) -> list[object]:
     return ["--data", tmp / "t.npz"]
 
 
+def alike(tmp: Path) -> list[object]:
+    rows = [{"image": path.read_bytes(), "label": 0} for path in sorted(write_folder(tmp / "d", 2).rglob("*.png"))]
+    noted = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["crane", "crane"]}}}}
+    table = pyarrow.Table.from_pylist(rows).replace_schema_metadata({"huggingface": json.dumps(noted)})
+    pyarrow.parquet.write_table(table, tmp / "t.parquet")
+    return ["--data", tmp / "t.parquet"]
+
+
 def no_number(tmp: Path) -> list[object]:
     images = stripes(np.arange(6) % 3).astype(np.float32)
     images[5, 0, 0, 0] = np.nan
@@ -427,6 +435,7 @@ def no_number(tmp: Path) -> list[object]:
     ("wrong", "message"),
     [
         (no_number, "the train images must be finite numbers, got NaN or infinity in 1 of 6 images"),
+        (alike, "classes must be names of which no two are alike, got ('crane', 'crane')"),
         (one_image, "class 'down' must be of at least 2 training images, got 1"),
         (other_classes, "labels of test must be classes of train (across, down, slanted), got 'up'"),
         (

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from pmae.config import DataConfig
 from pmae.data.images import ImageSet
@@ -49,6 +49,14 @@ def test_orientation_is_applied(tmp_path: Path, orientation: int, kind: str) -> 
         found = load(DataConfig(str(tmp_path / source))).train.images[:]
         assert found.shape[2:] == ((6, 9) if orientation < 5 else (9, 6))
         np.testing.assert_array_equal(found[0], upright(content))
+
+
+def test_lab_numbers_are_not_taken_for_colours(tmp_path: Path) -> None:
+    profiles = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
+    made = ImageCms.profileToProfile(Image.fromarray(PIXELS), *profiles, outputMode="LAB")
+    made.save(tmp_path / "a.tif")
+    found = load(DataConfig(str(tmp_path))).train.images[0].transpose(1, 2, 0)
+    assert np.abs(found.astype(int) - PIXELS).mean() < 3, "colours come back to the rounding of 8 bits"
 
 
 def test_orientation_is_applied_before_resizing_and_to_deep_images(tmp_path: Path) -> None:

@@ -285,6 +285,12 @@ def test_tiny_imagenet_tree(tmp_path: Path, by_name: bool) -> None:
     assert any("no labels" in note for note in splits.notes)
 
 
+def test_classes_that_are_called_alike_keep_their_identifiers(tmp_path: Path) -> None:
+    tree = write_tinyimagenet(tmp_path)
+    (tree / "words.txt").write_text("n01\tcrane, bird\nn02\tcrane, machine\n")
+    assert load(DataConfig(str(tree))).train.classes == ("n01", "n02")
+
+
 def test_tiny_imagenet_with_an_unknown_class_is_refused(tmp_path: Path) -> None:
     tree = write_tinyimagenet(tmp_path)
     (tree / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn99\t0\t0\t9\t9\n")

@@ -137,6 +137,9 @@ def test_a_finished_folder_is_read_and_a_strange_one_refused(
     other = random_weights(lambda: build_encoder(EncoderConfig(patch_size=4, width=16, depth=2, heads=2), (2, 8, 12)))
     with pytest.raises(UserError, match="same settings"):
         run(other, splits, standardize, folder=tmp_path)
+    train = dataclasses.replace(splits.train, images=255 - splits.train.images)  # type: ignore[operator]
+    with pytest.raises(UserError, match="same settings"):
+        run(encoder, dataclasses.replace(splits, train=train), standardize, folder=tmp_path)
     (tmp_path / "finetune.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="readable"):
         run(encoder, splits, standardize, folder=tmp_path)

@@ -192,6 +192,16 @@ def test_a_mask_of_other_proportions_is_refused(tmp_path: Path, command: Any) ->
     )
 
 
+def test_two_images_of_one_name_have_one_mask(tmp_path: Path) -> None:
+    scenes(tmp_path)
+    with Image.open(tmp_path / "images/sub/0.png") as image:
+        image.save(tmp_path / "images/sub/0.bmp")
+    found = read_masked(load(DataConfig(str(tmp_path / "images"))), tmp_path / "masks")
+    masks = {name: mask for part in found[:2] for name, mask in zip(part.images.names, part.targets, strict=True)}
+    assert len(masks) == 13
+    np.testing.assert_array_equal(masks["sub/0.bmp"], masks["sub/0.png"])
+
+
 def test_a_mistake_in_masks_is_one_sentence(tmp_path: Path, command: Any) -> None:
     scenes(tmp_path, 3)
     run, masks = make_run(tmp_path / "run", shape=(3, SIDE, SIDE)), tmp_path / "masks"

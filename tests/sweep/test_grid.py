@@ -15,6 +15,7 @@ from pmae.config import replace
 from pmae.config_file import with_settings
 from pmae.data.sets import load_settled
 from pmae.errors import UserError
+from pmae.evaluate import probes
 from pmae.files import write_json
 from pmae.paper.recipes import recipe
 from pmae.runs import Run
@@ -185,6 +186,19 @@ def test_without_labels_there_is_no_best(tmp_path: Path, capsys: pytest.CaptureF
     assert all(row["R2"] for row in rows(tmp_path / "out/sweep.csv"))
 
 
+def test_runs_that_were_scored_on_other_images_are_not_reused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (60, 8, 8, 1), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", images)
+    save_set(tmp_path / "labelled.npz", images)
+    command = ["ratio", 0.2, 0.4, "--data", tmp_path / "x.npy", "--epochs", 1, "--out", tmp_path / "out"]
+    assert sweep(*command) == 0
+    assert "Give a small labelled set with --set probe.data=NAME" in capsys.readouterr().out
+    assert sweep(*command, "--set", f"probe.data={tmp_path / 'labelled.npz'}") == 0
+    assert all(row["validation %"] for row in rows(tmp_path / "out/sweep.csv"))
+
+
 def test_seeds_of_a_combination_are_averaged(store: Callable[..., Run], tmp_path: Path) -> None:
     ((_, specs),) = grid_specs(recipe("ours"), {"data.source": ["bloodmnist"]}, [0, 1, 2])
     scores = (0.5, 0.6, 0.85)
@@ -237,6 +251,16 @@ def test_a_lead_that_may_be_chance_is_called_so(store: Callable[..., Run], tmp_p
     other = replace(recipe("ours"), probe__data="digits")
     ((_, specs),) = grid_specs(other, {"data.source": ["cifar10"]}, [0])
     assert trial_of({}, [store(tmp_path / "other", specs[0], {}, 0.5)]).images is None
+
+
+def test_a_lead_is_judged_by_the_images_that_were_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, scored = np.random.default_rng(0).integers(0, 255, (100, 8, 8, 1), dtype=np.uint8), list[int]()
+    np.savez(tmp_path / "set.npz", images=images, labels=np.arange(100) % 2)
+    plain = probes.probe_accuracies
+    monkeypatch.setattr(probes, "probe_accuracies", lambda *x: (scored.append(len(x[2])), plain(*x))[1])
+    assert sweep("ratio", 0.2, "--data", tmp_path / "set.npz", "--epochs", 1, "--out", tmp_path / "out") == 0
+    (run,) = (tmp_path / "out/runs").iterdir()
+    assert find.validation_images(Run(run)) == scored[-1]
 
 
 def test_a_setting_of_text_is_read_as_its_type() -> None:

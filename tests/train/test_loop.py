@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
+from pmae.evaluate.probes import online_probe
 from pmae.runs import Run
 from pmae.train import checkpoint, environment
 from pmae.train.loop import Pretraining, pretrain
@@ -81,6 +83,19 @@ def test_a_copy_without_its_repository_is_told_the_commit(toy: Splits, monkeypat
     monkeypatch.delenv("PMAE_COMMIT")
     monkeypatch.setenv("PATH", "")  # no git
     assert environment.describe_environment(toy, cpu)["commit"].startswith("version ")
+
+
+def test_an_installed_copy_says_nothing_of_the_repository_it_lies_in(
+    toy: Splits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", tmp_path, *author, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    copy = tmp_path / ".venv/lib/python3/site-packages/pmae/train/environment.py"
+    copy.parent.mkdir(parents=True)
+    monkeypatch.delenv("PMAE_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "__file__", str(copy))
+    assert environment.describe_environment(toy, torch.device("cpu"))["commit"].startswith("version ")
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +229,20 @@ def test_a_last_step_that_leaves_no_numbers_is_not_saved(tiny: Config, toy: Spli
     with pytest.raises(UserError, match=told):
         pretrain(config, toy, tmp_path / "run", quiet=True)
     assert not Run(tmp_path / "run").checkpoints()
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_what_training_in_the_last_step_made_useless_is_told_in_a_sentence(
+    tiny: Config, toy: Splits, tmp_path: Path, hides: bool
+) -> None:
+    changes = {"masking__enabled": False, "objective__contrastive_weight": 1.0, "objective__reconstruction_weight": 0}
+    last = {"train__epochs": 1, "train__batch_size": 128, "optim__warmup_epochs": 0.0, "optim__schedule": "constant"}
+    last |= {"encoder__first_patch_size": 0}
+    config = settled(replace(tiny, **last, optim__base_lr=1e25), toy, **({} if hides else changes))
+    told = "R2 must be finite after step 1" if hides else "features must be finite"
+    with pytest.raises(UserError, match=f"{told}: a lower optim.base_lr or an optim.clip_norm may help, got"):
+        pretrain(config, toy, tmp_path / "run", quiet=True, online_probe=online_probe(toy))
+    assert not Run(tmp_path / "run").results
 
 
 def test_a_full_disk_is_one_sentence_and_keeps_the_last_checkpoint(

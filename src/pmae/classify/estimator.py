@@ -94,6 +94,9 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS}
         config = FinetuneConfig(**given, pooling=self._pooling(), seed=self.random_state)  # type: ignore[arg-type]
         reading = DataConfig(layout=self._layout())
+        shape, own = self.image_shape, self._given.image_shape if self._given else None
+        # The rows are read here, not by the encoder.
+        require(not is_flat(X) or own in (None, shape), "image_shape", f"that of the encoder, {own}", shape)
         array = read_images(self, X, fitting=True, layout=reading.layout)
         images = ImageSet(array, vectors=is_flat(X) and self.image_shape is None)
         data = with_validation(self._labelled(images, y), config.validation, config.seed)

@@ -118,6 +118,7 @@ def _check(data: LabelledData) -> None:
     """Refuse what cannot be learned: NaN, too few images of a class, or a class that only a held-out part has."""
     for name, part in data.parts.items():
         require_finite(f"the {name} images", part.images.images)
+    require(len(set(data.classes)) == len(data.classes), "classes", "names of which no two are alike", data.classes)
     require(len(data.classes) >= 2 or data.multi_label, "labels", "of two classes or more", data.classes)
     counts = per_class(data.train, len(data.classes))
     for name, part in data.parts.items():

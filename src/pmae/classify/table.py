@@ -164,7 +164,8 @@ def _is_float(cell: object) -> bool:
             float(cell)
         except ValueError:
             return False
-        return not WHOLE.fullmatch(cell.strip())
+        # To Python 1_2 is a number, to others the name of a class.
+        return "_" not in cell and not WHOLE.fullmatch(cell.strip())
     return isinstance(cell, float)
 
 

@@ -26,7 +26,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 # Grey of more than 8 bits, which Pillow can hold but hardly convert.
 DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 # Modes that are a way of writing another one.
-PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB"}
+PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
 # Where the channels lie among the axes that tifffile names: C and S (samples) are channels, Y and X the plane.
 CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression

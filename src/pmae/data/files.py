@@ -218,7 +218,10 @@ def _class_names(folder: Path, identifiers: list[str]) -> tuple[str, ...]:
     """The first word of each class; identifiers stand in where words.txt has nothing."""
     lines = _lines(folder / "words.txt") if (folder / "words.txt").is_file() else []
     names = {line.split("\t")[0]: line.split("\t")[1].split(",")[0] for line in lines if "\t" in line}
-    return tuple(names.get(identifier, printable(identifier)) for identifier in identifiers)
+    own = [names.get(identifier, printable(identifier)) for identifier in identifiers]
+    # Two may be called alike, as the crane that flies and the one that lifts: then that names neither.
+    pairs = zip(own, identifiers, strict=True)
+    return tuple(name if own.count(name) == 1 else printable(identifier) for name, identifier in pairs)
 
 
 def _lines(path: Path) -> list[str]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
+from pmae.data.images import FINGERPRINT_IMAGES
 from pmae.errors import UserError, failing_as, unknown_name
 from pmae.evaluate.augment import Loss, cross_entropy, draw_noise
 from pmae.evaluate.features import HEADS, NOISE, batch_of, evaluating, extract, generator, mixed, order
@@ -181,7 +182,7 @@ def finetune(
     if stopping:  # of a call that failed and is repeated
         stopping.losses, stopping.best = [], {}
     path, saved = folder / "finetune.safetensors" if folder else None, time.monotonic()
-    identity = _identity(encoder, labels, classes, config, seed)
+    identity = _identity(encoder, batches, labels, classes, config, seed)
     if path and path.exists():
         progress.restore(path, identity)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -216,9 +217,12 @@ def _new_classifier(
     return classifier
 
 
-def _identity(encoder: nn.Module, labels: Tensor, classes: int, config: FinetuneProtocol, seed: int) -> Tensor:
+def _identity(
+    encoder: nn.Module, batches: Batches, labels: Tensor, classes: int, config: FinetuneProtocol, seed: int
+) -> Tensor:
     """What training starts from, and how: going on from anything else would be silently wrong."""
-    start = tensors_digest({**encoder.state_dict(), "labels": labels})
+    some = torch.linspace(0, len(batches) - 1, min(FINGERPRINT_IMAGES, len(batches))).long()
+    start = tensors_digest({**encoder.state_dict(), "labels": labels, "images": batches.take(some)})
     said = json.dumps([to_dict(config), seed, classes, start]).encode()
     return torch.frombuffer(bytearray(hashlib.blake2b(said, digest_size=16).digest()), dtype=torch.uint8)
 

@@ -255,6 +255,8 @@ def online_probe(splits: Splits) -> Callable[[Representation, Standardize, torch
         most = MOST_IMAGES.get(device.type, MOST_IMAGES["cpu"])
         fitted, scored = _first(fit, most), _first(score, most // 4)
         features = extract(encoder, Batches(fitted.images, device), standardize)[PRIMARY]
+        rule = "finite: a lower optim.base_lr or an optim.clip_norm may help"
+        require(bool(features.isfinite().all()), "features", rule, "NaN or infinity")
         values = {"effective_rank": effective_rank(features)}
         if fitted.labels is None or scored.labels is None:
             return values

@@ -58,16 +58,17 @@ def read_masked(splits: Splits, folder: Path | str, seed: int = 0, read: DataCon
     require(place.is_dir(), "masks", "a folder of PNG files", str(folder))
     files = {path.relative_to(place).with_suffix("").as_posix(): path for path in sorted(place.rglob("*.png"))}
     require(bool(files), "masks", "a folder of PNG files", str(folder))
-    found, without = dict[str, tuple[ImageSet, list[Path]]](), 0
+    found, taken, without = dict[str, tuple[ImageSet, list[Path]]](), set[str](), 0
     for split, part in splits.parts.items():
         keys = [Path(name).with_suffix("").as_posix() for name in part.names]
         index = [i for i, key in enumerate(keys) if key in files]
         without += len(part) - len(index)
         if index:
-            found[split] = part.take(np.array(index)), [files.pop(keys[i]) for i in index]
-    if files:
-        first = next(iter(files.values())).relative_to(place)
-        raise UserError(f"masks must be named like the images of data, got {len(files)} that are not, such as {first}")
+            found[split] = part.take(np.array(index)), [files[keys[i]] for i in index]
+            taken |= {keys[i] for i in index}
+    if other := sorted(files.keys() - taken):
+        first = files[other[0]].relative_to(place)
+        raise UserError(f"masks must be named like the images of data, got {len(other)} that are not, such as {first}")
     parts = _two_parts(found, seed)
     headers = [[_header(name, read) for name in part.names] for part, _ in parts]
     masked = [

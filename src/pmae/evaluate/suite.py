@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmae.config_file import to_dict
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches
-from pmae.data.images import ImageSet, Splits
+from pmae.data.images import ImageSet, Splits, fingerprint
 from pmae.errors import UserError, require
 from pmae.evaluate.duplicates import duplicates
 from pmae.evaluate.features import (
@@ -78,9 +78,8 @@ def evaluate(
     with stages.next("features", sum(map(len, data.parts.values())), "images") as pace:
         data.features = {name: data.extractor(images, seen=pace.add) for name, images in data.parts.items()}
         shapes = {name: shape_of(value) for name, value in data.features["train"].items()}
-    # One folder a preset and data set: each is a fine-tuning of its own, to be resumed by itself.
-    own = re.sub(r"[^\w.]+", "-", f"{label} {protocols.name} {splits.name}")
-    scores = _scores(data, protocols, tuple(seeds), folder / own if folder else None, stages)
+    place = _place(folder, label, protocols, splits) if folder and protocols.finetune else None
+    scores = _scores(data, protocols, tuple(seeds), place, stages)
     return Evaluation(
         method,
         protocols.name,
@@ -93,6 +92,12 @@ def evaluate(
         seconds=stages.seconds,
         notes=(*getattr(represent, "notes", ()), *data.notes),
     )
+
+
+def _place(folder: Path, label: str, protocols: Protocols, splits: Splits) -> Path:
+    """One folder a preset and data set, two of which may share a name: each is a fine-tuning of its own to resume."""
+    told = f"{label} {protocols.name} {splits.name} {fingerprint(splits.train)[:8]}"
+    return folder / re.sub(r"[^\w.]+", "-", told)
 
 
 def _require_sensible(seeds: Sequence[int], protocols: Protocols, world: World) -> None:

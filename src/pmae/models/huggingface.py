@@ -87,6 +87,10 @@ CONVNEXT_BLOCK = {
 def encoder_in(config: Mapping[str, Any]) -> EncoderConfig | None:
     """The settings that build the network of a config.json; None for one that timm has not, or that is not known."""
     kind, width, patch = config.get("model_type"), config.get("hidden_size"), config.get("patch_size")
+    # Another activation leaves no trace in the tensors and would load in silence.
+    usual = "relu" if kind == "resnet" else "gelu"
+    if config.get("hidden_act", usual) != usual:
+        return None
     if kind in VITS:
         depth, heads = (config.get(name) for name in ("num_hidden_layers", "num_attention_heads"))
         return EncoderConfig("vit_tiny", patch, width, depth, heads)

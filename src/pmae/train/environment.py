@@ -209,8 +209,11 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
 
 def _commit() -> str | None:
     """The commit of the source tree, if the package runs from one; of a copy of it, PMAE_COMMIT may say it."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    here = Path(__file__).resolve()
+    command = ["git", "-C", str(here.parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    # Not of whatever repository an installed copy lies in, as in a .venv of another project.
+    own = os.environ | {"GIT_CEILING_DIRECTORIES": str(here.parents[2].parent.parent)}
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True, env=own).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -15,7 +15,7 @@ from pmae.data.augment import Augmentation, build_augmentations
 from pmae.data.batches import Batches
 from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
-from pmae.errors import Interrupted, UserError
+from pmae.errors import Interrupted, UserError, require
 from pmae.files import folder_path
 from pmae.method import MaskedAutoencoder
 from pmae.models.weights import Pretrained
@@ -304,6 +304,9 @@ class Pretraining:
         looked_at = (standardize, held_out, self.config.train.seed)
         hides, name = self.config.masking.enabled, "train_r2" if self.held_out is None else "held_out_r2"
         values = hidden_r2(model, *looked_at, name) if hides else {}
+        # Weights may be finite and what they make of images not: no file could hold that.
+        rule = f"finite after step {self.step}: a lower optim.base_lr or an optim.clip_norm may help"
+        require(all(map(math.isfinite, values.values())), "R2", rule, "NaN or infinity")
         if self._online_probe:
             values |= self._online_probe(model.encoder, standardize, self.looks)
         self._require_folder()
