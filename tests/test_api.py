@@ -279,7 +279,7 @@ def test_fine_tuning_on_another_set_of_the_same_name_begins_anew(tiny: Config, t
 
 @pytest.mark.parametrize(
     "changes",
-    [{"space__name": "kernel_pca", "space__components": 1}, {"space__name": "pixels", "encoder__patch_size": 16}],
+    [{"space__name": "kernel_pca", "space__components": 1}, {"space__name": "pixels", "encoder__patch_size": 8}],
 )
 def test_a_mask_has_something_to_hide_and_to_leave(
     tiny: Config, toy: Splits, tmp_path: Path, changes: dict[str, Any]

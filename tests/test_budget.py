@@ -185,8 +185,10 @@ def test_what_is_fitted_for_a_trial_goes_when_the_program_is_ended(array: Path, 
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end, daemon=True).start()
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray leaves a handler of its own
     with pytest.raises(SystemExit) as stopped:
         main(["pretrain", "--data", str(array), "--out", str(tmp_path / "run"), "--minutes", "60", *SMALL])
+    signal.signal(signal.SIGTERM, before)
     assert stopped.value.code == 143
     assert not (tmp_path / "run").exists()
     assert not list(trials.iterdir())
