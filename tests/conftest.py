@@ -48,6 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """What is imported by now stays: no collection of garbage, of which every run has one, looks through it again."""
     gc.freeze()
+    gc.set_threshold(100_000, 20, 100)  # a run makes thousands of objects that last, and hardly a circle
     gc.enable()
 
 
