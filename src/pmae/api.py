@@ -151,9 +151,9 @@ def evaluate(
         done = run.evaluations if begun else []
         _evaluate(run, protocols, splits, shared, epochs, baselines, seeds, where, say, done)
         if is_main():
-            if data is not None:
-                table = {"labels": str(labels)} if labels else {}
-                run.add_results(labelled={"source": reading.source, **table, "columns": dict(columns or {})})
+            table = {"labels": str(labels)} if labels else {}
+            where_labelled = {"source": reading.source, **table, "columns": dict(columns or {})} if data else {}
+            run.add_results(labelled=where_labelled)
             if figures:
                 save_figures(run)
             push_back(run.path)

@@ -11,7 +11,7 @@ import pytest
 
 import pmae
 from pmae.app.classifier import labelled_images
-from pmae.classify.labels import LabelledData, read_labelled, with_test, with_validation
+from pmae.classify.labels import LabelledData, as_splits, read_labelled, with_test, with_validation
 from pmae.classify.model import load_classifier
 from pmae.classify.table import Columns
 from pmae.config import DataConfig
@@ -116,6 +116,9 @@ def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_pa
     )
     (alone,) = (score for score in load(run.path).scores if score.pooling == "mean")
     assert np.bincount(alone.groups).max() == 1
+    data = as_splits(of_patients(tmp_path, labelled))
+    pmae.evaluate(run, knn, data, baselines=False, device="cpu", figures=False)
+    assert load(run.path).labelled == {}, "the images scored last came from memory, and have no options"
 
 
 @pytest.mark.parametrize(
