@@ -22,7 +22,7 @@ from pmae.files import read_tensors, write_json, write_tensors, write_text
 from pmae.paper.comparisons import AUGMENTED
 from pmae.report.published import published_data, published_split
 from pmae.results import Evaluation, Score
-from pmae.runs import Run
+from pmae.runs import FIRST, Run
 from pmae.standing import pretrained, primary_pooling, scores_of, standing
 from pmae.sweep.find import finished
 
@@ -44,7 +44,15 @@ def publish(run: Run, below: Path = RUNS) -> Path:
     folder = below / name_of(run)
     if folder.exists() and kind_of(Run(folder)) != kind_of(run):
         raise UserError(f"{str(folder)!r} holds a run of other settings; rename it first")
+    write(run, folder)
+    return folder
+
+
+def write(run: Run, folder: Path) -> None:
+    """Its small files, and those of a stage with larger patches before; last the settings, which make it a run."""
     folder.mkdir(parents=True, exist_ok=True)
+    if (run.path / FIRST).is_dir():
+        write(Run(run.path / FIRST), folder / FIRST)
     config, environment = at_home(run)
     write_json(folder / "environment.json", environment)
     write_text(folder / "results.json", _compact(scored_once(run)) + "\n")
@@ -52,7 +60,6 @@ def publish(run: Run, below: Path = RUNS) -> Path:
         write_tensors(folder / "answers.safetensors", answers)
     write_text(folder / "metrics.jsonl", "".join(f"{_compact(line)}\n" for line in thinned(run)))
     write_json(folder / "config.json", to_dict(config))
-    return folder
 
 
 def at_home(run: Run) -> tuple[Config, dict[str, Any]]:

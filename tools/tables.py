@@ -38,6 +38,7 @@ from trials import (
     tiny_table,
 )
 
+from pmae.config import Config
 from pmae.files import write_text
 from pmae.paper.runner import fill_cells, page_of, requirements, status
 from pmae.paper.tables import ITEMS, RATIOS, RunChoices
@@ -48,6 +49,7 @@ from pmae.results import Score
 from pmae.runs import Run
 from pmae.sweep.find import RunIndex
 from pmae.sweep.scoring import Scoring
+from pmae.train.stages import first_stage
 
 PAGES = (*(ROOT / "results" / f"{name}.md" for name in ("RESULTS", "photographs", "frontier")), ROOT / "README.md")
 FEATURES = {"cls": "[CLS]", "mean": "mean"}
@@ -112,11 +114,14 @@ def accuracy_tables(split: str, folder: Path = RUNS) -> str:
         for preset in ("strong", "paper"):
             rows: dict[str, dict[str, str]] = {}
             for kind in (kind for kind in order if kind.data == data):
-                spent = operations(kinds[kind][0])
-                for score in all_scores(kinds[kind][0]):
+                run = kinds[kind][0]
+                for score in all_scores(run):
                     if (score.preset, score.split) == (preset, split):
-                        row = rows.setdefault(_representation(kind, score), {})
-                        row |= {score.protocol: cell([score]), "operations": "" if score.is_baseline else spent}
+                        row = rows.setdefault(_representation(kind, run.config, score), {})
+                        row |= {
+                            score.protocol: cell([score]),
+                            "operations": "" if score.is_baseline else operations(run),
+                        }
             if rows:
                 columns = {**COLUMNS, "operations": "operations"}
                 body = [line([name, *(row.get(column, "") for column in columns)]) for name, row in rows.items()]
@@ -133,7 +138,7 @@ def photograph_table(data: str = "imagenette", folder: Path = RUNS) -> str:
     for kind, run in kinds:
         seed = f", seed {run.config.train.seed}" * (run.config.train.seed > 0)
         for score in (score for score in all_scores(run) if score.split == "test"):
-            name = _representation(kind, score) + ("" if score.is_baseline else seed)
+            name = _representation(kind, run.config, score) + ("" if score.is_baseline else seed)
             rows.setdefault(name, {})[score.protocol] = score
             spent[name] = "0" if score.is_baseline else operations(run)
     ordered = sorted(rows, key=lambda name: -(rows[name]["linear"].accuracy.value or 0))
@@ -143,11 +148,20 @@ def photograph_table(data: str = "imagenette", folder: Path = RUNS) -> str:
     return "\n".join([header, "|---" * 4 + "|", *body, ""])
 
 
-def _representation(kind: Kind, score: Score) -> str:
+def _representation(kind: Kind, config: Config, score: Score) -> str:
     title = f"{kind.title}, `{kind.recipe}`" if "ours" in kind.recipe else kind.title
     title += f" with {kind.local_views} local views" if kind.local_views else ""
-    name = score.label if score.is_baseline else f"{title}, {kind.epochs} epochs"
+    title += ", Muon" if config.optim.name == "muon" else ""
+    name = score.label if score.is_baseline else f"{title}, {_epochs(config)} epochs"
     return f"{name} ({score.pooling})" if score.pooling in FEATURES else name
+
+
+def _epochs(config: Config) -> str:
+    """How many, and before them how many with larger patches."""
+    if not config.encoder.first_patch_size:
+        return str(config.train.epochs)
+    first, patch = first_stage(config).train.epochs, config.encoder.first_patch_size
+    return f"{first} (patches of {patch}) and {config.train.epochs}"
 
 
 def ratio_page(name: str, pooling: str = "cls", folder: Path = RUNS) -> Page:
