@@ -78,6 +78,20 @@ STEPS = Study(
     SPACES.shared,
     HELD_OUT,
 )
+UNSEEN = Study(
+    "What is learned of images that the encoder has not seen (a folder with a val part), rather than by heart?",
+    {
+        "muon": "",
+        "muon-half-rate": "--optim.base-lr 1.2e-3",
+        "adamw": ADAMW,
+        "weight-decay": "--optim.weight-decay 0.3",
+        "smaller-crops": "--augment.crop-scale 0.08 1.0",
+        "blur-solarize": "--augment.extra color_jitter grayscale blur solarize",
+    },
+    f"{OURS} --optim.name muon --encoder.first-patch-size 32 --objective.local-views 2 --space cosine {VIT_S} "
+    "--epochs 24 --batch-size 256 --probe.every 6",
+    HELD_OUT,
+)
 LONGER = Study(
     "With local views and cosines: what do the masks give, and what raises it further, sixty epochs each?",
     {
@@ -242,6 +256,7 @@ STUDIES = {
     "photographs": PHOTOGRAPHS,
     "spaces": SPACES,
     "steps": STEPS,
+    "unseen": UNSEEN,
     "longer": LONGER,
     "decoders": DECODERS,
     "paper": PAPER,
