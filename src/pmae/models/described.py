@@ -90,7 +90,7 @@ def require_encoder(described: Described, path: str) -> EncoderConfig:
     if described.encoder is None:
         kinds = "timm's, or Hugging Face's of a ViT, DINOv2, ResNet or ConvNeXt"
         known = f"a config.json beside them that tells their network ({kinds})"
-        raise UserError(f"weights {path!r} must have {known}, or the encoder given must name the timm network")
+        raise UserError(f"weights {path!r} must have {known}, or encoder must name the timm network")
     return described.encoder
 
 
