@@ -12,8 +12,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from pmae import masking
-from pmae.config import SpaceConfig
-from pmae.data.arrays import Layout, from_arrays
+from pmae.config import Layout, SpaceConfig
+from pmae.data.arrays import from_arrays
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import DTYPES

@@ -32,6 +32,7 @@ Kernels = Literal["all", "attention", "none"]
 AtLeastTwo = Annotated[int, Rule("at least 2", lambda n: n >= 2)]
 CropMode = Literal["center", "squash"]
 Interpolation = Literal["bicubic", "bilinear"]
+Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class DataConfig(Settings):
     """A named set, or the path of a folder, .npy or .npz file, or shards: tar, parquet or Arrow files, or a pattern."""
     root: str = "data"
     """Folder that holds the files of named sets."""
-    layout: Literal["auto", "NHWC", "NCHW", "NCL", "ND"] = "auto"
+    layout: Layout = "auto"
     """Axis order of arrays: images, signals (NCL) or vectors (ND); auto tells them by their axes, or refuses."""
     labels: Literal["none", "folders"] = "none"
     """For a folder of images: whether its subfolders are classes."""

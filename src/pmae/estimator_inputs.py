@@ -10,7 +10,8 @@ import torch
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
-from pmae.data.arrays import Layout, as_numpy, channels_first
+from pmae.config import Layout
+from pmae.data.arrays import as_numpy, channels_first
 from pmae.data.images import DTYPES
 from pmae.errors import UserError, require
 

@@ -19,6 +19,7 @@ from pmae.data.limit import limited_images
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.data.streamed import untold
 from pmae.derive import resolve
+from pmae.errors import require
 from pmae.evaluate.probes import online_probe
 from pmae.models.described import adopted
 from pmae.models.encoder import require_network
@@ -99,6 +100,9 @@ def prepare(config: Config, images: Any, resume: bool, draw: Callable[[Run], obj
     asked = config.data
     # Images may take minutes to read; what is wrong without them is told before.
     require_network(config.encoder.name)
+    table = str(config.probe.data).lower().endswith(".csv")
+    rule = "a named set, a .npz file or a folder whose subfolders are classes (pmae evaluate takes a table)"
+    require(not table, "probe.data", rule, config.probe.data)
     if config.encoder.weights and not resume:  # a run that has begun may not need them any more
         require_weights(config.encoder.weights)
     data, whole = load_settled(asked) if images is None else (asked, in_memory(images, asked))

@@ -74,6 +74,15 @@ def test_it_predicts_names_and_pickles_and_saves(run: Run, tmp_path: Path) -> No
     np.testing.assert_allclose(kept.predict_proba(others), model.predict_proba(others), atol=1e-6)
 
 
+def test_images_of_a_group_are_held_out_together_or_not_at_all(run: Run) -> None:
+    images, model = stripes(LABELS), PMAEClassifier(run.path, device="cpu")
+    with pytest.raises(UserError, match="groups"):  # of which each class has one: none can be held out
+        model.fit(images, LABELS, groups=np.array(CLASSES)[LABELS])
+    with pytest.raises(UserError, match="groups must be one for each of 45 images, got 3"):
+        model.fit(images, LABELS, groups=["p1", "p2", "p3"])
+    assert model.fit(images, LABELS, groups=np.arange(45) // 5).score(images, LABELS) > 0.8
+
+
 def test_a_fitted_pmae_is_kept_frozen_while_settings_are_searched() -> None:
     images = stripes(LABELS)
     frozen = FrozenEstimator(PMAE(config=TINY, epochs=1, random_state=0, device="cpu").fit(images))

@@ -209,6 +209,10 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (lambda tmp: ["--data", "cifar10", "--root", str(tmp)], "pmae data cifar10 --root"),
         (lambda tmp: ["--resume"], "run must be a folder that pretraining wrote"),
         (lambda tmp: ["--resume", "--recipe", "paper"], "must not be combined"),
+        (
+            lambda tmp: ["--data", "digits", "--probe-data", "a.csv"],
+            "--probe-data must be a named set, a .npz file or a",
+        ),
         (lambda tmp: ["--data", "digits", "--probe-data", "photos"], "--probe-data must have images of the shape"),
     ],
 )

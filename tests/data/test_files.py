@@ -301,11 +301,25 @@ def test_a_folder_of_broken_files_alone_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_float_file_with_nan_counts_as_unreadable(tmp_path: Path) -> None:
-    """As where a satellite saw nothing: it would be an answer of NaN, or NaN in what is fitted."""
+def test_nan_in_a_float_file_becomes_the_mean_of_its_channel_in_that_file(tmp_path: Path) -> None:
+    """As where a satellite saw nothing; to be resized, it is filled first."""
+    whole = pixels(16, 16).astype(np.float32)
+    gap = np.where(np.arange(256).reshape(16, 16) < 40, np.float32(np.nan), whole)
+    filled = np.where(np.isnan(gap), np.nanmean(gap), gap).astype(np.float32)
+    for folder, image in (("filled", filled), ("gap", gap)):
+        (tmp_path / folder).mkdir()
+        save(tmp_path / folder / "a.tif", image)
+    for given in ({}, {"resize": 8}):
+        with pytest.warns(UserWarning, match="NaN in files is taken for missing: the mean of its channel"):
+            found = read(tmp_path / "gap", **given).train.images
+        np.testing.assert_array_equal(found, read(tmp_path / "filled", **given).train.images)
+
+
+@pytest.mark.filterwarnings("ignore:NaN in files is taken for missing")
+def test_a_float_file_of_nothing_but_nan_or_with_infinity_counts_as_unreadable(tmp_path: Path) -> None:
     whole = save(tmp_path / "a.tif", pixels(8, 8).astype(np.float32))
-    for number, value in enumerate((np.nan, np.inf)):
-        save(tmp_path / f"b{number}.tif", np.where(np.arange(64).reshape(8, 8) == 9, np.float32(value), whole))
+    save(tmp_path / "b0.tif", np.full_like(whole, np.nan))
+    save(tmp_path / "b1.tif", np.where(np.arange(64).reshape(8, 8) == 9, np.float32(np.inf), whole))
     with pytest.warns(UserWarning, match=r"2 unreadable files: 'b0.tif', 'b1.tif' \(each: ValueError: NaN or infinity"):
         splits = read(tmp_path)
     np.testing.assert_array_equal(splits.train.images, whole[None, None])

@@ -114,9 +114,11 @@ def test_two_samples_of_two_classes() -> None:
     assert all(found[name].value == 1.0 for name in METRICS)
 
 
-def test_intervals_over_groups_of_copies_are_those_of_the_originals() -> None:
+@pytest.mark.parametrize("all_right", [False, True])
+def test_intervals_over_groups_of_copies_are_those_of_the_originals(all_right: bool) -> None:
     """Ten copies of every image say no more than one: as images alone they would claim to."""
     scores, labels = case(60, 3, 1)
+    scores = np.eye(3)[labels] if all_right else scores
     groups = np.tile(np.arange(60), 10)
     alone, copied = evaluate_scores(scores, labels, 200), (np.tile(scores, (10, 1)), np.tile(labels, 10))
     for name, found in evaluate_scores(*copied, 200, groups=groups).items():

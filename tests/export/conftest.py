@@ -28,10 +28,11 @@ def make_run(tmp_path: Path) -> MakeRun:
         standardize: str = "channel",
         name: str = "run",
         resize: int | None = None,
+        layout: str = "auto",
     ) -> Run:
         generator = torch.Generator().manual_seed(len(name) + sum(shape))
         data = {"name": "toy", "shape": list(shape), "dtype": dtype, "counts": {"train": 64}, "notes": ["a note"]}
-        read = DataConfig(source="/home/somebody/images", standardize=standardize, resize=resize)  # type: ignore[arg-type]
+        read = DataConfig("/home/somebody/images", layout=layout, standardize=standardize, resize=resize)  # type: ignore[arg-type]
         config = Config(data=read, encoder=encoder)
         run = create_run(tmp_path / name, config, {"data": data})
         mean, std = LEVELS[dtype]

@@ -90,7 +90,7 @@ def test_timm_loads_it_with_its_statistics_and_can_add_a_classifier(make_run: An
 
 
 GREY = ((1, 16, 16), "uint8")
-CARDS = [(kind, *data) for kind in ("timm", "huggingface") for data in (COLOUR, GREY, DEEP)]
+CARDS = [(kind, *data) for kind in ("timm", "huggingface") for data in (COLOUR, GREY, DEEP, PAIR, MANY)]
 
 
 @pytest.mark.parametrize(("kind", "shape", "dtype"), [*CARDS, ("onnx", *COLOUR), ("torch", *COLOUR)])
@@ -103,9 +103,10 @@ def test_the_lines_of_the_card_work_as_they_stand(
     monkeypatch.chdir(tmp_path)
     images = raw_images(shape, dtype)[:1]
     pixels = images[0].transpose(1, 2, 0)
-    picture = Image.fromarray(pixels[..., 0] if shape[0] == 1 else pixels)
     array = images.astype(np.float32)
-    names = {"image": picture, "images": torch.from_numpy(array) if kind == "torch" else array}
+    names = {"images": array if kind == "onnx" else torch.from_numpy(array)}
+    if shape[0] in (1, 3):
+        names["image"] = Image.fromarray(pixels[..., 0] if shape[0] == 1 else pixels)
     code = re.findall(r"```python\n(.*?)```", Path("out/README.md").read_text(), re.DOTALL)[0]
     with torch.no_grad():
         exec(code.partition("# Maps")[0], names)  # whose default are three blocks: this network has one
@@ -115,7 +116,10 @@ def test_the_lines_of_the_card_work_as_they_stand(
         "onnx": "outputs[0]",
         "torch": "features['cls']",
     }
-    np.testing.assert_allclose(np.asarray(eval(found[kind], names)), expected(run, images)["cls"], atol=2e-5)
+    want = expected(run, images)
+    np.testing.assert_allclose(np.asarray(eval(found[kind], names)), want["cls"], atol=2e-5)
+    if kind == "timm":
+        np.testing.assert_allclose(names["features"], want["mean"], atol=2e-5)
 
 
 def test_transformers_loads_it_as_its_own_vit(make_run: Any, tmp_path: Path) -> None:

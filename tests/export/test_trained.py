@@ -1,6 +1,7 @@
 """From a real run through an export and back into training."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
+import pmae
 from pmae.config import Config, replace
 from pmae.data.decode import decode
 from pmae.data.images import Splits
@@ -30,6 +32,19 @@ def test_a_trained_run_goes_out_and_comes_back_bit_for_bit(tiny: Config, toy: Sp
         start = load_weights(str(tmp_path / kind), encoder)
         assert start.notes[1:] == notes
         assert all(torch.equal(tensor, start.tensors[name]) for name, tensor in encoder.net.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["timm", "huggingface"])
+def test_exported_encoders_of_signals_read_signals(make_run: Any, tmp_path: Path, kind: str) -> None:
+    """As the run itself does: (N, C, L) could as well be pictures, so the export has to tell."""
+    pytest.importorskip("transformers")
+    run = make_run((3, 1, 16), "float32", layout="NCL")
+    np.save(tmp_path / "signals.npy", np.random.default_rng(0).normal(size=(5, 3, 16)).astype(np.float32))
+    export(run.path, kind, tmp_path / kind)
+    for source, out in ((run, "own.npz"), (tmp_path / kind, "exported.npz")):
+        pmae.embed(source, tmp_path / "signals.npy", tmp_path / out)
+    own, exported = (np.load(tmp_path / out)["features"] for out in ("own.npz", "exported.npz"))
+    np.testing.assert_allclose(exported, own, atol=2e-5)
 
 
 @pytest.mark.parametrize("resize", [16, None])

@@ -233,6 +233,8 @@ def test_the_usual_grid_is_every_space_at_three_ratios_with_nothing_else_apart()
     assert {spec.config.masking.per for spec in specs} == {"image"}
     assert specs[0].config.encoder.patch_size == 8
     assert specs[0].config.train.epochs == 50
+    # Of 8x8 pixels, which would be one patch, some are to be hidden too.
+    assert SpaceGrid(DataConfig("digits")).config("pixels").encoder.patch_size == 2
 
 
 @pytest.mark.usefixtures("registry")

@@ -15,8 +15,7 @@ from pmae.classify import FinetuneConfig
 from pmae.classify.fit import fit
 from pmae.classify.labels import Labelled, LabelledData, with_validation
 from pmae.classify.model import CHANCE
-from pmae.config import DataConfig
-from pmae.data.arrays import Layout
+from pmae.config import DataConfig, Layout
 from pmae.data.images import ImageSet
 from pmae.embed import require_pooling
 from pmae.errors import UserError, require
@@ -89,8 +88,8 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.device = device
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fine-tune on images and labels."""
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Fine-tune on images and labels; those of one of the `groups`, such as a patient, are held out together."""
         given: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS}
         config = FinetuneConfig(**given, pooling=self._pooling(), seed=self.random_state)  # type: ignore[arg-type]
         reading = DataConfig(layout=self._layout())
@@ -98,7 +97,7 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # The rows are read here, not by the encoder.
         require(not is_flat(X) or own in (None, shape), "image_shape", f"that of the encoder, {own}", shape)
         array = read_images(self, X, fitting=True, layout=reading.layout)
-        images = ImageSet(array, vectors=is_flat(X) and self.image_shape is None)
+        images = ImageSet(array, vectors=is_flat(X) and self.image_shape is None, groups=_numbered(groups, len(array)))
         data = with_validation(self._labelled(images, y), config.validation, config.seed)
         start = self._start(X, images)
         require_pooling(config.pooling, start.encoder)
@@ -188,3 +187,12 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.three_d_array = True
         tags.classifier_tags.multi_label = True
         return tags
+
+
+def _numbered(groups: Any, count: int) -> np.ndarray | None:
+    """A number for the group of each image."""
+    if groups is None:
+        return None
+    numbers = np.unique(column_or_1d(groups), return_inverse=True)[1]
+    require(len(numbers) == count, "groups", f"one for each of {count} images", len(numbers))
+    return numbers

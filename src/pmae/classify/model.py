@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pmae.classify.calibrate import Reference, probabilities
 from pmae.classify.table import SEPARATOR
-from pmae.config import CropMode, EncoderConfig, Interpolation
-from pmae.data.arrays import Layout, channels_first
+from pmae.config import CropMode, EncoderConfig, Interpolation, Layout
+from pmae.data.arrays import channels_first
 from pmae.data.augment import Standardize
 from pmae.data.images import warn_of_units
 from pmae.embed import Embedder

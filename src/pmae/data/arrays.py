@@ -5,17 +5,17 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pmae.config import Layout
 from pmae.data.decode import reading, require_room
 from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError, failing_as, require
 
-Layout = Literal["auto", "NHWC", "NCHW", "NCL", "ND"]
 SHAPES = "of shape (N, H, W), (N, H, W, C) or (N, C, H, W), (N, C, L) for signals or (N, D) for vectors"
 AXES = {"NCL": 3, "ND": 2}
 NUMBERS = " as arrays of numbers"

@@ -115,7 +115,7 @@ def warn_of_units(images: np.ndarray, dtype: str, stacklevel: int) -> None:
 
 
 def require_finite(parameter: str, images: np.ndarray | OnDemand) -> None:
-    """Refuse arrays with NaN or infinity, which would come out as an answer; files of such are unreadable."""
+    """Refuse arrays with NaN or infinity, which would come out as an answer; in files NaN has been filled."""
     if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
         return
     bad = sum(not np.isfinite(image).all() for image in images)

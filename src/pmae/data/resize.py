@@ -1,6 +1,7 @@
 """Pixels of one file in the size and the channels that the settings ask for: whole, or a square from the centre."""
 
 import math
+import warnings
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ LONGEST = 16  # times its short side: what lies beyond in a thread of pixels is 
 
 
 def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) -> np.ndarray:
-    """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for."""
+    """(C, H, W) pixels of any depth, with the size and the channels that the settings ask for, and no NaN."""
+    pixels = _filled(pixels) if pixels.dtype.kind == "f" else pixels
     if config.channels not in (None, len(pixels)):
         pixels = _with_channels(pixels, config.channels)
     if short is not None:
@@ -23,6 +25,19 @@ def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) ->
     if config.resize is not None and pixels.shape[1:] != (config.resize, config.resize):
         pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
     return pixels
+
+
+def _filled(pixels: np.ndarray) -> np.ndarray:
+    """NaN replaced by the mean of its channel, before resizing spreads it; a channel of nothing else keeps it."""
+    missing = np.isnan(pixels)
+    if not missing.any():
+        return pixels
+    warnings.warn(
+        "NaN in files is taken for missing: the mean of its channel in that file takes its place", stacklevel=2
+    )
+    with np.errstate(invalid="ignore"):
+        means = pixels.sum((1, 2), np.float64, where=~missing) / (~missing).sum((1, 2))
+    return np.where(missing, means.astype(pixels.dtype)[:, None, None], pixels)
 
 
 def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

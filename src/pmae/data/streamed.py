@@ -250,5 +250,6 @@ def _pixels(
         setting = "data.channels must be given when channels differ"
         one, two = (f"{len(x)}-channel" for x in (a, b))
     else:
-        setting, one, two = "images must be saved in one depth", str(a.dtype), str(b.dtype)
+        setting = "images must be saved in one depth (skimage.util.img_as_ubyte makes 8 bits of 16)"
+        one, two = str(a.dtype), str(b.dtype)
     raise UserError(f"{setting}: {first.name!r} is {one} and {other.name!r} is {two}")

@@ -86,7 +86,8 @@ def evaluate_scores(
         low, high = np.percentile(defined, [2.5, 97.5]) if len(defined) else (np.nan, np.nan)
         found[name] = Interval(_or_none(point[name][0]), _or_none(low), _or_none(high))
     if point["accuracy"][0] in (0, 1):  # no resample of answers that are all right has a wrong one
-        found["accuracy"] = wilson(int((predicted == labels).sum()), len(labels))
+        units = len(labels) if groups is None else len(np.unique(groups))
+        found["accuracy"] = wilson(int(point["accuracy"][0]) * units, units)
     return found
 
 

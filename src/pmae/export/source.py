@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pmae.classify.model import Card, load_classifier
-from pmae.config import Config, CropMode, DataConfig, EncoderConfig, Interpolation
+from pmae.config import Config, CropMode, DataConfig, EncoderConfig, Interpolation, Layout
 from pmae.data.augment import Standardize
 from pmae.data.images import as_tensor
 from pmae.errors import UserError, require
@@ -49,6 +49,8 @@ class Source:
     """How a picture of another size becomes one of theirs: of its centre, or of all of it."""
     crop_pct: float = 1.0
     interpolation: Interpolation = "bicubic"
+    layout: Layout = "auto"
+    """The axes of arrays, as the run was told: signals are not known by their shape."""
 
     @property
     def stem(self) -> str:
@@ -97,6 +99,7 @@ class Source:
             "crop_mode": self.crop_mode,
             "crop_pct": self.crop_pct,
             "interpolation": self.interpolation,
+            "layout": self.layout,
             "statistics": "channel" if known else "pixel, inside the graph",
             **({"mean": known[0], "std": known[1]} if known else {}),
             **({"classes": list(self.head.classes), "multi_label": self.head.multi_label} if self.head else {}),
@@ -152,6 +155,6 @@ def load_source(path: Run | Path | str, epoch: int | None) -> Source:
 
 
 def _reading(read: DataConfig | Card, shape: tuple[int, int, int]) -> dict[str, Any]:
-    """How files of another size become such images, as `pmae embed` and `pmae predict` make them; only squares do."""
-    names = ("crop_mode", "crop_pct", "interpolation") if shape[1] == shape[2] else ()
+    """How arrays, and files of another size, become such images: as for `pmae embed`; files become squares alone."""
+    names = ["layout", *(("crop_mode", "crop_pct", "interpolation") if shape[1] == shape[2] else ())]
     return {name: getattr(read, name) for name in names}

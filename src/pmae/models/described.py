@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, get_args
 import timm
 from timm.data.constants import DEFAULT_CROP_PCT
 
-from pmae.config import CropMode, EncoderConfig, Interpolation
+from pmae.config import CropMode, EncoderConfig, Interpolation, Layout
 from pmae.errors import UserError, require
 from pmae.files import read_object
 from pmae.models.encoder import is_vit_name
@@ -31,11 +31,12 @@ BYTES = 1 / 255
 
 
 class Reading(NamedTuple):
-    """How files became images, as in `DataConfig`."""
+    """How files and arrays became images, as in `DataConfig`."""
 
     crop_mode: CropMode = "center"
     crop_pct: float = 1.0
     interpolation: Interpolation = "bicubic"
+    layout: Layout = "auto"
 
 
 class Described(NamedTuple):
@@ -64,6 +65,7 @@ class Preprocessing(TypedDict):
     crop_mode: NotRequired[CropMode]
     crop_pct: NotRequired[Proportion]
     interpolation: NotRequired[Interpolation]
+    layout: NotRequired[Layout]
     mean: NotRequired[list[float]]
     std: NotRequired[list[Positive]]
 
@@ -88,7 +90,7 @@ def require_encoder(described: Described, path: str) -> EncoderConfig:
     if described.encoder is None:
         kinds = "timm's, or Hugging Face's of a ViT, DINOv2, ResNet or ConvNeXt"
         known = f"a config.json beside them that tells their network ({kinds})"
-        raise UserError(f"weights {path!r} must have {known}, or the encoder given must name the timm network")
+        raise UserError(f"weights {path!r} must have {known}, or encoder must name the timm network")
     return described.encoder
 
 

@@ -87,6 +87,7 @@ CONVNEXT_BLOCK = {
 def encoder_in(config: Mapping[str, Any]) -> EncoderConfig | None:
     """The settings that build the network of a config.json; None for one that timm has not, or that is not known."""
     kind, width, patch = config.get("model_type"), config.get("hidden_size"), config.get("patch_size")
+    patch = patch[-1] if isinstance(patch, list) else patch  # of signals, (1, patch)
     # Another activation leaves no trace in the tensors and would load in silence.
     usual = "relu" if kind == "resnet" else "gelu"
     if config.get("hidden_act", usual) != usual:

@@ -65,7 +65,8 @@ class SpaceGrid:
     def config(self, space: str) -> Config:
         """The settings of a space's runs but for ratio and seed; refused if the images cannot have such a space."""
         height, width = self.shape[1:]
-        patch = PATCH if height % PATCH == width % PATCH == 0 else patch_for(height, width)
+        several = height % PATCH == width % PATCH == 0 and (height, width) != (PATCH, PATCH)
+        patch = PATCH if several else patch_for(height, width)
         same = {"encoder__patch_size": patch, "decoder__name": "small"}
         same |= {"train__epochs": self.epochs, "train__device": self.device}
         base = replace(recipe("mae_masking" if is_mae(space) else "masking"), **same)

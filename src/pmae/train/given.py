@@ -64,7 +64,7 @@ def _files_note(known: Described, images: ImageSet | None) -> list[str]:
     """How files became images, if they did."""
     if images is None or not images.names:
         return []
-    mode, share, how = known.reading
+    mode, share, how, _ = known.reading
     return [f"files were resized by crop_mode {mode}, crop_pct {share:.4g}, {how}"]
 
 
