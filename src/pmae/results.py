@@ -117,6 +117,7 @@ class Score:
     epoch: int = 0
     preset: str = ""
     data: str = ""
+    fingerprint: str = ""
     classes: tuple[str, ...] = ()
     chance: float | None = None
     """Percentage that always answering the commonest class gets."""
@@ -129,6 +130,11 @@ class Score:
     def measured(self) -> tuple[object, ...]:
         """What it is of: of scores of the same thing the newest stands."""
         return self.method, self.epoch, self.preset, self.data, self.protocol, self.pooling, self.split
+
+    def same_images(self, other: "Score") -> bool:
+        """Whether both are of one data set: two may share a name. Older versions noted no fingerprint."""
+        known = {score.fingerprint for score in (self, other) if score.fingerprint}
+        return self.data == other.data and len(known) < 2
 
     @property
     def key(self) -> str:
@@ -180,7 +186,7 @@ class Score:
         return self.metrics.get(metric, Interval()).percent
 
 
-SHARED = ("method", "epoch", "preset", "data", "classes", "chance")
+SHARED = ("method", "epoch", "preset", "data", "fingerprint", "classes", "chance")
 """What a score has from its evaluation."""
 
 
@@ -231,6 +237,8 @@ class EvaluatedData:
     duplicates: dict[str, Duplicates] = field(default_factory=dict)
     majority: dict[str, Fraction] = field(default_factory=dict)
     """By split: accuracy of always answering the commonest training class."""
+    fingerprint: str = ""
+    """Of images and labels; older versions noted none."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         shared: dict[str, Any] = {"method": self.method, "epoch": self.epoch, "preset": self.preset}
-        shared |= {"data": self.data.name, "classes": self.data.classes}
+        shared |= {"data": self.data.name, "fingerprint": self.data.fingerprint, "classes": self.data.classes}
         chances = {split: 100 * share for split, share in self.data.majority.items()}
         filled = (dataclasses.replace(one, **shared, chance=chances.get(one.split)) for one in self.scores)
         object.__setattr__(self, "scores", tuple(filled))
