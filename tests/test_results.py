@@ -74,6 +74,13 @@ def test_the_newest_score_of_the_same_thing_stands_and_older_ones_keep_what_they
     assert standing([first, first]) == [first]
 
 
+def test_settings_have_the_names_of_this_version() -> None:
+    whole = dataclasses.replace(evaluation("pmae", 3), settings={"finetune": {"randaugment": 0.5, "ema_decay": 0.9}})
+    written = json.dumps(whole.to_json()).replace("randaugment", "distort").replace("ema_decay", "average")
+    (found,) = read_evaluations({"evaluations": [json.loads(written)]}, "results.json")
+    assert found.answers_to("pmae", 3, "toy", whole.settings, (0,))
+
+
 def test_scores_of_other_images_of_the_same_name_stand_no_more() -> None:
     others = [evaluation("raw pixels", 0, 0.4, images="a"), evaluation("pmae", 3, 0.6, images="a")]
     old, elsewhere = evaluation("pca features"), evaluation("pmae", 3, 0.8, data="others", images="a")

@@ -32,6 +32,8 @@ METRICS = {
     "macro_auc": "macro AUC",
     "macro_f1": "macro F1",
 }
+FORMERLY = {"randaugment": "distort", "random_erasing": "blank", "ema_decay": "average"}
+"""What older versions called settings of fine-tuning."""
 Fraction = Annotated[float, Rule("a share between 0 and 1", lambda share: 0 <= share <= 1)]
 """Checked where a file is read, as everything here; in memory an `Interval` may also be in percent."""
 
@@ -329,6 +331,9 @@ def read_evaluations(results: Mapping[str, Any], file: Path | str) -> list[Evalu
         translated = [_translated(label, old) for label, old in known.get("evaluation", {}).items()]
     found = coerced(translated, tuple[Evaluation, ...], f"{file}: evaluation")
     found += coerced(known.get("evaluations", []), tuple[Evaluation, ...], f"{file}: evaluations")
+    for evaluation in found:
+        if isinstance(own := evaluation.settings.get("finetune"), dict):
+            own |= {name: own.pop(before) for name, before in FORMERLY.items() if before in own}
     for score in (score for evaluation in found for score in evaluation.scores):
         table, rule = score.confusion, "a row and a column for each of data.classes"
         fits = table is None or {len(table), *map(len, table)} == {len(score.classes)}
