@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pmae.config import AugmentConfig, Betas
 from pmae.errors import require, require_known
@@ -214,7 +214,7 @@ def preset(name: str) -> Protocols:
 def without_augmentation(protocols: Protocols) -> Protocols:
     """The same settings for data that cannot be cropped."""
     probe, finetune = protocols.probe, protocols.finetune
-    without = {"augment": None, "randaugment": 0.0, "random_erasing": 0.0, "cutmix": 0.0}
+    without: dict[str, Any] = {"augment": None, "randaugment": 0.0, "random_erasing": 0.0, "cutmix": 0.0}
     return dataclasses.replace(
         protocols,
         probe=dataclasses.replace(probe, augment=None) if probe else None,

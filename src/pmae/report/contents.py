@@ -110,7 +110,8 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         file = run.path / f"{kind}.safetensors"
         return attempt(file.name, lambda: dict(load_file(file)) if whole and file.is_file() else {}, {})
 
-    answers, results = tensors("answers"), attempt("results.json", lambda: run.results, {})
+    answers, empty = tensors("answers"), dict[str, Any]()
+    results = attempt("results.json", lambda: run.results, empty)
     nothing: tuple[list[Evaluation], Segmentation | None] = ([], None)
     evaluations, segmentation = attempt("results.json", lambda: (standing(run.evaluations), run.segmentation), nothing)
     read = Contents(

@@ -37,8 +37,8 @@ def difference(score: Score, rival: Score) -> Difference:
     independent."""
     points = (score.accuracy.value or 0.0) - (rival.accuracy.value or 0.0)
     mine, theirs = _right(score), _right(rival)
-    alike = score.same_images(rival) and mine is not None and theirs is not None
-    if alike and np.array_equal(score.answers[0], rival.answers[0]):
+    alike = score.same_images(rival)
+    if alike and mine is not None and theirs is not None and np.array_equal(score.answers[0], rival.answers[0]):
         return Difference(points, *_paired_bootstrap(mine - theirs, _groups(score)), paired=True)
     reach = float(np.hypot(_half(score), _half(rival)))
     return Difference(points, points - reach, points + reach, paired=False)
