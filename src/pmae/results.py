@@ -119,7 +119,7 @@ class Score:
     epoch: int = 0
     preset: str = ""
     data: str = ""
-    fingerprint: str = ""
+    fingerprint: str = field(default="", compare=False)
     classes: tuple[str, ...] = ()
     chance: float | None = None
     """Percentage that always answering the commonest class gets."""
