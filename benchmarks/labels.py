@@ -127,7 +127,7 @@ def tuned(
     epochs = max(1, round(steps / (len(part) // batch_of(len(part), config.batch_size))))
     protocol = protocol_of(replace(config, epochs=epochs), part)
     # With one label an image and so few steps, an average over a thousand of them would still be the start.
-    protocol = replace(protocol, average=0.0)
+    protocol = replace(protocol, ema_decay=0.0)
     device = held.device
     labels = torch.from_numpy(part.labels).to(device)
     images = Batches(part.images, device)

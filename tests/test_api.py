@@ -39,6 +39,8 @@ def test_a_run_of_arrays_is_resumed_with_them(tiny: Config, tmp_path: Path, caps
     pmae.pretrain(config, images, out, quiet=True, until=1)
     assert main(["pretrain", "--out", str(out), "--resume"]) == 2
     assert "images must be given again to resume a run of images in memory ('array')" in capsys.readouterr().err
+    with pytest.raises(UserError, match="images must be given again"):  # not that settings follow from others
+        pmae.pretrain(config, None, out, quiet=True, resume=True)
     done = pmae.pretrain(config, images, out, quiet=True, resume=True)
     assert done.results["pretrain"]["epoch"] == 2
 

@@ -299,6 +299,12 @@ def test_the_papers_recipes_keep_the_exact_basis_on_every_machine(name: str) -> 
     assert resolve(recipe(name), 50_000, (3, 64, 64), gpu=False)[0].space.components is None
 
 
+def test_patches_of_one_number_are_compared_as_they_are() -> None:
+    one = replace(Config(), space__name="pixels", encoder__patch_size=1)
+    for shape, normalized in (((1, 8, 8), False), ((1, 1, 64), False), ((3, 8, 8), True)):
+        assert resolve(one, 500, shape)[0].objective.normalize_patches == normalized
+
+
 def test_what_is_given_is_kept() -> None:
     config, reasons = resolve(replace(Config(), encoder__patch_size=8, train__epochs=3), 50_000, (3, 32, 32))
     assert (config.encoder.patch_size, config.train.epochs) == (8, 3)

@@ -104,6 +104,12 @@ def test_what_is_saved_is_loaded_and_known_to_the_commands(tmp_path: Path) -> No
     assert Run(tmp_path / "run").metrics() == before
     with pytest.raises(UserError, match="path must be a folder that does not exist yet"):
         model.save(tmp_path / "run")
+    weights = Run(tmp_path / "run").checkpoint() / "encoder.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-3] ^= 64
+    weights.write_bytes(damaged)
+    with pytest.raises(UserError, match="checkpoint must be whole"):
+        PMAE.load(tmp_path / "run")
 
 
 def test_every_layout_of_the_same_images_gives_the_same_features() -> None:

@@ -22,11 +22,13 @@ from pmae.results import (
 from pmae.standing import pretrained, primary, primary_pooling, scores_of, standing
 
 
-def evaluation(method: str, epoch: int = 0, accuracy: float = 0.5, *keys: str, data: str = "toy") -> Evaluation:
+def evaluation(
+    method: str, epoch: int = 0, accuracy: float = 0.5, *keys: str, data: str = "toy", images: str = ""
+) -> Evaluation:
     """One score for each `protocol/pooling`."""
     metrics = {"accuracy": Interval(accuracy, accuracy - 0.02, accuracy + 0.02)}
     scores = [Score(*key.split("/"), "test", 100, metrics) for key in keys or ("linear/cls",)]
-    described = EvaluatedData(data, ("a", "b"), 400, None, 100, majority={"test": 0.5})
+    described = EvaluatedData(data, ("a", "b"), 400, None, 100, majority={"test": 0.5}, fingerprint=images)
     return Evaluation(method, "strong", described, tuple(scores), epoch, settings={"epochs": epoch}, seeds=(0,))
 
 
@@ -70,6 +72,21 @@ def test_the_newest_score_of_the_same_thing_stands_and_older_ones_keep_what_they
     ]
     assert [score.accuracy.value for score in scores_of([first, second, elsewhere])] == pytest.approx([50, 70, 90])
     assert standing([first, first]) == [first]
+
+
+def test_settings_have_the_names_of_this_version() -> None:
+    whole = dataclasses.replace(evaluation("pmae", 3), settings={"finetune": {"randaugment": 0.5, "ema_decay": 0.9}})
+    written = json.dumps(whole.to_json()).replace("randaugment", "distort").replace("ema_decay", "average")
+    (found,) = read_evaluations({"evaluations": [json.loads(written)]}, "results.json")
+    assert found.answers_to("pmae", 3, "toy", whole.settings, (0,))
+
+
+def test_scores_of_other_images_of_the_same_name_stand_no_more() -> None:
+    others = [evaluation("raw pixels", 0, 0.4, images="a"), evaluation("pmae", 3, 0.6, images="a")]
+    old, elsewhere = evaluation("pca features"), evaluation("pmae", 3, 0.8, data="others", images="a")
+    newest = evaluation("pmae", 4, 0.7, images="b")
+    kept = standing([*others, old, elsewhere, newest])
+    assert kept == [old, elsewhere, newest], "older versions noted no fingerprint, and are as before"
 
 
 def test_the_latest_epoch_and_the_mean_of_the_patches_stand_for_an_encoder() -> None:

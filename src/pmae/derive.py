@@ -235,7 +235,7 @@ RULES = (
     Rule("encoder.first_patch_size", None, 0, ""),
     *(Rule(name, lambda c: not c.gpu and c.networks_open, size, "no GPU: small networks, unless you give a size of one")
       for name, size in SMALL_NETWORKS.items()),
-    Rule("objective.normalize_patches", lambda c: c.shape[:2] == (1, 1) and c.config.encoder.patch_size == 1, False,
+    Rule("objective.normalize_patches", lambda c: c.shape[0] == c.config.encoder.patch_size == 1, False,
          "a patch of one number has no standard deviation", overrules=True),
     Rule("decoder.name", lambda c: c.two_views, "small", "enough beside a contrastive loss"),
     Rule("decoder.name", lambda c: c.gpu, "released", "as in the authors' code"),

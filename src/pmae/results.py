@@ -32,6 +32,8 @@ METRICS = {
     "macro_auc": "macro AUC",
     "macro_f1": "macro F1",
 }
+FORMERLY = {"randaugment": "distort", "random_erasing": "blank", "ema_decay": "average"}
+"""What older versions called settings of fine-tuning."""
 Fraction = Annotated[float, Rule("a share between 0 and 1", lambda share: 0 <= share <= 1)]
 """Checked where a file is read, as everything here; in memory an `Interval` may also be in percent."""
 
@@ -117,6 +119,7 @@ class Score:
     epoch: int = 0
     preset: str = ""
     data: str = ""
+    fingerprint: str = field(default="", compare=False)
     classes: tuple[str, ...] = ()
     chance: float | None = None
     """Percentage that always answering the commonest class gets."""
@@ -129,6 +132,11 @@ class Score:
     def measured(self) -> tuple[object, ...]:
         """What it is of: of scores of the same thing the newest stands."""
         return self.method, self.epoch, self.preset, self.data, self.protocol, self.pooling, self.split
+
+    def same_images(self, other: "Score") -> bool:
+        """Whether both are of one data set: two may share a name. Older versions noted no fingerprint."""
+        known = {score.fingerprint for score in (self, other) if score.fingerprint}
+        return self.data == other.data and len(known) < 2
 
     @property
     def key(self) -> str:
@@ -180,7 +188,7 @@ class Score:
         return self.metrics.get(metric, Interval()).percent
 
 
-SHARED = ("method", "epoch", "preset", "data", "classes", "chance")
+SHARED = ("method", "epoch", "preset", "data", "fingerprint", "classes", "chance")
 """What a score has from its evaluation."""
 
 
@@ -231,6 +239,8 @@ class EvaluatedData:
     duplicates: dict[str, Duplicates] = field(default_factory=dict)
     majority: dict[str, Fraction] = field(default_factory=dict)
     """By split: accuracy of always answering the commonest training class."""
+    fingerprint: str = ""
+    """Of images and labels; older versions noted none."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +273,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         shared: dict[str, Any] = {"method": self.method, "epoch": self.epoch, "preset": self.preset}
-        shared |= {"data": self.data.name, "classes": self.data.classes}
+        shared |= {"data": self.data.name, "fingerprint": self.data.fingerprint, "classes": self.data.classes}
         chances = {split: 100 * share for split, share in self.data.majority.items()}
         filled = (dataclasses.replace(one, **shared, chance=chances.get(one.split)) for one in self.scores)
         object.__setattr__(self, "scores", tuple(filled))
@@ -321,6 +331,9 @@ def read_evaluations(results: Mapping[str, Any], file: Path | str) -> list[Evalu
         translated = [_translated(label, old) for label, old in known.get("evaluation", {}).items()]
     found = coerced(translated, tuple[Evaluation, ...], f"{file}: evaluation")
     found += coerced(known.get("evaluations", []), tuple[Evaluation, ...], f"{file}: evaluations")
+    for evaluation in found:
+        if isinstance(own := evaluation.settings.get("finetune"), dict):
+            own |= {name: own.pop(before) for name, before in FORMERLY.items() if before in own}
     for score in (score for evaluation in found for score in evaluation.scores):
         table, rule = score.confusion, "a row and a column for each of data.classes"
         fits = table is None or {len(table), *map(len, table)} == {len(score.classes)}

@@ -17,11 +17,16 @@ def scores_of(evaluations: Sequence[Evaluation]) -> list[Score]:
 
 
 def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Evaluations, oldest first, with the scores that no later one measured anew; those left without any are gone."""
+    """Evaluations, oldest first, with the scores that no later one measured anew; those left without any are gone.
+
+    So are scores of other images than those that the newest evaluation under the same name is of.
+    """
     seen: set[tuple[object, ...]] = set()
+    newest: dict[str, Score] = {}
     kept = []
     for evaluation in reversed(evaluations):
-        scores = [score for score in evaluation.scores if score.measured not in seen]
+        scores = [score for score in evaluation.scores if score.same_images(newest.setdefault(score.data, score))]
+        scores = [score for score in scores if score.measured not in seen]
         seen |= {score.measured for score in scores}
         kept += [dataclasses.replace(evaluation, scores=tuple(scores))] if scores else []
     return kept[::-1]

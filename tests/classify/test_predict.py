@@ -129,6 +129,8 @@ def test_no_number_gets_no_answer(linear: Path, tmp_path: Path, command: Command
     assert not (tmp_path / "p.csv").exists()
     with pytest.raises(UserError, match="NaN or infinity in 1 of 3 images"):
         pmae.load_classifier(linear, "cpu").predict(images)
+    with pytest.raises(UserError, match="with nothing empty"):
+        pmae.load_classifier(linear, "cpu").predict(images[:0].transpose(0, 3, 1, 2))
 
 
 @pytest.fixture(scope="module")

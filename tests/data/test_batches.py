@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 
 from pmae.data import batches as module
 from pmae.data.batches import Batches, Standardized, fit_standardize
@@ -33,6 +34,15 @@ def test_a_constant_channel_becomes_zero() -> None:
     x = standardize(torch.from_numpy(images))
     assert float(x[:, 1].abs().max()) == 0
     assert float(x[:, 0].std()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("per", ["channel", "pixel"])
+def test_units_of_different_size_are_standardized_each_by_itself(per: Literal["channel", "pixel"]) -> None:
+    scale = np.array([1e8, 1.0, 1e-4])
+    table = np.random.default_rng(0).normal(2, 1, (200, 3)) * scale
+    images = table[:, :, None, None] if per == "channel" else table[:, None, None]
+    found = fit_standardize(Batches(images, CPU), per)(torch.from_numpy(images)).flatten(1)
+    np.testing.assert_allclose(found, StandardScaler().fit_transform(table), atol=1e-4)
 
 
 def test_values_survive_the_way_to_the_device() -> None:

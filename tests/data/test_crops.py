@@ -184,6 +184,16 @@ def test_a_cache_has_an_entry_for_other_settings_and_other_files(
     assert len(cache(source)) == 3
 
 
+def test_files_alike_in_name_size_and_time_are_told_apart(tmp_path: Path, cache: Callable[..., list[Path]]) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for number in range(3):
+            place = tmp_path / folder / f"{number}.bmp"
+            photograph(number + 10 * (folder == "b"), 60, 40).save(place)
+            os.utime(place, (0, 0))
+    assert [len(cache(tmp_path / folder)) for folder in ("a", "b", "a")] == [1, 2, 2]
+
+
 def test_a_damaged_entry_is_written_again(cache: Callable[..., list[Path]]) -> None:
     (entry,) = cache()
     os.truncate(entry / "pixels.uint8", 1000)

@@ -51,6 +51,22 @@ def test_orientation_is_applied(tmp_path: Path, orientation: int, kind: str) -> 
         np.testing.assert_array_equal(found[0], upright(content))
 
 
+@pytest.mark.parametrize("compression", ["tiff_lzw", "jpeg"])
+def test_a_tiff_of_brightness_and_two_differences_becomes_colours(tmp_path: Path, compression: str) -> None:
+    smooth = Image.fromarray(PIXELS).resize((48, 32))
+    smooth.convert("YCbCr").save(tmp_path / "a.tif", compression=compression)
+    for channels in (None, 3):
+        found = load(DataConfig(str(tmp_path), channels=channels)).train.images[0].transpose(1, 2, 0)
+        assert np.abs(found.astype(int) - np.asarray(smooth)).mean() < 4
+
+
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_one_that_nobody_reads_is_not_called_cut_short(tmp_path: Path, channels: int | None) -> None:
+    Image.fromarray(PIXELS).convert("YCbCr").save(tmp_path / "a.tif")
+    with pytest.raises(UserError, match="no colours but YCBCR"):
+        load(DataConfig(str(tmp_path), channels=channels))
+
+
 def test_lab_numbers_are_not_taken_for_colours(tmp_path: Path) -> None:
     profiles = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
     made = ImageCms.profileToProfile(Image.fromarray(PIXELS), *profiles, outputMode="LAB")

@@ -87,6 +87,8 @@ def test_raw_pixels_shrink_only_when_huge() -> None:
     vector = large.features(torch.ones(2, 3, 100, 200))["pixels"]
     assert vector.shape[1] <= 16_384
     assert torch.allclose(vector, torch.ones_like(vector))
+    for shape in ((1, 1, 65_536), (3, 2, 40_000)):
+        assert RawPixels(shape, 8).features(torch.ones(1, *shape))["pixels"].shape[1] <= 16_384
 
 
 def test_random_weights_follow_their_seed_and_leave_the_global_stream_alone() -> None:

@@ -38,13 +38,13 @@ FAST = FinetuneProtocol(epochs=3, warmup_epochs=1, batch_size=32, base_lr=0.02, 
 
 
 EVERYTHING: dict[str, Any] = {
-    "distort": 0.5,
-    "blank": 0.25,
+    "randaugment": 0.5,
+    "random_erasing": 0.25,
     "mixup": 0.4,
     "cutmix": 0.4,
     "label_smoothing": 0.1,
     "drop_path": 0.3,
-    "average": 0.9,
+    "ema_decay": 0.9,
     "clip_norm": 1.0,
 }
 
@@ -190,9 +190,9 @@ def test_the_average_is_scored_and_training_does_not_depend_on_it(
 ) -> None:
     config = dataclasses.replace(FAST, epochs=2)
     last = run(encoder, splits, standardize, config)
-    mean = run(encoder, splits, standardize, dataclasses.replace(config, average=0.5))
+    mean = run(encoder, splits, standardize, dataclasses.replace(config, ema_decay=0.5))
     assert mean.losses == last.losses
-    rate_of_ten = run(encoder, splits, standardize, dataclasses.replace(config, average=1e-9))
+    rate_of_ten = run(encoder, splits, standardize, dataclasses.replace(config, ema_decay=1e-9))
     torch.testing.assert_close(rate_of_ten.classifier.head.weight, last.classifier.head.weight)
     assert not torch.equal(mean.classifier.head.weight, last.classifier.head.weight)
 
@@ -219,7 +219,7 @@ def test_strong_settings_learn(encoder: Encoder, splits: Splits, standardize: St
     strong = preset("strong").finetune
     assert strong
     # The class is a place here, which strong crops would move.
-    gentle: dict[str, Any] = {"augment": AugmentConfig(crop=False), "distort": 0.2}
+    gentle: dict[str, Any] = {"augment": AugmentConfig(crop=False), "randaugment": 0.2}
     config = dataclasses.replace(strong, epochs=25, warmup_epochs=2, base_lr=0.1, **gentle)
     made = run(encoder, splits, standardize, config)
     assert splits.test is not None
@@ -236,13 +236,20 @@ def test_the_other_presets_have_none_of_it_and_vectors_only_what_needs_no_place(
         assert {key: getattr(config, key) for key in off} == off
     vectors = without_augmentation(preset("strong")).finetune
     assert vectors
-    assert (vectors.augment, vectors.distort, vectors.blank, vectors.cutmix) == (None, 0.0, 0.0, 0.0)
+    assert (vectors.augment, vectors.randaugment, vectors.random_erasing, vectors.cutmix) == (None, 0.0, 0.0, 0.0)
     assert vectors.mixup > 0
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("distort", 1.1), ("blank", -0.1), ("mixup", 2.0), ("drop_path", 1.0), ("average", 1.0), ("clip_norm", 0.0)],
+    [
+        ("randaugment", 1.1),
+        ("random_erasing", -0.1),
+        ("mixup", 2.0),
+        ("drop_path", 1.0),
+        ("ema_decay", 1.0),
+        ("clip_norm", 0.0),
+    ],
 )
 def test_settings_out_of_range_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"finetune\.{name} must be .*{value}"):

@@ -21,6 +21,7 @@ from pmae.cli import main
 from pmae.config import DataConfig, EncoderConfig
 from pmae.data.images import ImageSet, Splits
 from pmae.data.sets import load
+from pmae.errors import UserError
 from pmae.evaluate.segment import MaskedData, pixels_like, read_mask, read_masked, tokens_of
 from pmae.models import Encoder, build_encoder
 from pmae.models.maps import attention_maps, colours, token_maps
@@ -222,6 +223,12 @@ def test_a_mistake_in_masks_is_one_sentence(tmp_path: Path, command: Any) -> Non
     for path in masks.rglob("*.png"):
         Image.new("L", (4, 4), 3).save(path)
     assert "two classes or more" in said()
+    train, test = (ImageSet(np.zeros((1, 3, 2, 2), np.uint8), names=(name,)) for name in ("0", "1"))
+    (tmp_path / "void").mkdir()
+    for name, values in enumerate(([[0, 1], [2, 0]], [[255, 255], [255, 255]])):
+        Image.fromarray(np.array(values, np.uint8)).save(tmp_path / f"void/{name}.png")
+    with pytest.raises(UserError, match="masks of test images must be of pixels of a class"):
+        read_masked(Splits("void", train, test=test), tmp_path / "void")
     masks = tmp_path / "nowhere"
     assert "masks must be a folder of PNG files" in said()
     assert "layers must be left out with masks, which probe patches, got 2" in said("--layers", "2")

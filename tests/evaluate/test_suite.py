@@ -204,6 +204,17 @@ def test_two_images_and_missing_labels_are_clear_errors(pictures: Pictures) -> N
         edge(pictures, [0, -1, 0], [0])
 
 
+def test_two_sets_of_one_name_are_told_apart(splits: Splits) -> None:
+    protocols = Protocols("quick", None, KnnProtocol((1,)), None, resamples=10)
+    assert splits.test is not None
+    darker = dataclasses.replace(splits.test, images=np.asarray(splits.test.images) // 2)
+    plain = Standardize(torch.zeros(1), torch.ones(1))
+    moved, other = dataclasses.replace(splits, name="others"), dataclasses.replace(splits, test=darker)
+    found = [evaluate(RawPixels((2, 8, 12), 8), each, plain, protocols) for each in (splits, moved, other)]
+    first, again, elsewhere = (each.data.fingerprint for each in found)
+    assert first == again != elsewhere
+
+
 def test_seeds_must_differ(encoder: Encoder, splits: Splits, standardize: Standardize) -> None:
     with pytest.raises(UserError, match="no two alike"):
         evaluate(encoder, splits, standardize, SMALL, seeds=(1, 1))

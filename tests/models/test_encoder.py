@@ -51,6 +51,16 @@ def test_keeping_every_patch_in_any_order_changes_nothing() -> None:
     torch.testing.assert_close(patches, whole[1].gather(1, order[..., None].expand(-1, -1, 48)), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(3, 33, 96), (3, 66, 160), (3, 64, 32)])
+def test_tokens_of_a_network_that_rounds_its_grid_up_stay_in_their_rows(shape: tuple[int, int, int]) -> None:
+    encoder = build_encoder(EncoderConfig("resnet10t"), shape)
+    rows, columns = encoder.net.forward_features(torch.zeros(1, *shape)).shape[2:]
+    tokens = torch.arange(rows).repeat_interleave(columns).float().reshape(1, -1, 1)
+    spread = Decoder(DecoderConfig("small", 8, 1, 2), encoder, 2)._onto_grid(tokens)
+    wide = spread.unflatten(1, (shape[1] // 2, -1))
+    torch.testing.assert_close(wide, wide[:, :, :1].expand_as(wide))  # a row of tokens has one number
+
+
 @torch.no_grad()
 def test_timm_names_keep_timms_architecture() -> None:
     encoder = build_encoder(EncoderConfig("resnet10t"), (1, 40, 24)).eval()

@@ -34,17 +34,20 @@ def test_feature_maps_of_few_flat_or_unlabelled_features(make_run: MakeRun, coun
 
 
 @pytest.mark.parametrize(
-    ("counts", "settings", "images"),
+    ("counts", "settings", "held_out", "images"),
     [
-        ({"train": 400, "test": 100}, {}, "validation part of the training images"),
-        ({"train": 400, "val": 50}, {}, "validation images"),
-        ({"train": 400}, {"probe__data": "labelled"}, "validation images of labelled"),
+        ({"train": 400, "test": 100}, {}, [], "validation part of the training images"),
+        ({"train": 400, "val": 50}, {}, [], "validation images"),
+        ({"train": 400, "val": 40}, {}, ["#3"], "validation part of the training images"),
+        ({"train": 400}, {"probe__data": "labelled"}, [], "validation images of labelled"),
     ],
 )
 def test_probes_name_their_images_and_are_in_percent(
-    make_run: MakeRun, counts: dict[str, int], settings: dict[str, str], images: str
+    make_run: MakeRun, counts: dict[str, int], settings: dict[str, str], held_out: list[str], images: str
 ) -> None:
-    run = load(make_run(data={"counts": counts}, **settings).path)
+    made = make_run(data={"counts": counts}, **settings)
+    made.add_results(**{"held_out": held_out} if held_out else {})
+    run = load(made.path)
     panels = {axes.get_title(loc="left"): axes for axes in charts.learning_curves([run]).figure.axes}
     panels = {" ".join(title.split()): axes for title, axes in panels.items()}
     assert set(panels[f"Linear probe on {images} (%)"].lines[0].get_ydata()) == {60.0}

@@ -169,6 +169,14 @@ def test_baselines_evaluated_with_another_run_of_the_same_encoder_serve_both(mak
     assert verdict(larger, [first, larger]).headline.startswith("No evidence yet")
 
 
+def test_baselines_on_other_images_of_the_same_name_serve_no_other_run(make_run: MakeRun, suite: Suite) -> None:
+    ours, random = suite({OURS: 0.7}), suite({KEYS["random weights"]: 0.5})
+    ours["data"]["fingerprint"], random["data"]["fingerprint"] = "a", "b"
+    runs = make_run("a", evaluation={"pmae epoch 3": ours}), make_run("b", evaluation={"random weights": random})
+    run, other = (load(each.path) for each in runs)
+    assert verdict(run, [other]).comparisons == []
+
+
 def test_a_baseline_that_two_runs_share_is_listed_once(make_run: MakeRun, suite: Suite) -> None:
     rivals = {"random weights": suite({OURS: 0.5}), "raw pixels": suite({"linear/pixels/test": 0.6})}
     a = make_run("a", evaluation={"pmae epoch 1": suite({OURS: 0.6}), "pmae epoch 3": suite({OURS: 0.7}), **rivals})

@@ -47,6 +47,9 @@ def test_pairs_show_what_two_intervals_hide() -> None:
 def test_answers_of_other_images_are_not_paired() -> None:
     few, many = (scored(np.ones((1, count), bool)) for count in (50, 60))
     assert not difference(few, many).paired
+    one, other = (replace(few, data="toy", fingerprint=images) for images in "ab")
+    assert not difference(one, other).paired, "the same labels, and the same name"
+    assert difference(one, replace(other, fingerprint="")).paired, "older versions noted none"
 
 
 def test_without_an_interval_nothing_is_said_about_chance() -> None:

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from pmae.train.schedule import rate
+from pmae.config import OptimConfig
+from pmae.train.schedule import rate, rate_of_step
 
 
 def test_cosine_rises_linearly_then_falls_to_zero() -> None:
@@ -34,6 +35,11 @@ def test_released_is_torchs_warm_up_and_cosine_in_sequence() -> None:
         assert rate("released", epoch, epochs, warmup) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6)
         schedule.step()
     assert rate("released", 799, 800, 40) == pytest.approx((1 + math.cos(math.pi * 759 / 800)) / 2)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 1.0])
+def test_a_run_of_one_step_trains(warmup: float) -> None:
+    assert rate_of_step(OptimConfig(warmup_epochs=warmup), 0, steps=1, epochs=1) >= 0.5
 
 
 def test_constant_stays_and_no_warm_up_starts_at_the_peak() -> None:

@@ -228,7 +228,7 @@ def protocol_of(config: FinetuneConfig, images: ImageSet) -> FinetuneProtocol:
     epochs = config.epochs or min(max(EPOCHS[0], round(STEPS / (len(images) // batch))), EPOCHS[1])
     changes: dict[str, Any] = {}
     if config.augment != "strong" or images.vectors:
-        changes |= {"distort": 0.0, "blank": 0.0, "mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0}
+        changes |= {"randaugment": 0.0, "random_erasing": 0.0, "mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0}
     if config.augment == "none" or images.vectors:
         changes["augment"] = None
     if config.method == "lora":

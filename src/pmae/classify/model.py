@@ -159,7 +159,7 @@ class ImageClassifier:
         shape, layout = self.card.shape, self.card.layout
         # Of a shape as these only a cube can be meant otherwise.
         known = array.ndim == 4 and array.shape[1:] == shape and (layout == "auto" or len(set(shape)) > 1)
-        array = array if known else channels_first(array, layout)
+        array = array if known and len(array) else channels_first(array, layout)
         require(array.shape[1:] == shape, "images", f"of shape {shape} (channels, height, width)", array.shape[1:])
         return array
 

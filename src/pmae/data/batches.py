@@ -169,17 +169,21 @@ def fit_standardize(
         variance = (variance + (mean - centre).square()).mean((1, 2), keepdim=True)
         mean = centre
     std = variance.clamp(min=0).sqrt()
-    # A constant channel or pixel carries nothing: dividing by 1 leaves it at 0.
-    return Standardize(mean, torch.where(std > 1e-6 * std.max(), std, torch.ones_like(std)))
+    # A constant channel or pixel carries nothing: dividing by 1 leaves it at 0. Others may have units of any size.
+    return Standardize(mean, torch.where(std > _rounding(mean), std, torch.ones_like(std)))
 
 
 def _require_variation(mean: Tensor, variance: Tensor) -> None:
     if not bool(torch.isfinite(mean).all() and torch.isfinite(variance).all()):
         raise UserError(f"data must be finite numbers, got NaN or infinity in the training images; {FILL}")
     std = variance.clamp(min=0).sqrt()
-    least = (torch.finfo(torch.float32).eps * mean.abs()).clamp(min=SMALLEST_STD)
-    if not bool((std > least).any()):
+    if not bool((std > _rounding(mean)).any()):
         raise UserError(
             "data must be images that vary, got images that are all alike: the standard deviation of a pixel over the "
             f"training images is at most {float(std.max()):.2g}, at a mean of {float(mean.abs().max()):.3g}"
         )
+
+
+def _rounding(mean: Tensor) -> Tensor:
+    """The standard deviation up to which numbers of this mean are alike to float32."""
+    return (torch.finfo(torch.float32).eps * mean.abs()).clamp(min=SMALLEST_STD)

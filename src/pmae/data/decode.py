@@ -32,8 +32,8 @@ CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
 DICOM_DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM's name of files that are compressed whole, header and all
 ORIENTATION = 0x0112  # EXIF's and TIFF's tag; from 5 on, width and height change places
-BITS, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339  # TIFF's tags, and two of their values
-MINISWHITE, SIGNED = 0, 2
+BITS, COMPRESSION, PHOTOMETRIC, SAMPLE_FORMAT = 258, 259, 262, 339  # TIFF's tags, and four of their values
+UNCOMPRESSED, MINISWHITE, YCBCR, SIGNED = 1, 0, 6, 2
 COLORS_IN_TIFF = (MINISWHITE, 1, 2)  # grey either way round, and RGB; in others numbers are inks or places of a palette
 BUDGET_BYTES = 2**30  # what all images that are being unpacked may take together; a larger one waits until it is alone
 SPARE = 2  # how many times as large as asked a JPEG is unpacked at least, so that resizing has enough to average
@@ -170,7 +170,11 @@ def _refuse_losses(image: Image.Image, raw_mode: str, channels: int | None) -> N
     deep = (";16" in raw_mode and not raw_mode.startswith("BGR")) or (_tag(image, BITS) or 8) > 8
     if deep and image.mode not in DEEP_MODES:
         raise LossError("16-bit colour, which would be cut to 8 bits; save it in a .npy file")
-    if image.format == "TIFF" and "X" in raw_mode and channels is None:
+    ycbcr = _tag(image, PHOTOMETRIC) == YCBCR
+    # Without compression Pillow takes it for four bytes a pixel, more than there are.
+    if ycbcr and _tag(image, COMPRESSION) == UNCOMPRESSED:
+        raise LossError("YCbCr without compression; save it as RGB")
+    if image.format == "TIFF" and "X" in raw_mode and channels is None and not ycbcr:
         raise LossError("more channels than colours, which would be left out; save it in a .npy file")
     if image.mode == "L" and _tag(image, SAMPLE_FORMAT) == SIGNED:
         raise LossError("signed numbers of 8 bits; save it in a .npy file")

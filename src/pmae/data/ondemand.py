@@ -17,6 +17,7 @@ from pmae.data.decode import Header, read_header
 from pmae.errors import UserError
 
 LOOKED_AT = 1024  # files whose headers are read to learn how large images are
+SAMPLED, SAMPLE_BYTES = 64, 2**16  # files, and how much of each, that tell a set in a cache from another
 TOGETHER = 8  # images that a thread decodes before it looks for the next piece of work
 T = TypeVar("T")
 Blocks = tuple[np.ndarray, int]
@@ -104,11 +105,14 @@ class RaggedOnDemand:
 
     def digest(self, settings: str) -> str:
         """A name for these images as they are decoded: other files, newer ones or other settings give another."""
-        digest = hashlib.blake2b(settings.encode(), digest_size=12)
+        digest, every = hashlib.blake2b(settings.encode(), digest_size=12), max(1, len(self._samples) // SAMPLED)
         digest.update(np.asarray(self._positions).astype(np.int64).data)
-        for path in self._samples.files:
+        for number, path in enumerate(self._samples.files):
             state = path.stat()
             digest.update(f"{os.fsencode(path.name)!r} {state.st_size} {state.st_mtime_ns}".encode())
+            if number % every == 0:  # of two sets all of that may be alike, as of bitmaps out of archives
+                with path.open("rb") as file:
+                    digest.update(file.read(SAMPLE_BYTES))
         return digest.hexdigest()
 
     def capped(self, short: int) -> Self:

@@ -153,8 +153,8 @@ def draw_noise(images: Tensor, config: FinetuneProtocol, key: tuple[int, int, in
         mix = torch.from_numpy(own).to(device, non_blocking=True)
     return Noise(
         draw_crops(count, generator(device, *key, BOXES), device) if config.augment else None,
-        uniform(MAGNITUDES, 2, len(LARGEST)) if config.distort else None,
-        uniform(ERASING, 5) if config.blank else None,
+        uniform(MAGNITUDES, 2, len(LARGEST)) if config.randaugment else None,
+        uniform(ERASING, 5) if config.random_erasing else None,
         mix,
     )
 
@@ -166,9 +166,9 @@ def augmented(images: Tensor, noise: Noise, standardize: Standardize, config: Fi
         boxes = boxes_of(noise.crops, height, width, config.augment)
         images = crop(images, boxes, config.augment.interpolation)
     if noise.magnitudes is not None:
-        magnitudes = magnitudes_of(noise.magnitudes, config.distort)
+        magnitudes = magnitudes_of(noise.magnitudes, config.randaugment)
         x = photometric(standardize(geometric(images, magnitudes)), magnitudes)
     else:
         x = standardize(images)
-    x = x if noise.erasing is None else random_erasing(x, config.blank, noise.erasing)
+    x = x if noise.erasing is None else random_erasing(x, config.random_erasing, noise.erasing)
     return x if noise.mix is None else mix_images(x, noise.mix)

@@ -53,7 +53,9 @@ class RawPixels(nn.Module):
         self.notes: tuple[str, ...] = ()
         scale = (PIXELS / (channels * height * across)) ** 0.5
         if scale < 1:
-            height, across = self.size = max(1, int(height * scale)), max(1, int(across * scale))
+            height = max(1, int(height * scale))  # a signal has one row, and only its length can shrink
+            across = max(1, min(int(across * scale), PIXELS // (channels * height)))
+            self.size = height, across
             self.notes = (f"raw pixels are averaged down to {height}x{across} to have at most {PIXELS} values",)
 
     def features(self, x: Tensor) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from pmae.evaluate.protocols import FinetuneProtocol
 from pmae.fast.graph import falls_back
 from pmae.files import read_tensors, tensors_digest, write_tensors
 from pmae.models.encoder import set_drop_path
+from pmae.results import FORMERLY
 from pmae.train.schedule import rate
 
 PAUSE = 20.0  # seconds between two savings at least: an epoch on a GPU may take no longer than writing its state
@@ -178,7 +179,8 @@ def finetune(
     device = batches.device
     classifier = _new_classifier(encoder, batches, classes, standardize, config, seed, head)
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
-    progress = Progress(classifier, optimizer, EMA(classifier, config.average) if config.average else None, stopping)
+    ema = EMA(classifier, config.ema_decay) if config.ema_decay else None
+    progress = Progress(classifier, optimizer, ema, stopping)
     if stopping:  # of a call that failed and is repeated
         stopping.losses, stopping.best = [], {}
     path, saved = folder / "finetune.safetensors" if folder else None, time.monotonic()
@@ -223,7 +225,9 @@ def _identity(
     """What training starts from, and how: going on from anything else would be silently wrong."""
     some = torch.linspace(0, len(batches) - 1, min(FINGERPRINT_IMAGES, len(batches))).long()
     start = tensors_digest({**encoder.state_dict(), "labels": labels, "images": batches.take(some)})
-    said = json.dumps([to_dict(config), seed, classes, start]).encode()
+    # By the names of older versions, whose states are gone on from.
+    settings = {FORMERLY.get(name, name): value for name, value in to_dict(config).items()}
+    said = json.dumps([settings, seed, classes, start]).encode()
     return torch.frombuffer(bytearray(hashlib.blake2b(said, digest_size=16).digest()), dtype=torch.uint8)
 
 

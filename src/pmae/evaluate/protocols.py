@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pmae.config import AugmentConfig, Betas
 from pmae.errors import require, require_known
@@ -90,9 +90,9 @@ class FinetuneProtocol(Settings):
     """What the head sees; an encoder without it gives its mean."""
     augment: AugmentConfig | None = field(default_factory=AugmentConfig)
     """Crop and flip while training."""
-    distort: UpToOne = 0.0
-    """Strength of RandAugment, from 0 to 1: two random operations an image, such as rotation, shift or contrast."""
-    blank: UpToOne = 0.0
+    randaugment: UpToOne = 0.0
+    """RandAugment: its strength, from 0 to 1; two random operations an image, such as rotation, shift or contrast."""
+    random_erasing: UpToOne = 0.0
     """Random erasing: share of images that lose a box."""
     mixup: UpToOne = 0.0
     """mixup: share of batches whose images are blended in pairs, and their labels with them."""
@@ -102,7 +102,7 @@ class FinetuneProtocol(Settings):
     """Share of each label that is spread over all classes."""
     drop_path: BelowOne = 0.0
     """Stochastic depth: how often the last block's branches are dropped, earlier ones less; where timm has a place."""
-    average: BelowOne = 0.0
+    ema_decay: BelowOne = 0.0
     """Decay of the EMA of the weights at every step, which is then what is scored; 0 scores the last weights."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient."""
@@ -192,13 +192,13 @@ PRESETS = {
             layer_decay=0.75,
             pooling="mean",
             augment=AugmentConfig(crop_scale=(0.5, 1.0)),
-            distort=0.5,
-            blank=0.25,
+            randaugment=0.5,
+            random_erasing=0.25,
             mixup=0.4,
             cutmix=0.4,
             label_smoothing=0.1,
             drop_path=0.1,
-            average=0.999,
+            ema_decay=0.999,
             clip_norm=1.0,
         ),
     ),
@@ -214,10 +214,11 @@ def preset(name: str) -> Protocols:
 def without_augmentation(protocols: Protocols) -> Protocols:
     """The same settings for data that cannot be cropped."""
     probe, finetune = protocols.probe, protocols.finetune
+    without: dict[str, Any] = {"augment": None, "randaugment": 0.0, "random_erasing": 0.0, "cutmix": 0.0}
     return dataclasses.replace(
         protocols,
         probe=dataclasses.replace(probe, augment=None) if probe else None,
-        finetune=dataclasses.replace(finetune, augment=None, distort=0.0, blank=0.0, cutmix=0.0) if finetune else None,
+        finetune=dataclasses.replace(finetune, **without) if finetune else None,
     )
 
 

@@ -152,6 +152,7 @@ def _numbered(parts: Sequence[tuple[ImageSet, np.ndarray]], notes: tuple[str, ..
     require(len(values) >= 2, "masks", "of two classes or more in the training images", seen)
     other = set(np.unique(parts[1][1]).tolist()) - {*values, void}
     require(not other, "masks of test images", f"of the classes of train ({list(values)[:20]})", sorted(other)[:5])
+    require(bool(np.isin(parts[1][1], values).any()), "masks of test images", "of pixels of a class", "none")
 
     def position(mask: np.ndarray) -> np.ndarray:
         return np.where(np.isin(mask, values), np.searchsorted(values, mask), -1)

@@ -172,6 +172,7 @@ class EvaluationData:
             notes=tuple(splits.notes),
             duplicates=duplicates(splits.train, held_out, self.device) if shared is None else shared,
             majority={name: float((self.labels[name] == commonest).mean()) for name in self.held_out},
+            fingerprint=fingerprint(splits),
         )
 
 

@@ -1,5 +1,6 @@
 """The decoder: transformer blocks over a grid of tokens, and a linear map from each token to its patch of pixels."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -64,6 +65,9 @@ class Decoder(nn.Module):
         rows, columns = self.grid
         if patches.shape[1] == rows * columns:
             return patches
-        coarse = max(1, round((patches.shape[1] * self.aspect) ** 0.5))
+        # Networks round their sides up: of the grids with so many tokens it is the nearest to the image's proportions.
+        count = patches.shape[1]
+        divisors = [n for n in range(1, count + 1) if count % n == 0]
+        coarse = min(divisors, key=lambda n: abs(math.log(n * n / (count * self.aspect))))
         image = patches.transpose(1, 2).unflatten(2, (coarse, -1))
         return functional.interpolate(image, self.grid, mode="bilinear").flatten(2).transpose(1, 2)

@@ -114,7 +114,8 @@ def probed_on(run: Contents) -> str:
     """The images that the quick probes of training are scored on: never the test images."""
     if run.config.probe.data:
         return f"validation images of {run.config.probe.data}"
-    return "validation images" if "val" in run.data.get("counts", {}) else "validation part of the training images"
+    own = "val" in run.data.get("counts", {}) and not run.held_out
+    return "validation images" if own else "validation part of the training images"
 
 
 def _cut_r2(axes: "Axes") -> None:

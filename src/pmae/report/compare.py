@@ -176,8 +176,8 @@ def _comparable(score: Score, rival: Score) -> bool:
 
 
 def _same_task(score: Score, rival: Score) -> bool:
-    alike = all(getattr(score, key) == getattr(rival, key) for key in ("protocol", "split", "preset", "data", "images"))
-    return alike and rival.accuracy.value is not None
+    alike = all(getattr(score, key) == getattr(rival, key) for key in ("protocol", "split", "preset", "images"))
+    return alike and score.same_images(rival) and rival.accuracy.value is not None
 
 
 def _points(score: Score, rival: Score) -> float:

@@ -39,6 +39,8 @@ class Contents:
     segmentation: Segmentation | None = None
     labelled: dict[str, Any] = field(default_factory=dict)
     """Source, labels and columns of the labelled images of the last evaluation, if they were not the run's own."""
+    held_out: list[str] = field(default_factory=list)
+    """Images that were held out by rule as val, without labels, where the data had no such part."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -108,7 +110,8 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         file = run.path / f"{kind}.safetensors"
         return attempt(file.name, lambda: dict(load_file(file)) if whole and file.is_file() else {}, {})
 
-    answers = tensors("answers")
+    answers, empty = tensors("answers"), dict[str, Any]()
+    results = attempt("results.json", lambda: run.results, empty)
     nothing: tuple[list[Evaluation], Segmentation | None] = ([], None)
     evaluations, segmentation = attempt("results.json", lambda: (standing(run.evaluations), run.segmentation), nothing)
     read = Contents(
@@ -123,7 +126,8 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         fitted=attempt("fitted.safetensors", lambda: _fitted(run.path / "fitted.safetensors") if whole else {}, {}),
         features=tensors("features"),
         segmentation=segmentation,
-        labelled=attempt("results.json", lambda: dict(run.results.get("labelled", {})), {}),
+        labelled=results.get("labelled", {}),
+        held_out=results.get("held_out", []),
         problems=problems,
     )
     if not read.given:

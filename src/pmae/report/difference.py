@@ -33,11 +33,12 @@ class Difference(NamedTuple):
 
 
 def difference(score: Score, rival: Score) -> Difference:
-    """How much better a score is than a rival on the same images; without their answers, or on images whose classes
-    are others, as if independent."""
+    """How much better a score is than a rival on the same images; without their answers, or on other images, as if
+    independent."""
     points = (score.accuracy.value or 0.0) - (rival.accuracy.value or 0.0)
     mine, theirs = _right(score), _right(rival)
-    if mine is not None and theirs is not None and np.array_equal(score.answers[0], rival.answers[0]):
+    alike = score.same_images(rival)
+    if alike and mine is not None and theirs is not None and np.array_equal(score.answers[0], rival.answers[0]):
         return Difference(points, *_paired_bootstrap(mine - theirs, _groups(score)), paired=True)
     reach = float(np.hypot(_half(score), _half(rival)))
     return Difference(points, points - reach, points + reach, paired=False)

@@ -116,16 +116,17 @@ def _resume(config: Config, out: Path, environment: dict[str, Any]) -> None:
     # Images may lie elsewhere now, and this run among them: the fingerprint tells whether they are the same.
     known = {name: value for name, value in run.environment["data"].items() if name not in ("name", "notes")}
     free = FREE | {"data.source"} if "fingerprint" in known else FREE
-    for name, value in flat(run.config).items():
-        if value != now[name] and name not in free:
-            raise UserError(f"{name} must stay {value!r} when a run is resumed, got {now[name]!r}")
     # Earlier versions said less of their data, such as no fingerprint.
     given = {name: environment["data"].get(name) for name in known}
     other = [name for name in known if known[name] != given[name]]
     name, got_name = (data["name"] for data in (run.environment["data"], environment["data"]))
+    # Told first, as settings follow from the images.
     if other and name != got_name == DataConfig().source == config.data.source:
         again = "pmae.pretrain(config, images, out, resume=True)"
         raise UserError(f"images must be given again to resume a run of images in memory ({name!r}): {again}")
+    for setting, value in flat(run.config).items():
+        if value != now[setting] and setting not in free:
+            raise UserError(f"{setting} must stay {value!r} when a run is resumed, got {now[setting]!r}")
     if other == ["fingerprint"]:
         raise UserError("data must be the images that the run began with, got others of the same shapes and names")
     if other:

@@ -30,6 +30,8 @@ def rate_of_step(config: OptimConfig, step: int, steps: int, epochs: int) -> flo
     warmup = config.warmup_epochs if config.warmup_steps is None else config.warmup_steps / steps
     # The released schedule steps once an epoch, so it is asked for the epoch that is running.
     now = step // steps if config.schedule == "released" else step // steps + (step % steps + 1) / steps
+    if config.schedule == "cosine" and steps * epochs == 1:
+        now = 0.5  # at its end, which is that of the run, a single step would have a rate of 0 and train nothing
     return rate(config.schedule, now, epochs, warmup or 0.0)
 
 

@@ -12,7 +12,7 @@ from pmae.errors import require
 from pmae.files import write_whole
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.runs import Run, create_run
-from pmae.train.checkpoint import contents, load_into, load_space, load_standardize, save, save_fitted
+from pmae.train.checkpoint import contents, load_into, load_space, load_standardize, require_whole, save, save_fitted
 from pmae.train.step import build_optimizer
 
 
@@ -37,8 +37,8 @@ def load_trained(run: Run) -> TrainedModel:
     config, environment, last = run.config, run.environment, run.checkpoint()
     with torch.random.fork_rng(devices=[]):
         model = build_method(config, run.shape, load_space(run))
-    load_into(model.encoder.net, last / "encoder.safetensors")
-    load_into(model.decoder, last / "decoder.safetensors")
+    load_into(model.encoder.net, require_whole(last, "encoder.safetensors"))
+    load_into(model.decoder, require_whole(last, "decoder.safetensors"))
     return TrainedModel(config, environment, model.eval(), load_standardize(run), run.metrics(), run.results)
 
 
