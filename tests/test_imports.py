@@ -11,12 +11,13 @@ from pkgutil import resolve_name
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "validation", "config", "config_file", "plugins", "system"}
+LEAVES = {"errors", "validation", "config", "config_training", "config_file", "plugins", "system"}
 FILES = {"files", "runs", "remote"}
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
-    "config": {"errors", "validation"},
+    "config": {"errors", "validation", "config_training"},
+    "config_training": {"errors", "validation"},
     "config_file": {"errors", "validation", "config"},
     "derive": LEAVES,
     "budget": LEAVES | {"derive", "files", "train"},

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pmae.config import AugmentConfig, Betas
+from pmae.config import AugmentConfig
+from pmae.config_training import Betas
 from pmae.errors import require, require_known
 from pmae.results import PROTOCOLS
 from pmae.validation import BelowOne, Count, NonNegative, Positive, Proportion, Rule, Settings, Share
