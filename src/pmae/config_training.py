@@ -1,4 +1,4 @@
-"""How a run is trained and watched: optimizer, length, batch, machine and probes; the other settings are in `config`."""
+"""How a run is trained and watched: optimizer, length, batch, machine and probes; for the rest see `pmae.config`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -12,7 +12,7 @@ from pmae.classify.labels import Labelled
 from pmae.classify.model import CHANCE, ImageClassifier
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.files import read_object
-from pmae.results import wilson
+from pmae.intervals import wilson
 
 RESAMPLES = 1000
 LEAST, MISTAKES = (0.5, 0.8, 0.9, 0.95, 0.99), 12

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.results import METRICS, ClassScore, Interval, Score, SeedScore, wilson
+from pmae.intervals import Interval, wilson
+from pmae.results import METRICS, ClassScore, Score, SeedScore
 
 CELLS = 2**20  # weights that are held at once, so that they stay in the cache
 

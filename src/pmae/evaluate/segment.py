@@ -24,9 +24,10 @@ from pmae.errors import UserError, require
 from pmae.evaluate.features import ORDER, mixed
 from pmae.evaluate.metrics import confusion
 from pmae.evaluate.probes import logistic_regression, statistics
+from pmae.intervals import Interval
 from pmae.models import Encoder
 from pmae.models.maps import token_maps
-from pmae.results import Interval, SegmentationScore
+from pmae.results import SegmentationScore
 
 VOID = 255
 """The number of pixels that belong to no class, in masks of Pascal VOC and Cityscapes and in most others."""

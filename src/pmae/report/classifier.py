@@ -9,6 +9,7 @@ import numpy as np
 
 from pmae.errors import UserError
 from pmae.files import write_text
+from pmae.intervals import Interval, wilson
 from pmae.plugins import command_line
 from pmae.report import style
 from pmae.report.advice import Advice
@@ -19,7 +20,7 @@ from pmae.report.contents import distinct_names, file_names
 from pmae.report.page import make_folder, render, write_beside
 from pmae.report.style import Drawing, panels, styled
 from pmae.report.tables import Cell, Table
-from pmae.results import Interval, Score, wilson
+from pmae.results import Score
 from pmae.runs import is_classifier
 
 DRAWS = 2000

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pmae.config_file import flat
+from pmae.intervals import Interval
 from pmae.report.compare import lineup, main_score
 from pmae.report.contents import Contents
 from pmae.report.published import published, published_for
 from pmae.report.style import minus
-from pmae.results import METRICS, PROTOCOLS, Interval, Score
+from pmae.results import METRICS, PROTOCOLS, Score
 
 Cell = str | int | float | Interval | None
 NOTHING = "–"
@@ -179,7 +180,7 @@ def metrics_table(runs: Sequence[Contents], split: str) -> Table:
         "pooling": [score.pooling_name for _, score in found],
         "protocol": [PROTOCOLS.get(score.protocol, score.protocol) for _, score in found],
         **{title: [score.percent(metric) for _, score in found] for metric, title in METRICS.items()},
-        "seeds": [score.seeds for _, score in found],
+        "seeds": [len(score.by_seed) for _, score in found],
         "± between seeds": [score.accuracy.std for _, score in found],
     }
     if len(runs) > 1:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from pmae.files import read_tensors
+from pmae.intervals import Interval
 from pmae.report.difference import Difference, difference
 from pmae.report.tables import Cell
-from pmae.results import Interval, Score
+from pmae.results import Score
 from pmae.runs import Run
 
 NORMAL = 1.96  # quantile behind a 95% interval
