@@ -13,13 +13,12 @@ from pmae.data.crops import plan_crops
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.files import write_json
-from pmae.method import MaskedAutoencoder
 from pmae.models.weights import Pretrained
 from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.train import checkpoint, distributed, setup
 from pmae.train.distributed import World
-from pmae.train.environment import describe_environment, memory_errors, pick_precision, steady_matmuls
+from pmae.train.environment import describe_environment, memory_errors, pick_device, pick_precision, steady_matmuls
 from pmae.train.journal import say
 
 
@@ -40,8 +39,6 @@ def opened(
     config: Config,
     splits: Splits,
     out: Path,
-    device: torch.device,
-    model: MaskedAutoencoder,
     weights: str | None,
     resume: bool,
     quiet: bool,
@@ -49,9 +46,13 @@ def opened(
 ) -> Iterator[Opened]:
     """Join the other processes, hold the run's folder and load the weights that it starts from, or refuse.
 
-    `model` may be without memory. What another run in the folder `fitted` learned from the images before training is
-    taken. Inside, running out of memory is one sentence, and the caller's random state is kept.
+    What another run in the folder `fitted` learned from the images before training is taken. Inside, running out of
+    memory is one sentence, and the caller's random state is kept.
     """
+    device = distributed.local_device(pick_device(config.train.device))
+    model = setup.dry_build(config, splits.train.shape, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
     precision = pick_precision(config.train.precision, device)
     with distributed.process_group(device) as world, steady_matmuls(precision, device):
         distributed.require_shardable(config, model, world.size)
