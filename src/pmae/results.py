@@ -98,12 +98,10 @@ class Score:
 
     @property
     def key(self) -> str:
-        """The same as one text."""
         return "|".join(map(str, self.measured))
 
     @property
     def groups_key(self) -> str:
-        """The same for the groups of its images."""
         return f"{self.key}|groups"
 
     def with_kept(self, kept: Mapping[str, Any]) -> "Score":
