@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pmae.config import KERNEL_SPACES, Config, EncoderConfig, ObjectiveConfig, replace
+from pmae.config import KERNEL_SPACES, Config, ObjectiveConfig, replace
 from pmae.derive_case import ITS_BATCH, LARGE_BATCH, PHOTOGRAPH, Case
 from pmae.errors import UserError, require
 from pmae.plugins import sources
@@ -152,17 +152,13 @@ def resolve(
             reasons |= {rule.setting: rule.reason.format(c=case)} if rule.reason else {}
     warmup, images = case.config.optim.warmup_epochs or 0, f"at most the number of training images ({count})"
     require(case.batch <= count, "train.batch_size", images, case.batch)
-    _check_first_patches(case.config.encoder, shape)
-    require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)
-    return case.config, reasons
-
-
-def _check_first_patches(encoder: EncoderConfig, shape: tuple[int, int, int]) -> None:
-    first, patch = encoder.first_patch_size, encoder.patch_size or 1
-    if first:
+    if first := case.config.encoder.first_patch_size:
+        patch = case.config.encoder.patch_size or 1
         fits = shape[1] > 1 and first > patch and not (first % patch or shape[1] % first or shape[2] % first)
         rule = f"a larger multiple of encoder.patch_size ({patch}) that divides images of {shape[1]}x{shape[2]}"
         require(fits, "encoder.first_patch_size", rule, first)
+    require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)
+    return case.config, reasons
 
 
 def tenth(epochs: int) -> int:

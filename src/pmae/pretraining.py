@@ -112,16 +112,12 @@ def prepare(config: Config, images: Any, resume: bool, draw: Callable[[Run], obj
         reasons["data.channels"] = "some files are grey and others in color"
     probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
     require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
-    _require_finite(splits, probe)
-    return Prepared(config, reasons, given, whole, splits, probe, draw)
-
-
-def _require_finite(splits: Splits, probe: Splits) -> None:
-    """Of the images that are not trained on; fitting tells of NaN in the others."""
+    # Of the images that are not trained on; fitting tells of NaN in the others.
     held_out = {f"the {name} images": part for name, part in splits.parts.items() if name != "train"}
     probing = {f"{name} of probe.data": part for name, part in probe.parts.items() if probe is not splits}
     for name, part in {**held_out, **probing}.items():
         require_finite(name, part.images)
+    return Prepared(config, reasons, given, whole, splits, probe, draw)
 
 
 def resolved(config: Config, splits: Splits) -> tuple[Config, dict[str, str]]:

@@ -28,6 +28,7 @@ WholeNumber = Annotated[int, Rule("at least 0", lambda n: n >= 0)]
 Positive = Annotated[float, Rule("above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Rule("at least 0", lambda x: x >= 0)]
 BelowOne = Annotated[float, Rule("in [0, 1)", lambda x: 0 <= x < 1)]
+UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 Proportion = Annotated[float, Rule("in (0, 1]", lambda x: 0 < x <= 1)]
 Share = Annotated[float, Rule("a share between 0 and 1, both excluded", lambda x: 0 < x < 1)]
 

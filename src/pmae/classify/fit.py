@@ -85,25 +85,22 @@ def fit(
     weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
     temperature = fit_temperature(unseen.astype(np.float64) @ weight.numpy().T + bias.numpy(), val.targets)
     reference = fit_reference(seen, unseen)
-    card = replace(_card(start, data, config, reading), threshold=reference.threshold, temperature=temperature)
-    head = (weight / temperature).float(), (bias / temperature).float()
-    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
-    return Fitted(classifier, {**made.history, "temperature": temperature})
-
-
-def _card(start: Start, data: LabelledData, config: FinetuneConfig, reading: DataConfig | None) -> Card:
-    """What is known of a classifier before it is trained."""
     images, read = data.train.images, reading or DataConfig()
-    return Card(
+    card = Card(
         data.classes,
         data.multi_label,
         config.pooling,
         images.shape,
         images.images.dtype.name,
         asdict(replace(start.config, weights=None)),
+        threshold=reference.threshold,
+        temperature=temperature,
         settings=asdict(config),
         **{name: getattr(read, name) for name in READING},
     )
+    head = (weight / temperature).float(), (bias / temperature).float()
+    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
+    return Fitted(classifier, {**made.history, "temperature": temperature})
 
 
 def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, say: Say) -> Trained:
@@ -170,13 +167,22 @@ def _network(
     targets, classes = torch.from_numpy(data.train.targets).to(device), len(data.classes)
     loss = loss_for(targets, classes, config.class_weights)
     protocol = protocol_of(config, data.train.images)
-    patience = config.patience or max(FEWEST, round(PATIENCE * protocol.epochs))
+    epochs = protocol.epochs
+    patience = config.patience or max(FEWEST, round(PATIENCE * epochs))
     stopping = EarlyStopping(lambda model: _loss_on(model, held, start.standardize, val.targets), patience)
     temperature = _first_temperature(linear, train, targets, start.standardize, protocol, config)
     head = linear.weight / temperature, linear.bias / temperature
     # In Python nothing is shown unless it is asked for.
-    with ProgressLine(protocol.epochs, say=say, live=say is journal.say, left="left at most") as line:
-        settings = (start.standardize, protocol, config.seed, folder, _telling(line, protocol.epochs, stopping))
+    with ProgressLine(epochs, say=say, live=say is journal.say, left="left at most") as line:
+
+        def tell(epoch: int, loss: float) -> None:
+            if epoch == 0:
+                line.note(f"at most {epochs} epochs; it stops after {patience} without a lower validation loss")
+                line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
+            losses = f"loss {loss:.4f}  validation loss {stopping.losses[-1]:.4f}"
+            line.show(f"epoch {epoch + 1}/{epochs}  {losses}", epoch + 1)
+
+        settings = (start.standardize, protocol, config.seed, folder, tell)
         made = finetune(encoder, train, targets, classes, *settings, loss=loss, stopping=stopping, head=head)
     kept = made.classifier
     tuned = merged(kept.encoder, start.encoder.is_vit) if lora else kept.encoder
@@ -185,19 +191,6 @@ def _network(
     say(f"kept: the weights {f'of epoch {best}' if best else 'before training'}, whose validation loss is the lowest")
     history = {"epochs": len(made.losses), "best_epoch": best, "losses": list(made.losses), "validation_losses": losses}
     return Trained(tuned, kept.head.weight.detach(), kept.head.bias.detach(), history)
-
-
-def _telling(line: ProgressLine, epochs: int, stopping: EarlyStopping) -> Callable[[int, float], None]:
-    """What is called with every epoch and its loss, to show how far training is."""
-
-    def tell(epoch: int, loss: float) -> None:
-        if epoch == 0:
-            line.note(f"at most {epochs} epochs; it stops after {stopping.patience} without a lower validation loss")
-            line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
-        losses = f"loss {loss:.4f}  validation loss {stopping.losses[-1]:.4f}"
-        line.show(f"epoch {epoch + 1}/{epochs}  {losses}", epoch + 1)
-
-    return tell
 
 
 def _first_temperature(

@@ -146,9 +146,8 @@ class ImageClassifier:
             path.mkdir(parents=True, exist_ok=True)
         tensors = {f"encoder.{name}": value.cpu() for name, value in self.encoder.net.state_dict().items()}
         tensors |= {"head.weight": self.head[0], "head.bias": self.head[1]}
-        tensors |= {
-            f"standardize.{name}": value.cpu() for name, value in self.embedder.standardize.state_dict().items()
-        }
+        statistics = self.embedder.standardize.state_dict()
+        tensors |= {f"standardize.{name}": value.cpu() for name, value in statistics.items()}
         tensors |= {f"reference.{name}": torch.from_numpy(getattr(self.reference, name)) for name in REFERENCE}
         write_tensors(path / TENSORS, tensors)
         write_json(path / CLASSIFIER, asdict(self.card))
@@ -171,9 +170,8 @@ def load_classifier(path: Path | str, device: str = "auto", batch_size: int | No
     """The classifier that `pmae finetune` or `ImageClassifier.save` wrote into a folder."""
     folder = Path(path).expanduser()
     if not is_classifier(folder):
-        raise UserError(
-            f"classifier must be a folder that `pmae finetune` wrote (with a {CLASSIFIER}), got {str(folder)!r}"
-        )
+        rule = f"a folder that `pmae finetune` wrote (with a {CLASSIFIER})"
+        raise UserError(f"classifier must be {rule}, got {str(folder)!r}")
     card: Card = coerced(read_object(folder / CLASSIFIER), Card, str(folder / CLASSIFIER))
     encoder = build_encoder(EncoderConfig(**card.encoder), card.shape)
     load_into(encoder.net, folder / TENSORS, "encoder.")

@@ -152,9 +152,8 @@ def augmented(x: Tensor, augmentations: Sequence[Augmentation], noise: tuple[Ten
     """Images after every registered augmentation."""
     for each, drawn in zip(augmentations, noise, strict=True):
         before, x = x.shape, each(x, drawn)
-        require(
-            x.shape == before, "augment.extra", f"augmentations that keep the shape {tuple(before)}", tuple(x.shape)
-        )
+        rule = f"augmentations that keep the shape {tuple(before)}"
+        require(x.shape == before, "augment.extra", rule, tuple(x.shape))
     return x
 
 

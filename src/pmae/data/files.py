@@ -116,11 +116,6 @@ def split_called(name: str, whole: bool = True) -> str | None:
     return named[1].lower() if named else None
 
 
-def image_sample(path: Path) -> SampleSet:
-    """One image file as a folder of one."""
-    return SampleSet(printable(path.stem), {"train": FileSamples(path.parent, [path.name], None, ())})
-
-
 def is_image(path: Path) -> bool:
     """Whether a path is an image file, by its suffix."""
     return is_image_name(path.name) and os.path.isfile(path)

@@ -98,7 +98,12 @@ def require_like(parameter: str, images: ImageSet, shape: Sequence[int], dtype: 
 
     Values are not scaled from one depth to another: 12 bits of 16 are common, and units as those of a CT.
     """
-    _require_shape(parameter, shape, images.shape)
+    if images.shape != tuple(shape):
+        instead = "give arrays of that shape, or image files without resize and channels, which are converted to it"
+        if shape[1] != shape[2]:
+            instead = "give images of that shape: files of other sizes can only become squares"
+        rule = f"{parameter} must have images of the shape that the run was trained on, {_size(shape)}"
+        raise UserError(f"{rule}, got {_size(images.shape)}; {instead}")
     if str(images.images.dtype) != dtype:
         warnings.warn(
             f"the images are {images.images.dtype} and the run was trained on {dtype}: "
@@ -122,16 +127,6 @@ def require_finite(parameter: str, images: np.ndarray | OnDemand) -> None:
     rule = f"{parameter} must be finite numbers, got NaN or infinity"
     if bad:
         raise UserError(f"{rule} in {bad:,} of {len(images):,} images; {FILL}")
-
-
-def _require_shape(parameter: str, shape: Sequence[int], found: Sequence[int]) -> None:
-    if tuple(found) == tuple(shape):
-        return
-    instead = "give arrays of that shape, or image files without resize and channels, which are converted to it"
-    if shape[1] != shape[2]:
-        instead = "give images of that shape: files of other sizes can only become squares"
-    rule = f"{parameter} must have images of the shape that the run was trained on, {_size(shape)}"
-    raise UserError(f"{rule}, got {_size(found)}; {instead}")
 
 
 def _size(shape: Sequence[int]) -> str:

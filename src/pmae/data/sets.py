@@ -13,7 +13,7 @@ from pmae.data import fetch
 from pmae.data.arrays import read_npy, read_npz
 from pmae.data.batches import Part, read_ahead
 from pmae.data.download import checksum
-from pmae.data.files import folder_samples, image_sample, is_image, is_tinyimagenet, printable, tinyimagenet_samples
+from pmae.data.files import FileSamples, folder_samples, is_image, is_tinyimagenet, printable, tinyimagenet_samples
 from pmae.data.images import ImageSet, Splits
 from pmae.data.limit import limited_images, limited_samples
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
@@ -160,7 +160,7 @@ def _find_all(config: DataConfig) -> SampleSet | Splits:
         return folder_samples(path, config)
     if is_image(path):
         _refuse_file_settings(config, ("labels",))
-        return image_sample(path)
+        return SampleSet(printable(path.stem), {"train": FileSamples(path.parent, [path.name], None, ())})
     if os.path.isfile(path):
         if path.suffix.lower() == ".csv":
             raise UserError(f"data.source must be images, here the folder of those that a table names, got {path}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import AugmentConfig
-from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
+from pmae.data.augment import Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.data.streamed import shown
@@ -94,17 +94,19 @@ class Extractor:
         `seen` is told of every so many images that all processes have done.
         """
         found: dict[str, Tensor] = {}
-        how = augment.interpolation if augment else "bicubic"
         with evaluating(self.represent):
             chunks = list(_chunks(batches))
             mine = chunks[self.world.rank :: self.world.size]
             # A process without a chunk computes the first one, to know what all of them add up.
             for start, stop, index in mine or chunks[:1]:
-                images, boxes = batches.take(index), None
+                images = batches.take(index)
                 if augment is not None:
                     (count, _, height, width), draw = images.shape, generator(self.device, *key, start, BOXES)
                     boxes = draw_boxes(count, height, width, augment, draw, self.device)
-                for name, value in self._encode(images, boxes, how).items():
+                    images = crop(images, boxes, augment.interpolation)
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                    encoded = self.represent.features(self.standardize(images))
+                for name, value in encoded.items():
                     if name not in found:
                         found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)
                     if mine:
@@ -112,11 +114,6 @@ class Extractor:
                 seen(self.world.size * (stop - start))
         # A sum with zeros is exact: all processes have the numbers that one would have.
         return {name: self.world.all_reduce(value) for name, value in found.items()}
-
-    def _encode(self, images: Tensor, boxes: Boxes | None, how: Any) -> dict[str, Tensor]:
-        x = images if boxes is None else crop(images, boxes, how)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.represent.features(self.standardize(x))
 
 
 def extract(represent: Representation, batches: Batches, standardize: Standardize) -> dict[str, Tensor]:

@@ -176,7 +176,12 @@ def finetune(
     the new one starts from, weights and biases.
     """
     device = batches.device
-    classifier = _new_classifier(encoder, batches, classes, standardize, config, seed, head)
+    own = copy.deepcopy(encoder).to(device)
+    set_drop_path(own, config.drop_path)
+    pooling = _pooling(own, config.pooling, batches, standardize)
+    classifier = Classifier(own, pooling, classes, seed).to(device)
+    if head is not None:
+        classifier.head.load_state_dict({"weight": head[0], "bias": head[1]})
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
     progress = Progress(classifier, optimizer, EMA(classifier, config.average) if config.average else None, stopping)
     if stopping:  # of a call that failed and is repeated
@@ -196,25 +201,6 @@ def finetune(
     if stopping and stopping.best:
         progress.kept.load_state_dict(stopping.best)
     return Finetuned(progress.kept, tuple(progress.losses))
-
-
-def _new_classifier(
-    encoder: nn.Module,
-    batches: Batches,
-    classes: int,
-    standardize: Standardize,
-    config: FinetuneProtocol,
-    seed: int,
-    head: tuple[Tensor, Tensor] | None,
-) -> Classifier:
-    """A copy of the encoder with a head that starts from this one, or at random."""
-    own = copy.deepcopy(encoder).to(batches.device)
-    set_drop_path(own, config.drop_path)
-    pooling = _pooling(own, config.pooling, batches, standardize)
-    classifier = Classifier(own, pooling, classes, seed).to(batches.device)
-    if head is not None:
-        classifier.head.load_state_dict({"weight": head[0], "bias": head[1]})
-    return classifier
 
 
 def _identity(

@@ -68,11 +68,7 @@ def _over_seeds(found: Sequence[Interval]) -> Interval:
 
 
 def evaluate_scores(
-    scores: np.ndarray,
-    labels: np.ndarray,
-    resamples: int = 1000,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
+    scores: np.ndarray, labels: np.ndarray, resamples: int = 1000, seed: int = 0, groups: np.ndarray | None = None
 ) -> dict[str, Interval]:
     """Each metric's value and 95% interval from finite class scores (N, C); undefined ones are None.
 

@@ -76,7 +76,12 @@ def read_masked(splits: Splits, folder: Path | str, seed: int = 0, read: DataCon
         (part, np.stack([read_mask(p, part.shape[1:], read, own) for p, own in zip(paths, known, strict=True)]))
         for (part, paths), known in zip(parts, headers, strict=True)
     ]
-    return _numbered(masked, tuple(_notes(without, [own for known in headers for own in known if own])))
+    known = [own for some in headers for own in some if own]
+    turned = sum(own.orientation > 1 and (own.orientation < 5 or own.size[0] == own.size[1]) for own in known)
+    notes = [f"{without:,} images without a mask are left out"] if without else []
+    if turned:
+        notes.append(f"{turned:,} images are turned by their EXIF data; their masks are taken to be upright already")
+    return _numbered(masked, tuple(notes))
 
 
 def _header(name: str, read: DataConfig | None) -> Header | None:
@@ -86,14 +91,6 @@ def _header(name: str, read: DataConfig | None) -> Header | None:
     with suppress(Exception):  # not every file that is read has a header for Pillow
         return read_header(path)
     return None
-
-
-def _notes(without: int, headers: list[Header]) -> list[str]:
-    turned = sum(own.orientation > 1 and (own.orientation < 5 or own.size[0] == own.size[1]) for own in headers)
-    notes = [f"{without:,} images without a mask are left out"] if without else []
-    if turned:
-        notes.append(f"{turned:,} images are turned by their EXIF data; their masks are taken to be upright already")
-    return notes
 
 
 def _two_parts(found: dict[str, tuple[ImageSet, list[Path]]], seed: int) -> list[tuple[ImageSet, list[Path]]]:

@@ -31,8 +31,10 @@ def write_card(
     loader, library = PackageLoader("pmae.export", ""), FORMATS[kind].library
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"text": _text, "numbers": _numbers}
+    limits = np.iinfo(source.dtype) if source.dtype.kind in "iu" else None
+    values = f"{limits.min} to {limits.max}" if limits else "as in the data"
     told = {"kind": kind, "name": name, "on_hub": on_hub, "library": library, "version": version(library)}
-    told |= {"source": source, "mode": _pil_mode(source), "values": _values(source.dtype), "difference": difference}
+    told |= {"source": source, "mode": _pil_mode(source), "values": values, "difference": difference}
     told |= {"licence": data_licence, **(_of_run(source) if isinstance(source, RunSource) else {})}
     (folder / "README.md").write_text(environment.get_template("card.md.j2").render(told), encoding="utf-8")
 
@@ -50,10 +52,6 @@ def _of_run(source: RunSource) -> dict[str, Any]:
         "evaluation": _evaluation(source),
         "settings": {name: " ".join(str(value).split()) for name, value in given.items()},
     }
-
-
-def _values(kind: "np.dtype[Any]") -> str:
-    return f"{np.iinfo(kind).min} to {np.iinfo(kind).max}" if kind.kind in "iu" else "as in the data"
 
 
 def _pil_mode(source: Source) -> str | None:

@@ -38,7 +38,8 @@ def difference(score: Score, rival: Score) -> Difference:
     points = (score.accuracy.value or 0.0) - (rival.accuracy.value or 0.0)
     mine, theirs = _right(score), _right(rival)
     if mine is not None and theirs is not None and np.array_equal(score.answers[0], rival.answers[0]):
-        return Difference(points, *_paired_bootstrap(mine - theirs, _groups(score)), paired=True)
+        groups = score.groups if score.groups is not None and score.groups.shape == (score.images,) else None
+        return Difference(points, *_paired_bootstrap(mine - theirs, groups), paired=True)
     reach = float(np.hypot(_half(score), _half(rival)))
     return Difference(points, points - reach, points + reach, paired=False)
 
@@ -52,13 +53,7 @@ def _right(score: Score) -> np.ndarray | None:
     return shares
 
 
-def _groups(score: Score) -> np.ndarray | None:
-    """(images,) numbers of the groups of a score's images, where they were kept."""
-    groups: np.ndarray | None = score.groups
-    return groups if groups is not None and groups.shape == (score.images,) else None
-
-
-def _paired_bootstrap(each: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float]:
+def _paired_bootstrap(each: np.ndarray, groups: np.ndarray | None) -> tuple[float, float]:
     """Percentiles of the mean over images, in percent, drawn one by one or by whole groups.
 
     Few sums and sizes of groups occur, so resamples are drawn as counts of each of them.

@@ -135,9 +135,8 @@ def _chapter(run: Contents, anchor: str, runs: int) -> Chapter:
     shown = None
     if has_map(run):
         shown = InteractiveMap(run, f"map-{anchor}", 1000 if runs < 4 else 400, 32 if runs == 1 else 24)
-    return Chapter(
-        run, anchor, _notes(run), advice(run), drawings, shown, few, tables.class_table(run), tables.settings(run)
-    )
+    table, settings = tables.class_table(run), tables.settings(run)
+    return Chapter(run, anchor, _notes(run), advice(run), drawings, shown, few, table, settings)
 
 
 def save_figures(run: Run) -> list[Path]:
@@ -211,15 +210,12 @@ def _notes(run: Contents) -> list[str]:
     said = [*run.start, *(str(note) for note in run.data.get("notes", []))]
     for evaluation in run.evaluations:
         said += [*evaluation.data.notes, *(f"{note} (preset {evaluation.preset})" for note in evaluation.notes)]
-        said += [f"{note} ({_named(score)})" for score in evaluation.scores for note in score.notes]
+        for score in evaluation.scores:
+            how = f"{PROTOCOLS.get(score.protocol, score.protocol)} on {score.representation}, {score.split}"
+            said += [f"{note} ({how}, preset {score.preset})" for note in score.notes]
         said += [note for split, found in evaluation.data.duplicates.items() for note in found.in_words(split)]
     said += run.segmentation.notes if run.segmentation else ()
     return list(dict.fromkeys(said))
-
-
-def _named(score: Score) -> str:
-    protocol = PROTOCOLS.get(score.protocol, score.protocol)
-    return f"{protocol} on {score.representation}, {score.split}, preset {score.preset}"
 
 
 def write_beside(

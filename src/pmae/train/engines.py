@@ -119,11 +119,8 @@ class FastEngine:
         """The loss of a step by timm's own code; nothing is trained, and what a forward pass changes is put back."""
         model = self.current.model
         # Averages of batch norms and of teachers, but not the space, whose basis may be large and does not change.
-        kept = [
-            *model.encoder.buffers(),
-            *model.decoder.buffers(),
-            *(p for p in model.parameters() if not p.requires_grad),
-        ]
+        frozen = (p for p in model.parameters() if not p.requires_grad)
+        kept = (*model.encoder.buffers(), *model.decoder.buffers(), *frozen)
         buffers = [(buffer, buffer.clone()) for buffer in kept]
         hide = getattr(model, "hide_components", None)
         fast.accelerate(model, "none")

@@ -104,7 +104,8 @@ def steady_matmuls(precision: torch.dtype, device: torch.device) -> Iterator[Non
     At the first bfloat16 matmul that oneDNN cannot do, torch turns oneDNN off for the rest of the process, and
     those of float32 round otherwise from then on.
     """
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or _has_bfloat16():
+    has_bfloat16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or has_bfloat16():
         yield
         return
     before = torch.backends.mkldnn.set_flags(precision == torch.float32)
@@ -112,10 +113,6 @@ def steady_matmuls(precision: torch.dtype, device: torch.device) -> Iterator[Non
         yield
     finally:
         torch.backends.mkldnn.set_flags(before[0])
-
-
-def _has_bfloat16() -> bool:
-    return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)())
 
 
 @contextlib.contextmanager

@@ -85,10 +85,6 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def silent(text: str) -> None:
-    """Say nothing."""
-
-
 class ProgressLine:
     """How far a number of steps is: a live line on a terminal, or plain ones with the time left, seconds apart."""
 
@@ -141,7 +137,7 @@ class Journal:
         tracker: Tracker | None = None,
     ) -> None:
         self._path, self._epochs, self._tracker = path, epochs, tracker
-        self._line = ProgressLine(epochs * steps_an_epoch, done, silent if quiet else say, live=not quiet)
+        self._line = ProgressLine(epochs * steps_an_epoch, done, (lambda text: None) if quiet else say, live=not quiet)
         if path.exists():
             # Without the lines of steps that a resumed run will take again, and a half-written last line.
             write_text(path, "".join(f"{line}\n" for line, said in whole_lines(path) if said["step"] <= done))

@@ -74,13 +74,7 @@ def hidden_parts(model: MaskedAutoencoder, draw: Draw) -> Tensor:
 
 
 def not_finite(
-    run: Run,
-    model: MaskedAutoencoder,
-    standardize: Standardize,
-    step: int,
-    epoch: int,
-    index: Tensor,
-    inputs: Inputs,
+    run: Run, model: MaskedAutoencoder, standardize: Standardize, step: int, epoch: int, index: Tensor, inputs: Inputs
 ) -> UserError:
     """What is wrong with the first step whose loss was not finite: its images and mask are saved for inspection."""
     finite = standardize(inputs.images).flatten(1).isfinite().all(1)
