@@ -117,11 +117,6 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
     return 0
 
 
-def newest(run: Run) -> Path | None:
-    """The last checkpoint that is whole."""
-    return next((path for path in reversed(run.checkpoints()) if damage(path) is None), None)
-
-
 def run_or_weights(source: Run | Path | str) -> Run | Path:
     """A run, or the place of weights that timm or Hugging Face wrote; what is on the hub, hf://USER/NAME, is copied."""
     stored = is_remote(source) and not str(source).startswith("hf://")

@@ -79,7 +79,6 @@ class FastEngine:
         return self.current.tally
 
     def __call__(self, inputs: Inputs) -> None:
-        """Take one step."""
         expected = float(self._plain_loss(inputs)) if self._taken == 0 else None
         self._take(inputs)
         self._taken += 1
@@ -140,7 +139,6 @@ class FastEngine:
         tolerance = TOLERANCE[self.current.model.precision]
         # A loss that is not finite has its own message.
         if abs(found - expected) > tolerance * abs(expected):
-            raise UserError(
-                f"train.kernels must give the plain path's loss at the first step within {tolerance:.1%}, got "
-                f"{found:.6g} against {expected:.6g}; train.kernels none trains without them"
-            )
+            rule = f"give the plain path's loss at the first step within {tolerance:.1%}"
+            got = f"{found:.6g} against {expected:.6g}; train.kernels none trains without them"
+            raise UserError(f"train.kernels must {rule}, got {got}")

@@ -22,6 +22,7 @@ from pmae.errors import UserError, require
 from pmae.system import STOPS, is_out_of_memory, keep_freed_memory
 
 PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
+BY_CALLBACK = 1000  # beyond all signals
 
 
 def pick_device(name: str) -> torch.device:
@@ -57,9 +58,8 @@ def pick_engine(config: TrainConfig, device: torch.device, pixels: float = 0.0) 
         fastest = "compiled" if pixels >= COMPILE_FROM else "graph"
         return fastest if captures and not config.needs_plain else "plain"
     if config.engine != "plain" and device.type != "cuda":
-        raise UserError(
-            f"train.engine {config.engine!r} must run on CUDA, got {device.type!r}; choices here: auto, plain"
-        )
+        told = f"train.engine {config.engine!r} must run on CUDA, got {device.type!r}"
+        raise UserError(f"{told}; choices here: auto, plain")
     rule = f"plain or auto without Triton, or where {fast.VARIABLE} turns kernels off"
     require(config.engine == "plain" or captures, "train.engine", rule, config.engine)
     return config.engine
@@ -148,9 +148,6 @@ def others_on(device: torch.device) -> str:
     free, total = torch.cuda.mem_get_info(device)
     theirs = total - free - torch.cuda.memory_reserved(device)
     return f"; other processes hold {theirs / 2**30:.0f} of its {total / 2**30:.0f} GiB" if theirs > total / 8 else ""
-
-
-BY_CALLBACK = 1000  # beyond all signals
 
 
 class StopSignal:

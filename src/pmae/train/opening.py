@@ -36,13 +36,7 @@ class Opened(NamedTuple):
 
 @contextlib.contextmanager
 def opened(
-    config: Config,
-    splits: Splits,
-    out: Path,
-    weights: str | None,
-    resume: bool,
-    quiet: bool,
-    fitted: Path | None = None,
+    config: Config, splits: Splits, out: Path, weights: str | None, resume: bool, quiet: bool, fitted: Path | None
 ) -> Iterator[Opened]:
     """Join the other processes, hold the run's folder and load the weights that it starts from, or refuse.
 
@@ -60,7 +54,8 @@ def opened(
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
         # Where every checkpoint is damaged a run begins anew, and with the weights that it began with.
-        wanted = weights is not None and not (resume and checkpoint.newest(Run(out)))
+        whole = resume and any(checkpoint.damage(each) is None for each in Run(out).checkpoints())
+        wanted = weights is not None and not whole
         pretrained = setup.given_weights(str(weights), model) if wanted else None
         notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
@@ -83,7 +78,7 @@ def run_folder(
     resume: bool,
     pretrained: Pretrained | None,
     world: World,
-    fitted: Path | None = None,
+    fitted: Path | None,
 ) -> Iterator[tuple[Run, Callable[[], None]]]:
     """A new or the old folder, held by the main process, and a check that it is; taken back if nothing was trained."""
     with contextlib.ExitStack() as held:

@@ -73,7 +73,10 @@ def run_to_score(
     require(channels in (1, own), f"data {splits.name!r}", rule, channels)
     require(out is not None, "out", "a new folder for the scores of weights", out)
     path = folder_path(str(out))
-    begun = _begun(path)
+    # What is there already may be a run of no epochs, of weights as these.
+    begun = Run(path) if (path / "checkpoints").is_dir() else None
+    if begun is None or begun.method != "weights":
+        require_empty(path)
     start, environment = load_start(place, splits.train, encoder), describe_environment(splits, device)
     if begun:
         _require_same(begun, start, environment)
@@ -87,14 +90,6 @@ def run_to_score(
         if is_main() and not (begun or run.results):
             shutil.rmtree(path)
         raise
-
-
-def _begun(path: Path) -> Run | None:
-    """The run of no epochs that is in a folder already; nothing if the folder is new or empty."""
-    run = Run(path) if (path / "checkpoints").is_dir() else None
-    if run is None or run.method != "weights":
-        require_empty(path)
-    return run
 
 
 def _require_same(begun: Run, start: Start, environment: dict[str, Any]) -> None:
