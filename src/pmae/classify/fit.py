@@ -46,13 +46,6 @@ MOST_STEPS = 1000
 Say = Callable[[str], None]
 
 
-class Fitted(NamedTuple):
-    """A classifier and how it came about, for results.json."""
-
-    classifier: ImageClassifier
-    history: dict[str, Any]
-
-
 class Trained(NamedTuple):
     """An encoder, the head on it, and the history of both."""
 
@@ -70,8 +63,11 @@ def fit(
     folder: Path | None = None,
     reading: DataConfig | None = None,
     say: Say = lambda message: None,
-) -> Fitted:
-    """Train on data with a validation part, which stops training, sets the temperature and the drift threshold."""
+) -> tuple[ImageClassifier, dict[str, Any]]:
+    """Train on data with a validation part, which stops training, sets the temperature and the drift threshold.
+
+    Returns the classifier and how it came about, for results.json.
+    """
     val, where = data.val, pick_device(device)
     assert val is not None
     standardize = start.standardize.to(where)
@@ -100,7 +96,7 @@ def fit(
     )
     head = (weight / temperature).float(), (bias / temperature).float()
     classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
-    return Fitted(classifier, {**made.history, "temperature": temperature})
+    return classifier, {**made.history, "temperature": temperature}
 
 
 def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, say: Say) -> Trained:
@@ -170,7 +166,7 @@ def _network(
     epochs = protocol.epochs
     patience = config.patience or max(FEWEST, round(PATIENCE * epochs))
     stopping = EarlyStopping(lambda model: _loss_on(model, held, start.standardize, val.targets), patience)
-    temperature = _first_temperature(linear, train, targets, start.standardize, protocol, config)
+    temperature = _first_temperature(linear, train, targets, start, protocol, config)
     head = linear.weight / temperature, linear.bias / temperature
     # In Python nothing is shown unless it is asked for.
     with ProgressLine(epochs, say=say, live=say is journal.say, left="left at most") as line:
@@ -194,12 +190,7 @@ def _network(
 
 
 def _first_temperature(
-    linear: Trained,
-    train: Batches,
-    targets: Tensor,
-    standardize: Standardize,
-    protocol: FinetuneProtocol,
-    config: FinetuneConfig,
+    linear: Trained, train: Batches, targets: Tensor, start: Start, protocol: FinetuneProtocol, config: FinetuneConfig
 ) -> float:
     """What makes a linear head as sure as it may be of the images that training shows, cropped and distorted.
 
@@ -207,7 +198,7 @@ def _first_temperature(
     """
     index = order(len(train), min(len(train), BATCH), config.seed, 0, train.device)[0]
     images, unmixed = train.take(index), replace(protocol, mixup=0.0, cutmix=0.0)
-    x = augmented(images, draw_noise(images, unmixed, (config.seed, 0, 0)), standardize, unmixed)
+    x = augmented(images, draw_noise(images, unmixed, (config.seed, 0, 0)), start.standardize, unmixed)
     with evaluating(linear.encoder):
         features = linear.encoder.to(x.device).features(x)[config.pooling].double().cpu()
     logits = features @ linear.weight.T + linear.bias

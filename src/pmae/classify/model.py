@@ -29,6 +29,7 @@ from pmae.train.environment import pick_device
 from pmae.validation import Count, NonNegative, Positive, Proportion, Rule, coerced
 
 TENSORS = "classifier.safetensors"
+REFERENCE = ("mean", "whitening")
 READING = ("layout", "resize", "channels", "crop_mode", "crop_pct", "interpolation")
 """What a card keeps of `DataConfig`: how new images are to be read."""
 CHANCE = 0.5
@@ -161,9 +162,6 @@ class ImageClassifier:
         array = array if known else channels_first(array, layout)
         require(array.shape[1:] == shape, "images", f"of shape {shape} (channels, height, width)", array.shape[1:])
         return array
-
-
-REFERENCE = ("mean", "whitening")
 
 
 def load_classifier(path: Path | str, device: str = "auto", batch_size: int | None = None) -> ImageClassifier:

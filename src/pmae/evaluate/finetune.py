@@ -60,7 +60,6 @@ class Finetuned:
     losses: tuple[float, ...]
 
     def scores(self, batches: Batches, standardize: Standardize) -> Tensor:
-        """Class probabilities (N, C) of all images."""
         return extract(self.classifier, batches, standardize)["logits"].softmax(-1)
 
 
@@ -77,7 +76,6 @@ class EarlyStopping:
         self.best: dict[str, Tensor] = {}
 
     def look(self, model: Classifier) -> None:
-        """Measure the loss after an epoch."""
         loss = self.validate(model)
         if not self.best or loss < min(self.losses):
             self.best = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -85,7 +83,6 @@ class EarlyStopping:
 
     @property
     def due(self) -> bool:
-        """Whether to stop."""
         trained = self.losses[1:]
         return bool(trained) and len(trained) - 1 - trained.index(min(trained)) >= self.patience
 
@@ -222,7 +219,11 @@ def _epochs(
         stopping.look(progress.kept)
     while not progress.done(take_step.config.epochs):
         epoch = len(progress.losses)
-        _training_mode(progress.classifier, keep_statistics)
+        progress.classifier.train()
+        for module in progress.classifier.modules() if keep_statistics else ():
+            # Where a head was fitted to features of these, batch norms go on with the statistics they have.
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
         progress.losses.append(_epoch(take_step, batches, labels, progress.ema, seed, epoch))
         if stopping:
             stopping.look(progress.kept)
@@ -242,14 +243,6 @@ def _epoch(take_step: FinetuneStep, batches: Batches, labels: Tensor, ema: EMA |
         if ema:
             ema.update(epoch * len(positions) + step)
     return float(take_step.total / len(positions))
-
-
-def _training_mode(classifier: Classifier, keep_statistics: bool) -> None:
-    """Train all of it; batch norms go on with the statistics they have where a head was fitted to features of these."""
-    classifier.train()
-    for module in classifier.modules() if keep_statistics else ():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
 
 
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:

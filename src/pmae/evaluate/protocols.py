@@ -56,7 +56,6 @@ class ProbeProtocol(Settings):
 
     @property
     def grid(self) -> tuple[tuple[float, float], ...]:
-        """Every (base_lr, weight_decay)."""
         return tuple((lr, decay) for lr in self.base_lrs for decay in self.weight_decays)
 
 
@@ -206,7 +205,6 @@ PRESETS = {
 
 
 def preset(name: str) -> Protocols:
-    """The preset of this name."""
     require_known("preset", [name], PRESETS)
     return PRESETS[name]
 

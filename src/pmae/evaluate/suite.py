@@ -126,7 +126,6 @@ class EvaluationData:
             self.notes += short_budgets(self.labels["train"], self.classes, protocols.few)
 
     def target(self, part: str = "train") -> Tensor:
-        """Labels of a part on the device."""
         return torch.from_numpy(self.labels[part]).to(self.device)
 
     def validation(self) -> tuple[Tensor, Tensor, str]:
@@ -178,7 +177,6 @@ def _labels(part: ImageSet, name: str) -> np.ndarray:
 
 
 def shape_of(features: Tensor) -> FeatureShape:
-    """Width and effective rank of features."""
     count, width = features.shape
     bad = int((~features.isfinite()).any(1).sum())
     require(bad == 0, "features", f"finite for each of {count:,} training images", f"NaN or infinity for {bad:,}")
