@@ -60,17 +60,11 @@ class Chapter(NamedTuple):
     settings: dict[str, str]
 
 
-class Written(NamedTuple):
-    """What a page says that a terminal should too: folders left out, and the first run against each of the others."""
-
-    refused: list[str]
-    between: list[str]
-
-
-def write_report(runs: Sequence[Path | str], out: Path | str) -> Written:
+def write_report(runs: Sequence[Path | str], out: Path | str) -> tuple[list[str], list[str]]:
     """Write the page for these run folders to `out`, and its tables and figures to the folder `<stem>_files`.
 
-    A folder that could not be read is left out; if none could, nothing is written.
+    A folder that could not be read is left out; if none could, nothing is written. Returns what a terminal should say
+    too: why folders were left out, and the first run against each of the others.
     """
     out = Path(out)
     require(not out.is_dir(), "out", "a file such as report.html, not a folder", str(out))
@@ -107,7 +101,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> Written:
     own = [(one.anchor, one.drawings, filter(None, [one.classes])) for one in chapters]
     write_beside(out, across, list(made.values()), own)
     write_text(out, page)
-    return Written(refused, compared)
+    return refused, compared
 
 
 def _tables(runs: Sequence[Contents], splits: Sequence[str]) -> Iterator[Table]:
@@ -218,12 +212,11 @@ def _notes(run: Contents) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def write_beside(
-    out: Path,
-    across: Sequence[Drawing],
-    made: Sequence[Table],
-    chapters: Sequence[tuple[str, Iterable[Drawing], Iterable[Table]]],
-) -> None:
+Beside = tuple[str, Iterable[Drawing], Iterable[Table]]
+"""A chapter's anchor, figures and tables."""
+
+
+def write_beside(out: Path, across: Sequence[Drawing], made: Sequence[Table], chapters: Sequence[Beside]) -> None:
     """Figures (PNG, SVG) and tables (CSV, Markdown) in the folder of a page: common ones, and those of each chapter."""
     folder = _beside(out)
     make_folder(folder)

@@ -71,7 +71,6 @@ def inert(text: str) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A heading, a pipe table and the note."""
     lines = [f"### {in_line(table.title)}", "", _pipes(table.header)]
     lines.append("|" + "|".join("---:" if number else "---" for number in table.numeric) + "|")
     lines += [_pipes([shown(cell) for cell in row]) for row in table.rows]
@@ -234,7 +233,6 @@ def segmentation_table(runs: Sequence[Contents]) -> Table | None:
 
 
 def cost_table(runs: Sequence[Contents]) -> Table:
-    """What pretraining and evaluation took."""
     rows: list[list[Cell]] = []
     for run in runs:
         steps = int(run.training[-1]["step"]) if run.training else 0

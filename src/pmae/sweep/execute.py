@@ -219,9 +219,7 @@ def _raise_what_failed(future: "Future[int | None]", path: Path, workers: Worker
     except (UserError, Interrupted) as error:
         raise getattr(error, "cause", error) from None  # Ray wraps what a task raised
     except workers.lost as error:
-        raise UserError(
-            f"the worker of {path} died ({' '.join(str(error).split())[:200]}); the same command goes on from its last "
-            "checkpoint: with fewer runs at a time, if memory was short"
-        ) from error
+        again = "the same command goes on from its last checkpoint: with fewer runs at a time, if memory was short"
+        raise UserError(f"the worker of {path} died ({' '.join(str(error).split())[:200]}); {again}") from error
     if stopped:
         raise Interrupted("the same command again goes on from there", stopped)
