@@ -155,8 +155,8 @@ def resolve(
     if first := case.config.encoder.first_patch_size:
         patch = case.config.encoder.patch_size or 1
         fits = shape[1] > 1 and first > patch and not (first % patch or shape[1] % first or shape[2] % first)
-        rule = f"a larger multiple of encoder.patch_size ({patch}) that divides images of {shape[1]}x{shape[2]}"
-        require(fits, "encoder.first_patch_size", rule, first)
+        sides = f"a larger multiple of encoder.patch_size ({patch}) that divides images of {shape[1]}x{shape[2]}"
+        require(fits, "encoder.first_patch_size", sides, first)
     require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)
     return case.config, reasons
 

@@ -161,11 +161,8 @@ class Duplicates:
 
     def in_words(self, split: str) -> Iterator[str]:
         """A sentence about images that train holds byte for byte, and one about those it nearly holds."""
-        kinds = (
-            (self.count, "byte for byte", "", "=", self.pairs),
-            (self.near or 0, "nearly unchanged", f" ({self.near_of} were compared)", "~", self.near_pairs),
-        )
-        for count, how, remark, sign, pairs in kinds:
+        near = (self.near or 0, "nearly unchanged", f" ({self.near_of} were compared)", "~", self.near_pairs)
+        for count, how, remark, sign, pairs in ((self.count, "byte for byte", "", "=", self.pairs), near):
             named = ", ".join(f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3])
             examples = f", for example {named}" if named else ""
             if count:

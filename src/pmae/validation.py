@@ -14,6 +14,8 @@ from pmae.errors import UserError, UserTypeError, require, unknown_name
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 LARGEST = 2**63  # whole numbers stay below: beyond it they are no float, no tensor's and no file's
+RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
+"""Settings that had another name in earlier versions: refused with the new one, translated in files of old runs."""
 
 
 class Rule(NamedTuple):
@@ -58,12 +60,7 @@ def _section(kind: type) -> str:
     return kind.__name__.removesuffix("Config").removesuffix("Protocol").lower()
 
 
-RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
-"""Settings that had another name in earlier versions: refused with the new one, translated in files of old runs."""
-
-
 def check_not_renamed(name: str) -> None:
-    """Refuse the name that a setting once had."""
     if name in RENAMED:
         raise UserError(f"setting {name} is now called {RENAMED[name]}")
 

@@ -40,7 +40,6 @@ def draw_crops(count: int, generator: torch.Generator, device: torch.device) -> 
 def draw_boxes(
     count: int, height: int, width: int, config: AugmentConfig, generator: torch.Generator, device: torch.device
 ) -> Boxes:
-    """Random boxes for so many images."""
     return boxes_of(draw_crops(count, generator, device), height, width, config)
 
 

@@ -179,7 +179,6 @@ def _require_variation(mean: Tensor, variance: Tensor) -> None:
     std = variance.clamp(min=0).sqrt()
     least = (torch.finfo(torch.float32).eps * mean.abs()).clamp(min=SMALLEST_STD)
     if not bool((std > least).any()):
-        raise UserError(
-            "data must be images that vary, got images that are all alike: the standard deviation of a pixel over the "
-            f"training images is at most {float(std.max()):.2g}, at a mean of {float(mean.abs().max()):.3g}"
-        )
+        told = f"at most {float(std.max()):.2g}, at a mean of {float(mean.abs().max()):.3g}"
+        what = "the standard deviation of a pixel over the training images is"
+        raise UserError(f"data must be images that vary, got images that are all alike: {what} {told}")

@@ -105,9 +105,8 @@ class ParquetSamples(TableSamples):
         self._groups = [(file, i) for file, i, group in groups if group.num_rows]
         largest = max((group.total_byte_size for _, _, group in groups), default=0)
         self._window = max(1, KEPT_BYTES // max(1, largest))
-        self._kept = lru_cache(2 * self._window)(
-            lambda file, group: file.read_row_group(group, [columns.image]).column(0).combine_chunks()
-        )
+        read = lru_cache(2 * self._window)
+        self._kept = read(lambda file, i: file.read_row_group(i, [columns.image]).column(0).combine_chunks())
         self._lock = threading.Lock()
         counts = [group.num_rows for _, _, group in groups if group.num_rows]
         require_room(max(largest, 8 * sum(counts)), f"a row group or the labels of {paths[0]}")
