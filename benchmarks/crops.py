@@ -19,8 +19,8 @@ from torchvision.transforms.v2 import RandomResizedCrop
 from benchmarks.machine import seconds
 from pmae.config import AugmentConfig
 from pmae.data.augment import boxes_of, draw_crops
+from pmae.data.crops import crop_ragged
 from pmae.data.ragged import Ragged, ragged
-from pmae.data.resized_crops import crop_ragged
 
 IMAGES, ROUNDS = 256, 3
 CROPS = AugmentConfig(flip=False)

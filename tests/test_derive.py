@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pmae.config import Config, replace
 from pmae.config_file import describe, from_dict, of_older_versions, to_dict
-from pmae.derive import PLAIN_VIT, batch_for, patch_for, resolve
+from pmae.derive import batch_for, patch_for, resolve
+from pmae.derive_case import PLAIN_VIT
 from pmae.errors import UserError
 from pmae.method import build_method
 from pmae.models import is_vit_name

@@ -11,14 +11,16 @@ from pkgutil import resolve_name
 import pmae
 
 SOURCE = Path(pmae.__file__).parent
-LEAVES = {"errors", "validation", "config", "config_file", "plugins", "system"}
+LEAVES = {"errors", "validation", "intervals", "config", "config_training", "config_file", "plugins", "system"}
 FILES = {"files", "runs", "remote"}
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
-    "config": {"errors", "validation"},
+    "config": {"errors", "validation", "config_training"},
+    "config_training": {"errors", "validation"},
     "config_file": {"errors", "validation", "config"},
-    "derive": LEAVES,
+    "derive_case": LEAVES,
+    "derive": LEAVES | {"derive_case"},
     "budget": LEAVES | {"derive", "files", "train"},
     "masking": LEAVES,
     "objectives": LEAVES,
@@ -31,7 +33,8 @@ ALLOWED = {
     "data": LEAVES | {"files", "remote", "fast"},
     "method": LEAVES | {"masking", "objectives", "contrastive", "spaces", "models"},
     "flops": LEAVES | {"masking", "models", "contrastive", "spaces"},
-    "results": {"errors", "validation"},
+    "intervals": {"validation"},
+    "results": {"errors", "validation", "intervals"},
     "standing": {"results"},
     "system": set(),
     "files": {"errors", "system"},

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from pmae.intervals import Interval
 from pmae.results import (
     ClassScore,
     DuplicatePair,
@@ -13,7 +14,6 @@ from pmae.results import (
     EvaluatedData,
     Evaluation,
     FeatureShape,
-    Interval,
     KAccuracy,
     Score,
     SeedScore,

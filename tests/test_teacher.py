@@ -158,7 +158,7 @@ def test_given_weights_are_the_teachers_too(model: MaskedAutoencoder) -> None:
 
 def test_stochastic_depth_is_the_students_alone_and_of_training(model: MaskedAutoencoder, x: torch.Tensor) -> None:
     config = replace(model.config, encoder__drop_path=0.6)
-    made = build_model(config, SHAPE, model.space, None, torch.device("cpu"), ONE_PROCESS)
+    made = build_model(config, model.space, None, torch.device("cpu"), ONE_PROCESS)
     rates = [[p.drop_prob for p in part.modules() if isinstance(p, DropPath)] for part in (made, teacher_of(made))]
     assert rates == [pytest.approx([0.0, 0.0, 0.3, 0.3, 0.6, 0.6]), []]
     losses = [loss_of(made.train(), x).item() for _ in range(2)]

@@ -6,9 +6,9 @@ from pathlib import Path
 from headline import COLUMNS
 from published_runs import RUNS, gain, line, of_encoder
 
+from pmae.report.difference import between
 from pmae.results import Score
 from pmae.runs import Run
-from pmae.sweep.differences import between
 
 CIFAR10 = (
     ("the text's settings: `paper`, `mae`", "cifar10-pmae-paper-800", "cifar10-mae-paper-800"),

@@ -146,7 +146,10 @@ def evaluate(
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right
     require(classes >= 2, f"data {splits.name!r}", "of two classes or more to be evaluated", classes)
     where = local_device(pick_device(device))
-    shared = _shared(given, splits, where)
+    # Splits that the user made must have hardly any duplicates, chance may put copies in others.
+    held_out = {name: part for name, part in splits.parts.items() if name != "train"}
+    shared = duplicates(splits.train, held_out, where)
+    require_apart(shared, {name: part for name, part in held_out.items() if part is given.parts.get(name)})
     with run_to_score(place, splits, reading, out, encoder, where, str(path)) as (run, begun):
         done = run.evaluations if begun else []
         _evaluate(run, protocols, splits, shared, epochs, baselines, seeds, where, say, done)
@@ -188,14 +191,6 @@ def _to_score(
     return load(own), own
 
 
-def _shared(given: Splits, splits: Splits, where: torch.device) -> dict[str, Duplicates]:
-    """Duplicates between the splits; those that the user made must have hardly any, chance may put copies in others."""
-    held_out = {name: part for name, part in splits.parts.items() if name != "train"}
-    found = duplicates(splits.train, held_out, where)
-    require_apart(found, {name: part for name, part in held_out.items() if part is given.parts.get(name)})
-    return found
-
-
 def _evaluate(
     run: Run,
     protocols: Protocols,
@@ -224,9 +219,8 @@ def _evaluate(
                 say(f"{count} of {total} representations scored, about {timedelta(seconds=round(left))} left")
             if any(one.answers_to(name, epoch, splits.name, to_dict(some), seeds) for one in done):
                 continue
-            found = suite.evaluate(
-                represent, splits, standardize, some, name, epoch, seeds, run.path / "finetune", say, world, shared
-            )
+            how = (some, name, epoch, seeds, run.path / "finetune", say, world, shared)
+            found = suite.evaluate(represent, splits, standardize, *how)
             with world.all_agree():
                 if world.main:
                     run.add_evaluation(found)

@@ -7,7 +7,7 @@ decoder and thrown away with it.
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,13 @@ from pmae.config import ObjectiveConfig
 from pmae.errors import require
 from pmae.models.encoder import Encoder
 from pmae.plugins import find, register
-from pmae.validation import Count, Rule
+from pmae.validation import Count, UpToOne
 
 HIDDEN, OUT = 1024, 128  # widths of the projection head
 LAYERS = 4  # how many of a ViT's last blocks make a token's target
 
 Gather = Callable[[Tensor], Tensor]
 """From the features (2b, width) of this process to those of all (2B, width)."""
-Momentum = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 
 
 class ProjectionHead(nn.Module):
@@ -127,7 +126,7 @@ class Data2Vec(nn.Module):
 
     takes_tokens = True
 
-    def __init__(self, encoder: Encoder, *, momentum: Momentum = 0.99, layers: Count = LAYERS) -> None:
+    def __init__(self, encoder: Encoder, *, momentum: UpToOne = 0.99, layers: Count = LAYERS) -> None:
         super().__init__()
         self.token_predictor = TokenPredictor(encoder.width)
         self.teacher = Teacher(encoder, momentum, layers)

@@ -71,9 +71,7 @@ def _print(run: Run, seconds: float) -> None:
         table.add_row("PMAE" if ours else label, *cells, style="bold" if ours else "")
     Console().print(table)
     print(verdict(load(run.path)).headline)
-    print(
-        f"R2 of the hidden variance on test images {pretrained['held_out_r2']:.3f} (0 is predicting the mean); "
-        f"{last['images_per_second']:,.0f} images/s; {seconds:.0f} s in all"
-    )
+    told = f"R2 of the hidden variance on test images {pretrained['held_out_r2']:.3f} (0 is predicting the mean)"
+    print(f"{told}; {last['images_per_second']:,.0f} images/s; {seconds:.0f} s in all")
     for path in (*sorted((run.path / "figures").glob("*.png")), run.path / "report.html"):
         print(f"  {path}")

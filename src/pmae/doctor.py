@@ -133,11 +133,10 @@ def check_devices() -> Iterator[Finding]:
     if shutil.which("nvidia-smi") is None:
         yield Finding("ok", "cpu", words, "small images train well here; large sets want a GPU")
         return
-    why = (
-        "this torch is built without CUDA" if torch.version.cuda is None else "its driver may be older than this torch"
-    )
-    advice = "install torch for your CUDA"
-    yield Finding("warning", "cpu", f"{words}, though there is an NVIDIA driver: {why}", advice)
+    older = "its driver may be older than this torch"
+    why = "this torch is built without CUDA" if torch.version.cuda is None else older
+    words += f", though there is an NVIDIA driver: {why}"
+    yield Finding("warning", "cpu", words, "install torch for your CUDA")
 
 
 def check_compiler() -> Iterator[Finding]:

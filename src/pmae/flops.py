@@ -64,7 +64,6 @@ class _Sizes(NamedTuple):
 
     @property
     def embedding(self) -> int:
-        """Patches to tokens, forward."""
         return 2 * self.patches * self.patch_numbers * self.width
 
 

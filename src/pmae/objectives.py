@@ -89,8 +89,6 @@ def scaled(
 def require_inverse(space: str, preimage_error: float | None) -> None:
     """Refuse pixels as target where the hidden image is known only up to the error of pre-images."""
     if preimage_error is not None:
-        raise UserError(
-            "objective.target 'pixels' must have a space with an exact inverse, or space.keep_rest; space.name "
-            f"{space!r} has none, its pre-images have a relative error of {preimage_error:.4f}; "
-            "choices without the rest: components"
-        )
+        rule = "must have a space with an exact inverse, or space.keep_rest"
+        told = f"space.name {space!r} has none, its pre-images have a relative error of {preimage_error:.4f}"
+        raise UserError(f"objective.target 'pixels' {rule}; {told}; choices without the rest: components")

@@ -38,6 +38,7 @@ GROUPS = {
 TABLES: dict[str, dict[str, Any]] = {kind: {} for kind in GROUPS}
 """What is registered, by kind and name; the package's own spaces are here too."""
 RESERVED = {"objective": "squared", "contrastive": "nt_xent", "encoder": "vit_tiny"}
+LINE = re.compile(r"(\w+) (\w+) (.+) sha256:(\w+)")
 VARIABLE = "PMAE_IMPORT"
 """Environment variable: modules and files that a process imports where a name is unknown; so workers know it too."""
 
@@ -145,9 +146,6 @@ def _checked(name: str, made: Any, options: dict[str, Any]) -> dict[str, Any]:
     hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
     require_known(f"option of {name}", options, hints)
     return {key: coerced(value, hints[key], f"{name}.{key}") for key, value in options.items()}
-
-
-LINE = re.compile(r"(\w+) (\w+) (.+) sha256:(\w+)")
 
 
 class Plugin(NamedTuple):

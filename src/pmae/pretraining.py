@@ -15,7 +15,7 @@ from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.color import hues_of
 from pmae.data.images import ImageSet, Splits, fingerprint, require_finite, require_like
-from pmae.data.limit import limited_images
+from pmae.data.limit import limited
 from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
 from pmae.data.streamed import untold
 from pmae.derive import resolve
@@ -68,7 +68,12 @@ class Prepared:
 
     def described(self, verbose: bool) -> str:
         """The images, and the settings that were given or derived, or all of them."""
-        counted = f"{self.splits.name}: {_counts(self.splits)}"
+        train, (channels, height, width) = self.splits.train, self.splits.train.shape
+        counts = ", ".join(f"{len(part):,} {name}" for name, part in self.splits.parts.items())
+        kind = "vectors" if train.vectors else "signals" if height == 1 else "images"
+        size = f"{width} numbers" if height == 1 else f"{height}x{width}"
+        depth = f"{channels} channel{'s' * (channels > 1)}, {train.images.dtype}"
+        counted = f"{self.splits.name}: {counts} {kind} of {size}, {depth}"
         return "\n".join([counted, *untold(self.splits.notes), describe(self.config, self.reasons, verbose)])
 
     def train(
@@ -116,16 +121,12 @@ def prepare(config: Config, images: Any, resume: bool, draw: Callable[[Run], obj
         reasons["data.channels"] = "some files are grey and others in color"
     probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
     require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
-    _require_finite(splits, probe)
-    return Prepared(config, reasons, given, whole, splits, probe, draw)
-
-
-def _require_finite(splits: Splits, probe: Splits) -> None:
-    """Of the images that are not trained on; fitting tells of NaN in the others."""
+    # Of the images that are not trained on; fitting tells of NaN in the others.
     held_out = {f"the {name} images": part for name, part in splits.parts.items() if name != "train"}
     probing = {f"{name} of probe.data": part for name, part in probe.parts.items() if probe is not splits}
     for name, part in {**held_out, **probing}.items():
         require_finite(name, part.images)
+    return Prepared(config, reasons, given, whole, splits, probe, draw)
 
 
 def resolved(config: Config, splits: Splits) -> tuple[Config, dict[str, str]]:
@@ -134,7 +135,11 @@ def resolved(config: Config, splits: Splits) -> tuple[Config, dict[str, str]]:
     weights = config.encoder.weights
     goes_on = weights is not None and learned_on(weights, fingerprint(splits))
     known = (train.vectors, gpu, train.images.dtype.name, hues_of(train), goes_on)
-    warn_of_channels(train)
+    channels, height, width = train.shape
+    if len(train) in (3, 4) and channels == 1 and height > 1 and not train.names:
+        # As many grey images as one in color has channels: nobody trains on three or four.
+        told = f"the array is taken for {len(train)} grey images of {height}x{width}"
+        warnings.warn(f"{told}; if it is one image with {len(train)} channels, give array[None]", stacklevel=2)
     found, reasons = resolve(config, len(train), train.shape, *known)
     if "encoder.first_patch_size" in reasons:
         both = f"{first_epochs(found) * (found.train.epochs or 1):,} epochs with them and then {found.train.epochs:,}"
@@ -142,22 +147,14 @@ def resolved(config: Config, splits: Splits) -> tuple[Config, dict[str, str]]:
     return found, reasons
 
 
-def warn_of_channels(train: ImageSet) -> None:
-    """Tell of as many grey images as one in color has channels: nobody trains on three or four images."""
-    channels, height, _ = train.shape
-    if len(train) in (3, 4) and channels == 1 and height > 1 and not train.names:
-        told = f"the array is taken for {len(train)} grey images of {train.shape[1]}x{train.shape[2]}"
-        warnings.warn(f"{told}; if it is one image with {len(train)} channels, give array[None]", stacklevel=3)
-
-
 def in_memory(images: Any, config: DataConfig) -> Splits:
     """Arrays, tensors, a torch data set, an `ImageSet` or whole `Splits` as a data set."""
     if isinstance(images, Splits):
         return images  # as they are: whoever has read them has drawn from them
     if isinstance(images, Dataset | DataLoader):
-        return limited_images(Splits(type(images).__name__, from_torch(images)), config)
+        return limited(Splits(type(images).__name__, from_torch(images)), config)
     found = images if isinstance(images, ImageSet) else from_arrays(images, layout=config.layout)
-    return limited_images(Splits("array", found), config)
+    return limited(Splits("array", found), config)
 
 
 def _probe_data(config: Config, train: ImageSet) -> DataConfig:
@@ -172,14 +169,6 @@ def _probe_data(config: Config, train: ImageSet) -> DataConfig:
     labels: Any = "none" if is_sharded(found) else "folders"
     how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels, max_images=None)
     return read_like(how, train.shape)
-
-
-def _counts(splits: Splits) -> str:
-    channels, height, width = splits.train.shape
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.parts.items())
-    kind = "vectors" if splits.train.vectors else "signals" if height == 1 else "images"
-    size = f"{width} numbers" if height == 1 else f"{height}x{width}"
-    return f"{counts} {kind} of {size}, {channels} channel{'s' * (channels > 1)}, {splits.train.images.dtype}"
 
 
 def add_adaptation(run: Run) -> str | None:

@@ -100,18 +100,18 @@ def _copy_here(store: Any, path: str, target: Path) -> None:
 
 
 def local(path: Path | str) -> Path:
-    """A path on this machine: of hf://USER/NAME, its copy."""
-    return from_hub(path) if isinstance(path, str) and path.startswith("hf://") else Path(path).expanduser()
+    """A path on this machine.
 
-
-def from_hub(url: str) -> Path:
-    """A copy, in the hub's own cache, of the JSON and safetensors files of hf://USER/NAME or hf://USER/NAME@REVISION."""
+    Of hf://USER/NAME, maybe @REVISION, it is a copy, in the hub's own cache, of its JSON and safetensors files.
+    """
+    if not (isinstance(path, str) and path.startswith("hf://")):
+        return Path(path).expanduser()
     from huggingface_hub import snapshot_download
 
-    named = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", url)
-    require(named is not None, "an address on the hub", "hf://USER/NAME or hf://USER/NAME@REVISION", url)
+    named = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", path)
+    require(named is not None, "an address on the hub", "hf://USER/NAME or hf://USER/NAME@REVISION", path)
     assert named
-    with reaching(url):
+    with reaching(path):
         return Path(snapshot_download(named[1], revision=named[2], allow_patterns=["*.json", "*.safetensors"]))
 
 
@@ -143,7 +143,6 @@ class Mirror:
                     self._note(self._states())
 
     def require_vacant(self) -> None:
-        """Refuse an address that holds a run."""
         with reaching(self.url):
             there = self._store.exists(f"{self._path}/config.json")
         require(not there, "out", "an address without a run; resume it, or name another", self.url)

@@ -6,18 +6,17 @@ one protocol, pooling and split. Which of them stand is said in `pmae.standing`;
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pmae.errors import failing_as, require
-from pmae.validation import Count, Rule, coerced
+from pmae.intervals import Fraction, Interval
+from pmae.validation import Count, coerced
 
 FORMAT = 2
-NORMAL = 1.959964  # the quantile of a normal distribution behind a 95% interval
 BASELINES = ("random weights", "raw pixels", "pca features", "from scratch")
 PROTOCOLS = {"linear": "linear probe", "mlp": "MLP probe", "knn": "k-NN", "finetune": "fine-tuning"}
 LAST = "last_"
@@ -26,43 +25,10 @@ POOLINGS = {"cls": "CLS", "mean": "patch mean", "pixels": "", "pca": ""}
 PRIMARY = "mean"
 """The pooling that stands for a representation where none was chosen: the mean of the patch tokens, the better in every
 run measured so far; published numbers are of [CLS]."""
-METRICS = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_auc": "macro AUC",
-    "macro_f1": "macro F1",
-}
+METRICS = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
+METRICS |= {"macro_auc": "macro AUC", "macro_f1": "macro F1"}
 FORMERLY = {"randaugment": "distort", "random_erasing": "blank", "ema_decay": "average"}
 """What older versions called settings of fine-tuning."""
-Fraction = Annotated[float, Rule("a share between 0 and 1", lambda share: 0 <= share <= 1)]
-"""Checked where a file is read, as everything here; in memory an `Interval` may also be in percent."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A metric with its 95% bootstrap interval, averaged over the seeds of the heads; None where it is undefined."""
-
-    value: Fraction | None = None
-    low: Fraction | None = None
-    high: Fraction | None = None
-    std: Fraction | None = None
-    """Standard deviation of the value between the seeds of the heads; None for one seed."""
-
-    @property
-    def percent(self) -> "Interval":
-        """The same, of a share, in percent."""
-        parts = (self.value, self.low, self.high, self.std)
-        return Interval(*(None if share is None else 100 * share for share in parts))
-
-
-def wilson(right: int, count: int) -> Interval:
-    """A share with Wilson's interval, which holds for few images too, and where all of them or none are right."""
-    if not count:
-        return Interval()
-    share, least = right / count, NORMAL**2
-    centre = (right + least / 2) / (count + least)
-    half = NORMAL * math.sqrt(count * share * (1 - share) + least / 4) / (count + least)
-    return Interval(share, max(centre - half, 0.0), min(centre + half, 1.0))
 
 
 @dataclass(frozen=True)
@@ -140,12 +106,10 @@ class Score:
 
     @property
     def key(self) -> str:
-        """The same as one text."""
         return "|".join(map(str, self.measured))
 
     @property
     def groups_key(self) -> str:
-        """The same for the groups of its images."""
         return f"{self.key}|groups"
 
     def with_kept(self, kept: Mapping[str, Any]) -> "Score":
@@ -174,11 +138,6 @@ class Score:
         return self.method in BASELINES
 
     @property
-    def seeds(self) -> int:
-        """How many seeds of the heads were averaged over."""
-        return len(self.by_seed)
-
-    @property
     def accuracy(self) -> Interval:
         """The accuracy in percent."""
         return self.percent("accuracy")
@@ -186,10 +145,6 @@ class Score:
     def percent(self, metric: str) -> Interval:
         """A metric in percent; undefined if it was not measured."""
         return self.metrics.get(metric, Interval()).percent
-
-
-SHARED = ("method", "epoch", "preset", "data", "fingerprint", "classes", "chance")
-"""What a score has from its evaluation."""
 
 
 @dataclass(frozen=True)
@@ -214,11 +169,8 @@ class Duplicates:
 
     def in_words(self, split: str) -> Iterator[str]:
         """A sentence about images that train holds byte for byte, and one about those it nearly holds."""
-        kinds = (
-            (self.count, "byte for byte", "", "=", self.pairs),
-            (self.near or 0, "nearly unchanged", f" ({self.near_of} were compared)", "~", self.near_pairs),
-        )
-        for count, how, remark, sign, pairs in kinds:
+        near = (self.near or 0, "nearly unchanged", f" ({self.near_of} were compared)", "~", self.near_pairs)
+        for count, how, remark, sign, pairs in ((self.count, "byte for byte", "", "=", self.pairs), near):
             named = ", ".join(f"{pair.held_out} {sign} {pair.train}" for pair in pairs[:3])
             examples = f", for example {named}" if named else ""
             if count:
@@ -289,7 +241,8 @@ class Evaluation:
         plain = [dataclasses.replace(score, answers=None, groups=None) for score in self.scores]
         values = dataclasses.asdict(dataclasses.replace(self, scores=tuple(plain)))
         for score in values["scores"]:
-            for key in (*SHARED, "answers", "groups"):
+            # What a score has from its evaluation, and what is kept beside the file.
+            for key in ("method", "epoch", "preset", "data", "fingerprint", "classes", "chance", "answers", "groups"):
                 del score[key]
         return {"format": FORMAT, **values}
 
@@ -304,7 +257,6 @@ class SegmentationScore:
     images: int
 
     def in_words(self) -> str:
-        """For a terminal."""
         mean = self.miou.percent
         each = "  ".join(f"{name}: {'none' if iou is None else f'{100 * iou:.1f}'}" for name, iou in self.iou.items())
         right = f"pixels right {100 * self.accuracy:.1f}"

@@ -92,7 +92,11 @@ class Run:
     """A run folder that exists; whatever takes a run takes its path too."""
 
     def __init__(self, path: "Path | str | Run") -> None:
-        self.path: Path = path.path if isinstance(path, Run) else _here(path)
+        if not isinstance(path, Run) and is_remote(path):
+            mirror = Mirror(str(path))
+            mirror.pull()
+            path = mirror.folder
+        self.path: Path = path.path if isinstance(path, Run) else Path(path).expanduser()
         if not (self.path / "config.json").is_file():
             raise UserError(f"run must be a folder that pretraining wrote (with a config.json), got {str(self.path)!r}")
 
@@ -159,7 +163,6 @@ class Run:
             write_json(path, {**known, "evaluations": [*known.get("evaluations", []), evaluation.to_json()]})
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Every whole line of metrics.jsonl."""
         path = self.path / "metrics.jsonl"
         return [line for _, line in whole_lines(path)] if path.exists() else []
 
@@ -180,15 +183,6 @@ class Run:
             why = "; its first stage has yet to end" if early else ""
             raise UserError(f"run {str(self.path)!r} must hold a checkpoint{which}{why}")
         return found[-1]
-
-
-def _here(path: Path | str) -> Path:
-    """The folder of a run on this machine; one in a store is copied first."""
-    if not is_remote(path):
-        return Path(path).expanduser()
-    mirror = Mirror(str(path))
-    mirror.pull()
-    return mirror.folder
 
 
 def is_run(path: Path | str) -> bool:
@@ -214,9 +208,8 @@ def is_classifier(path: Path | str) -> bool:
 def require_vacant(path: Path) -> None:
     """Refuse a folder that holds a run, and a file in its place."""
     if (path / "config.json").exists():
-        raise UserError(
-            f"out must be a folder without a run, got {str(path)!r}; resume the run, or name another folder"
-        )
+        instead = "resume the run, or name another folder"
+        raise UserError(f"out must be a folder without a run, got {str(path)!r}; {instead}")
     if path.exists() and not path.is_dir():
         raise UserError(f"out must be a folder, got the file {str(path)!r}")
 
@@ -246,13 +239,11 @@ def read_config(path: Path) -> Config:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint folder."""
     return _read(checkpoint / "state.json", CheckpointState)
 
 
 def _read(path: Path, kind: Any) -> dict[str, Any]:
-    found: dict[str, Any] = coerced(read_object(path), kind, str(path))
-    return found
+    return coerced(read_object(path), kind, str(path))
 
 
 def whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

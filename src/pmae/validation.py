@@ -14,6 +14,8 @@ from pmae.errors import UserError, UserTypeError, require, unknown_name
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 LARGEST = 2**63  # whole numbers stay below: beyond it they are no float, no tensor's and no file's
+RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
+"""Settings that had another name in earlier versions: refused with the new one, translated in files of old runs."""
 
 
 class Rule(NamedTuple):
@@ -28,6 +30,7 @@ WholeNumber = Annotated[int, Rule("at least 0", lambda n: n >= 0)]
 Positive = Annotated[float, Rule("above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Rule("at least 0", lambda x: x >= 0)]
 BelowOne = Annotated[float, Rule("in [0, 1)", lambda x: 0 <= x < 1)]
+UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 Proportion = Annotated[float, Rule("in (0, 1]", lambda x: 0 < x <= 1)]
 Share = Annotated[float, Rule("a share between 0 and 1, both excluded", lambda x: 0 < x < 1)]
 
@@ -57,12 +60,7 @@ def _section(kind: type) -> str:
     return kind.__name__.removesuffix("Config").removesuffix("Protocol").lower()
 
 
-RENAMED = {"masking.ratio": "masking.ratio_schedule", "objective.contrast": "objective.contrastive_weight"}
-"""Settings that had another name in earlier versions: refused with the new one, translated in files of old runs."""
-
-
 def check_not_renamed(name: str) -> None:
-    """Refuse the name that a setting once had."""
     if name in RENAMED:
         raise UserError(f"setting {name} is now called {RENAMED[name]}")
 

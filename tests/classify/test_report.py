@@ -15,9 +15,9 @@ from sklearn.calibration import calibration_curve
 import pmae
 from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import BINS, calibration_error, reliability
+from pmae.intervals import wilson
 from pmae.report.classifier import advice, verdict
 from pmae.report.classifier_contents import load
-from pmae.results import wilson
 from pmae.runs import Run
 
 from .conftest import stripes, write_folder, write_table

@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as F
 
 from pmae import api
 from pmae.config import AugmentConfig, Config, DataConfig, replace
-from pmae.data import crops, jpeg, resized_crops
+from pmae.data import crops, jpeg
 from pmae.data.augment import Boxes, boxes_of, draw_crops
 from pmae.data.ragged import ragged
 from pmae.data.sets import load, load_settled
@@ -75,8 +75,8 @@ def test_matrix_multiplications_cut_the_same_crops(depth: torch.dtype) -> None:
     images = ragged(pixels, np.array([(h, w, 3) for w, h in SIZES]))
     heights, widths = torch.from_numpy(images.sizes).float().T
     boxes = boxes_of(draw_crops(6, torch.Generator().manual_seed(2), CPU), heights, widths, AugmentConfig())
-    plain = resized_crops.crop_ragged(images, range(6), boxes, (24, 20), "bicubic")
-    found = resized_crops.by_gemm(images, np.arange(6), boxes, (24, 20), "bicubic", plain=True)
+    plain = crops.crop_ragged(images, range(6), boxes, (24, 20), "bicubic")
+    found = crops.by_gemm(images, np.arange(6), boxes, (24, 20), "bicubic", plain=True)
     assert found.dtype == plain.dtype
     assert float((found.float() - plain.float()).abs().max()) <= (1 if depth == torch.uint8 else 1e-3)
 

@@ -4,7 +4,8 @@ from scipy.stats import binomtest
 from sklearn import metrics as reference
 
 from pmae.evaluate.metrics import _ranking, confusion, evaluate_scores, per_class, weighted_metrics
-from pmae.results import METRICS, Interval
+from pmae.intervals import Interval
+from pmae.results import METRICS
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

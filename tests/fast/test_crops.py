@@ -16,7 +16,7 @@ CASES = [(3, torch.uint8, "bicubic"), (1, torch.uint8, "bilinear"), (2, torch.fl
 
 def interpret(patch: pytest.MonkeyPatch) -> list[float]:
     """How far the crops of each case are from those by torch's operations, at most."""
-    from pmae.data import resized_crops as crops
+    from pmae.data import crops
 
     apart = []
     for case in CASES:
@@ -46,7 +46,7 @@ def test_crops_are_those_of_torch() -> None:
 
 
 def test_where_kernels_do_not_run_crops_are_cut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pmae.data import resized_crops as crops
+    from pmae.data import crops
 
     def fails(*_: object) -> None:
         raise RuntimeError("no compiler")

@@ -16,8 +16,8 @@ from pmae import api
 from pmae.config import AugmentConfig, Config, DataConfig, replace
 from pmae.data import jpeg
 from pmae.data.augment import boxes_of, draw_crops
+from pmae.data.crops import crop_ragged
 from pmae.data.ragged import ragged
-from pmae.data.resized_crops import crop_ragged
 from pmae.data.sets import load
 from pmae.fast.graph import Replay
 from pmae.runs import Run

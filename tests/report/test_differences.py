@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
+from pmae.intervals import Interval
 from pmae.report.difference import difference
-from pmae.results import Interval, Score
+from pmae.results import Score
 
 
 def scored(right: np.ndarray, keep: bool = True) -> Score:

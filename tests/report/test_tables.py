@@ -5,8 +5,8 @@ import io
 
 import pytest
 
+from pmae.intervals import Interval
 from pmae.report.tables import Table, shown, to_csv, to_markdown
-from pmae.results import Interval
 
 TABLE = Table(
     "results",

@@ -21,9 +21,9 @@ from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
 from pmae.files import write_json
 from pmae.flops import flops_per_image
+from pmae.intervals import Interval
 from pmae.report.contents import load
 from pmae.report.difference import difference
-from pmae.results import Interval
 from pmae.runs import Run
 
 ROOT = Path(__file__).parent.parent.parent

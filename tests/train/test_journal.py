@@ -15,7 +15,7 @@ VALUES = {"epoch": 1.5, "loss": 0.25, "r2": 0.5, "images_per_second": 1234.0}
 
 
 def test_plain_lines_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Journal(tmp_path / "metrics.jsonl", epochs=3, steps_an_epoch=10, done=0) as journal:
+    with Journal(tmp_path / "metrics.jsonl", epochs=3, steps=10, done=0) as journal:
         journal.show(VALUES, 15)
         journal.show(VALUES, 16)
         journal.show({**VALUES, "epoch": 3.0}, 30)
@@ -31,7 +31,7 @@ def test_the_time_left_is_told_from_the_steps_after_the_first_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 1000, 20))
-    with Journal(tmp_path / "metrics.jsonl", epochs=3, steps_an_epoch=10, done=0) as journal:
+    with Journal(tmp_path / "metrics.jsonl", epochs=3, steps=10, done=0) as journal:
         monkeypatch.setattr("pmae.train.journal.time.monotonic", lambda: next(clock))
         for step in (1, 2, 3):
             journal.show(VALUES, step)
@@ -64,5 +64,5 @@ def test_a_terminal_gets_a_live_line(tmp_path: Path) -> None:
 def test_resuming_forgets_later_and_half_written_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"step": 4, "lo')
-    Journal(path, epochs=3, steps_an_epoch=10, done=2)
+    Journal(path, epochs=3, steps=10, done=2)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]

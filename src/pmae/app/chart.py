@@ -21,13 +21,11 @@ def spectrum(share: np.ndarray, marked: np.ndarray, things: str, meaning: str) -
 
 
 def _x(rank: np.ndarray | float, count: int) -> np.ndarray:
-    places: np.ndarray = LEFT + (WIDTH - LEFT - RIGHT) * np.log(rank) / max(math.log(count), 1e-9)
-    return places
+    return LEFT + (WIDTH - LEFT - RIGHT) * np.log(rank) / max(math.log(count), 1e-9)
 
 
 def _y(share: np.ndarray | float, low: int, high: int) -> np.ndarray:
-    places: np.ndarray = BOTTOM - (BOTTOM - TOP) * (np.log10(share) - low) / max(high - low, 1)
-    return places
+    return BOTTOM - (BOTTOM - TOP) * (np.log10(share) - low) / max(high - low, 1)
 
 
 def _range(share: np.ndarray) -> tuple[int, int]:

@@ -77,7 +77,6 @@ def evidence(classifier: ImageClassifier, maps: Tensor, label: int) -> np.ndarra
 
 
 def answer(material: Explained, path: str | None) -> str:
-    """All that the page says of a dropped image."""
     if not path:
         return words("Drop an image to see what it is taken for.")
     try:
@@ -92,11 +91,8 @@ def answer(material: Explained, path: str | None) -> str:
     shown = {"image": picture[0], f"why {own.classes[order[0]]}": lit(picture, looked[None])[0]}
     label = own.names(found[None])[0] or "none of the labels"
     said = words(f"{label}: {found[order[0]]:.1%}", kind="score") + bars(own, found, order) + _drift(own, distance)
-    return (
-        f'<div class="beside">{pictures(shown.items())}<div>{said}</div></div>'
-        + words(f"In the second picture, {meaning}.")
-        + neighbours(material, image)
-    )
+    beside = f'<div class="beside">{pictures(shown.items())}<div>{said}</div></div>'
+    return beside + words(f"In the second picture, {meaning}.") + neighbours(material, image)
 
 
 def bars(classifier: ImageClassifier, found: np.ndarray, order: np.ndarray) -> str:
@@ -126,10 +122,8 @@ def neighbours(material: Explained, image: np.ndarray) -> str:
     names = material.classifier.names(several)
     found = material.view.pictures(np.asarray(material.labelled.images.images[places.numpy()], np.float64))
     captions = [f"{near:.2f} {name}" for near, name in zip(like, names, strict=True)]
-    heading = words(
-        f"The nearest of {len(material.bank):,} labelled images, by the cosine of their features", kind="score"
-    )
-    return heading + pictures(zip(captions, found, strict=True), "small")
+    heading = f"The nearest of {len(material.bank):,} labelled images, by the cosine of their features"
+    return words(heading, kind="score") + pictures(zip(captions, found, strict=True), "small")
 
 
 def explore_classifier(

@@ -25,9 +25,7 @@ BASIS, NEIGHBOURS = 16, 12
 NOTICED = 0.02  # of the variance, missing from the share that was asked for
 LEAST = 0.01  # of the image is hidden, and stays visible, whatever share is asked for
 BAR = "In the bar each is as wide as its share of the variance, the largest first."
-DIFFERENCE = (
-    "The hidden part is a difference: mid-grey is 0, black and white are ∓{:.2g} standard deviations of a pixel."
-)
+DIFFERENCE = "The hidden part is a difference: mid-grey is 0, black and white ∓{:.2g} standard deviations of a pixel."
 BORROWED = " To be seen, predicted patches borrow the mean and contrast of the true ones; R² is without that loan."
 
 
@@ -209,13 +207,11 @@ def _count(space: Space, found: Parts) -> str:
 
 
 def _picture(material: Material, x: Tensor) -> np.ndarray:
-    shown: np.ndarray = material.view.pictures(material.standardize.invert(x).numpy())[0]
-    return shown
+    return material.view.pictures(material.standardize.invert(x).numpy())[0]
 
 
 def _difference(material: Material, x: Tensor, scale: float) -> np.ndarray:
-    shown: np.ndarray = material.view.differences(x.numpy(), scale)[0]
-    return shown
+    return material.view.differences(x.numpy(), scale)[0]
 
 
 def pictures(named: Iterable[tuple[str, np.ndarray]], size: str = "large") -> str:

@@ -19,8 +19,7 @@ def probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:
     """(N, C): of one class out of all, or of each class by itself."""
     from scipy.special import expit, softmax  # most of a second to import, which every command would wait for
 
-    found: np.ndarray = expit(logits) if multi_label else softmax(logits, axis=1)
-    return found
+    return expit(logits) if multi_label else softmax(logits, axis=1)
 
 
 def nll(logits: np.ndarray, targets: np.ndarray, smoothing: float = 0.0) -> float:

@@ -101,7 +101,7 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         data = with_validation(self._labelled(images, y), config.validation, config.seed)
         start = self._start(X, images)
         require_pooling(config.pooling, start.encoder)
-        self.classifier_ = fit(start, data, config, self.device, reading=reading).classifier
+        self.classifier_, _ = fit(start, data, config, self.device, reading=reading)
         self.image_shape_, self.n_features_in_ = images.shape, math.prod(images.shape)
         return self
 
@@ -116,8 +116,7 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = self.predict_proba(X)
         if self.classifier_.card.multi_label:
             return (found >= CHANCE).astype(int)
-        labels: np.ndarray = self.classes_[found.argmax(1)]
-        return labels
+        return self.classes_[found.argmax(1)]
 
     @property
     def _given(self) -> PMAE | None:
@@ -166,10 +165,8 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 told = "encoder is fitted already, and is fitted anew"
                 warnings.warn(f"{told}; sklearn.frozen.FrozenEstimator(encoder) keeps what it learned", stacklevel=3)
             fitted = clone(model).set_params(image_shape=self.image_shape).fit(X).fitted_
-        shape = fitted.shape
-        require(
-            images.shape == shape, "X", f"of images of the shape that the encoder was trained on, {shape}", images.shape
-        )
+        rule = f"of images of the shape that the encoder was trained on, {fitted.shape}"
+        require(images.shape == fitted.shape, "X", rule, images.shape)
         return Start(fitted.model.encoder, fitted.config.encoder, fitted.standardize)
 
     def __getstate__(self) -> dict[str, Any]:

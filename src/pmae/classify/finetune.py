@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pmae.classify import FinetuneConfig
-from pmae.classify.fit import Fitted, Say, fit
+from pmae.classify.fit import Say, fit
 from pmae.classify.labels import LabelledData, per_class, read_labelled, with_test, with_validation
 from pmae.classify.lora import require_peft
 from pmae.classify.model import ImageClassifier
@@ -55,17 +55,23 @@ def finetune(
         require_peft()
     given = data if isinstance(data, DataConfig) else reading_for(start, str(data), encoder)
     reading, found = read_labelled(given, labels, called := Columns.named(columns or {}))
-    shared = _shared(found)
+    held_out = {name: part.images for name, part in found.parts.items() if name != "train"}
+    copies = duplicates(found.train.images, held_out, pick_device("cpu"))
+    require_apart(copies, held_out)
     labelled = with_test(found, config.test, config.seed)
     labelled = with_validation(labelled, config.validation, config.seed)
     begin = load_start(start, labelled.train.images, encoder)
     require_pooling(config.pooling, begin.encoder)
+    shared = [note for split, own in copies.items() for note in own.in_words(split)]
     notes = [*labelled.notes, *begin.notes, *shared]
-    for note in (_counts(labelled), *untold(notes)):
+    counts = ", ".join(f"{len(part.targets):,} {name}" for name, part in labelled.parts.items())
+    kind = "labels, several an image" if labelled.multi_label else "classes"
+    for note in (f"{labelled.name}: {counts} images, {len(labelled.classes)} {kind}", *untold(notes)):
         say(note)
     _begin(path, config, resume)
-    fitted = fit(begin, labelled, config, device, path, reading, say)
-    return _keep(path, fitted, labelled, notes, where_from(reading, labels, called))
+    classifier, history = fit(begin, labelled, config, device, path, reading, say)
+    _keep(path, classifier, history, labelled, notes=notes, **where_from(reading, labels, called))
+    return classifier
 
 
 def _require_folder(path: Path, resume: bool) -> None:
@@ -96,29 +102,13 @@ def where_from(reading: DataConfig, labels: Path | str | None, columns: Columns)
     return found if columns == USUAL else {**found, "columns": columns._asdict()}
 
 
-def _keep(path: Path, fitted: Fitted, data: LabelledData, notes: list[str], source: dict[str, Any]) -> ImageClassifier:
+def _keep(path: Path, classifier: ImageClassifier, history: dict[str, Any], data: LabelledData, **about: Any) -> None:
     """Score on what was held out and write all of it; the classifier's own files come last."""
-    scores = [score(fitted.classifier, part, name) for name, part in data.parts.items() if name != "train"]
+    scores = [score(classifier, part, name) for name, part in data.parts.items() if name != "train"]
     counts = {name: len(part.targets) for name, part in data.parts.items()}
     seen = dict(zip(data.classes, per_class(data.train, len(data.classes)).tolist(), strict=True))
-    about = {"name": data.name, "counts": counts, "per_class": seen, "notes": notes, **source}
-    told: dict[str, Any] = {"data": about, "training": fitted.history}
-    write_json(path / "results.json", {**told, "scores": scores})
-    fitted.classifier.save(path)
+    about = {"name": data.name, "counts": counts, "per_class": seen, **about}
+    write_json(path / "results.json", {"data": about, "training": history, "scores": scores})
+    classifier.save(path)
     (path / STATE).unlink(missing_ok=True)
     (path / SETTINGS).unlink(missing_ok=True)
-    return fitted.classifier
-
-
-def _shared(data: LabelledData) -> list[str]:
-    """What to know of held-out images that are trained on too, or nearly; splits of many such are refused."""
-    held_out = {name: part.images for name, part in data.parts.items() if name != "train"}
-    found = duplicates(data.train.images, held_out, pick_device("cpu"))
-    require_apart(found, held_out)
-    return [note for split, own in found.items() for note in own.in_words(split)]
-
-
-def _counts(data: LabelledData) -> str:
-    counts = ", ".join(f"{len(part.targets):,} {name}" for name, part in data.parts.items())
-    kind = "labels, several an image" if data.multi_label else "classes"
-    return f"{data.name}: {counts} images, {len(data.classes)} {kind}"

@@ -46,13 +46,6 @@ MOST_STEPS = 1000
 Say = Callable[[str], None]
 
 
-class Fitted(NamedTuple):
-    """A classifier and how it came about, for results.json."""
-
-    classifier: ImageClassifier
-    history: dict[str, Any]
-
-
 class Trained(NamedTuple):
     """An encoder, the head on it, and the history of both."""
 
@@ -70,8 +63,11 @@ def fit(
     folder: Path | None = None,
     reading: DataConfig | None = None,
     say: Say = lambda message: None,
-) -> Fitted:
-    """Train on data with a validation part, which stops training, sets the temperature and the drift threshold."""
+) -> tuple[ImageClassifier, dict[str, Any]]:
+    """Train on data with a validation part, which stops training, sets the temperature and the drift threshold.
+
+    Returns the classifier and how it came about, for results.json.
+    """
     val, where = data.val, pick_device(device)
     assert val is not None
     standardize = start.standardize.to(where)
@@ -85,25 +81,22 @@ def fit(
     weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
     temperature = fit_temperature(unseen.astype(np.float64) @ weight.numpy().T + bias.numpy(), val.targets)
     reference = fit_reference(seen, unseen)
-    card = replace(_card(start, data, config, reading), threshold=reference.threshold, temperature=temperature)
-    head = (weight / temperature).float(), (bias / temperature).float()
-    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
-    return Fitted(classifier, {**made.history, "temperature": temperature})
-
-
-def _card(start: Start, data: LabelledData, config: FinetuneConfig, reading: DataConfig | None) -> Card:
-    """What is known of a classifier before it is trained."""
     images, read = data.train.images, reading or DataConfig()
-    return Card(
+    card = Card(
         data.classes,
         data.multi_label,
         config.pooling,
         images.shape,
         images.images.dtype.name,
         asdict(replace(start.config, weights=None)),
+        threshold=reference.threshold,
+        temperature=temperature,
         settings=asdict(config),
         **{name: getattr(read, name) for name in READING},
     )
+    head = (weight / temperature).float(), (bias / temperature).float()
+    classifier = ImageClassifier(card, made.encoder, standardize, head, reference, where)
+    return classifier, {**made.history, "temperature": temperature}
 
 
 def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, say: Say) -> Trained:
@@ -170,13 +163,22 @@ def _network(
     targets, classes = torch.from_numpy(data.train.targets).to(device), len(data.classes)
     loss = loss_for(targets, classes, config.class_weights)
     protocol = protocol_of(config, data.train.images)
-    patience = config.patience or max(FEWEST, round(PATIENCE * protocol.epochs))
+    epochs = protocol.epochs
+    patience = config.patience or max(FEWEST, round(PATIENCE * epochs))
     stopping = EarlyStopping(lambda model: _loss_on(model, held, start.standardize, val.targets), patience)
-    temperature = _first_temperature(linear, train, targets, start.standardize, protocol, config)
+    temperature = _first_temperature(linear, train, targets, start, protocol, config)
     head = linear.weight / temperature, linear.bias / temperature
     # In Python nothing is shown unless it is asked for.
-    with ProgressLine(protocol.epochs, say=say, live=say is journal.say, left="left at most") as line:
-        settings = (start.standardize, protocol, config.seed, folder, _telling(line, protocol.epochs, stopping))
+    with ProgressLine(epochs, say=say, live=say is journal.say, left="left at most") as line:
+
+        def tell(epoch: int, loss: float) -> None:
+            if epoch == 0:
+                line.note(f"at most {epochs} epochs; it stops after {patience} without a lower validation loss")
+                line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
+            losses = f"loss {loss:.4f}  validation loss {stopping.losses[-1]:.4f}"
+            line.show(f"epoch {epoch + 1}/{epochs}  {losses}", epoch + 1)
+
+        settings = (start.standardize, protocol, config.seed, folder, tell)
         made = finetune(encoder, train, targets, classes, *settings, loss=loss, stopping=stopping, head=head)
     kept = made.classifier
     tuned = merged(kept.encoder, start.encoder.is_vit) if lora else kept.encoder
@@ -187,26 +189,8 @@ def _network(
     return Trained(tuned, kept.head.weight.detach(), kept.head.bias.detach(), history)
 
 
-def _telling(line: ProgressLine, epochs: int, stopping: EarlyStopping) -> Callable[[int, float], None]:
-    """What is called with every epoch and its loss, to show how far training is."""
-
-    def tell(epoch: int, loss: float) -> None:
-        if epoch == 0:
-            line.note(f"at most {epochs} epochs; it stops after {stopping.patience} without a lower validation loss")
-            line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
-        losses = f"loss {loss:.4f}  validation loss {stopping.losses[-1]:.4f}"
-        line.show(f"epoch {epoch + 1}/{epochs}  {losses}", epoch + 1)
-
-    return tell
-
-
 def _first_temperature(
-    linear: Trained,
-    train: Batches,
-    targets: Tensor,
-    standardize: Standardize,
-    protocol: FinetuneProtocol,
-    config: FinetuneConfig,
+    linear: Trained, train: Batches, targets: Tensor, start: Start, protocol: FinetuneProtocol, config: FinetuneConfig
 ) -> float:
     """What makes a linear head as sure as it may be of the images that training shows, cropped and distorted.
 
@@ -214,7 +198,7 @@ def _first_temperature(
     """
     index = order(len(train), min(len(train), BATCH), config.seed, 0, train.device)[0]
     images, unmixed = train.take(index), replace(protocol, mixup=0.0, cutmix=0.0)
-    x = augmented(images, draw_noise(images, unmixed, (config.seed, 0, 0)), standardize, unmixed)
+    x = augmented(images, draw_noise(images, unmixed, (config.seed, 0, 0)), start.standardize, unmixed)
     with evaluating(linear.encoder):
         features = linear.encoder.to(x.device).features(x)[config.pooling].double().cpu()
     logits = features @ linear.weight.T + linear.bias

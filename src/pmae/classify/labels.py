@@ -26,7 +26,6 @@ class Labelled:
     targets: np.ndarray
 
     def take(self, index: np.ndarray) -> "Labelled":
-        """Those at these positions."""
         return Labelled(self.images.take(index), self.targets[index])
 
 
@@ -42,7 +41,6 @@ class LabelledData(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Labelled]:
-        """The splits that are there, by name."""
         named = {"train": self.train, "val": self.val, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
@@ -132,7 +130,6 @@ def _check(data: LabelledData) -> None:
 
 
 def per_class(part: Labelled, classes: int) -> np.ndarray:
-    """How many images each class has."""
     targets = part.targets
     return targets.sum(0).astype(int) if targets.ndim == 2 else np.bincount(targets, minlength=classes)
 

@@ -29,6 +29,7 @@ from pmae.train.environment import pick_device
 from pmae.validation import Count, NonNegative, Positive, Proportion, Rule, coerced
 
 TENSORS = "classifier.safetensors"
+REFERENCE = ("mean", "whitening")
 READING = ("layout", "resize", "channels", "crop_mode", "crop_pct", "interpolation")
 """What a card keeps of `DataConfig`: how new images are to be read."""
 CHANCE = 0.5
@@ -146,9 +147,8 @@ class ImageClassifier:
             path.mkdir(parents=True, exist_ok=True)
         tensors = {f"encoder.{name}": value.cpu() for name, value in self.encoder.net.state_dict().items()}
         tensors |= {"head.weight": self.head[0], "head.bias": self.head[1]}
-        tensors |= {
-            f"standardize.{name}": value.cpu() for name, value in self.embedder.standardize.state_dict().items()
-        }
+        statistics = self.embedder.standardize.state_dict()
+        tensors |= {f"standardize.{name}": value.cpu() for name, value in statistics.items()}
         tensors |= {f"reference.{name}": torch.from_numpy(getattr(self.reference, name)) for name in REFERENCE}
         write_tensors(path / TENSORS, tensors)
         write_json(path / CLASSIFIER, asdict(self.card))
@@ -164,16 +164,12 @@ class ImageClassifier:
         return array
 
 
-REFERENCE = ("mean", "whitening")
-
-
 def load_classifier(path: Path | str, device: str = "auto", batch_size: int | None = None) -> ImageClassifier:
     """The classifier that `pmae finetune` or `ImageClassifier.save` wrote into a folder."""
     folder = Path(path).expanduser()
     if not is_classifier(folder):
-        raise UserError(
-            f"classifier must be a folder that `pmae finetune` wrote (with a {CLASSIFIER}), got {str(folder)!r}"
-        )
+        rule = f"a folder that `pmae finetune` wrote (with a {CLASSIFIER})"
+        raise UserError(f"classifier must be {rule}, got {str(folder)!r}")
     card: Card = coerced(read_object(folder / CLASSIFIER), Card, str(folder / CLASSIFIER))
     encoder = build_encoder(EncoderConfig(**card.encoder), card.shape)
     load_into(encoder.net, folder / TENSORS, "encoder.")

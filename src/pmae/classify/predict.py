@@ -89,10 +89,8 @@ def table(
         columns |= _likeliest(found, classifier.classes, top_k)
     if classifier.card.multi_label or probabilities:
         columns |= {f"p_{name}": found[:, i].round(DIGITS) for i, name in enumerate(classifier.classes)}
-    columns |= {
-        "distance": distances.round(DIGITS),
-        "drifted": (distances > classifier.reference.threshold).astype(int),
-    }
+    columns["distance"] = distances.round(DIGITS)
+    columns["drifted"] = (distances > classifier.reference.threshold).astype(int)
     return Rows(np.empty((len(part), 0), np.float32), columns)
 
 

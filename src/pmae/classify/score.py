@@ -12,7 +12,7 @@ from pmae.classify.labels import Labelled
 from pmae.classify.model import CHANCE, ImageClassifier
 from pmae.evaluate.metrics import SeedPredictions, score_of
 from pmae.files import read_object
-from pmae.results import wilson
+from pmae.intervals import wilson
 
 RESAMPLES = 1000
 LEAST, MISTAKES = (0.5, 0.8, 0.9, 0.95, 0.99), 12
@@ -24,7 +24,14 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
     features = classifier.embedder(part.images.images)
     logits, multi = classifier.logits(features), classifier.card.multi_label
     found, raw = probabilities(logits, multi), logits * classifier.card.temperature
-    metrics = _several(found, part.targets, classifier.classes) if multi else _one(found, part, classifier)
+    groups = part.images.groups
+    if multi:
+        metrics = _several(found, part.targets, classifier.classes)
+    else:  # with bootstrap intervals, each class's, and the confusion matrix
+        named = {"protocol": "finetune", "pooling": classifier.card.pooling, "split": ""}
+        predictions = [SeedPredictions(0, found, {})]
+        measured = asdict(score_of(predictions, part.targets, classifier.classes, RESAMPLES, groups, **named))
+        metrics = {key: measured[key] for key in ("metrics", "per_class", "confusion", "notes")}
     drifted = float((classifier.reference.distances(features) > classifier.reference.threshold).mean())
     bins, before = (reliability(claimed, part.targets) for claimed in (found, probabilities(raw, multi)))
     sure = {
@@ -36,7 +43,7 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
         "reliability_uncalibrated": [b._asdict() for b in before],
     }
     told = {"split": split, "images": len(part.targets), **metrics, "calibration": sure, "drifted": drifted}
-    if (groups := part.images.groups) is not None:
+    if groups is not None:
         told["groups"] = len(np.unique(groups))
     if multi:
         return told
@@ -46,10 +53,8 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
 def coverage(found: np.ndarray, targets: np.ndarray) -> list[dict[str, Any]]:
     """How many images are left, and how often they are right, if only answers of a least probability are taken."""
     sure, right = judged(found, targets)
-    taken = {least: sure >= least for least in LEAST}
-    return [
-        {"probability": least, "images": int(own.sum()), "right": int(right[own].sum())} for least, own in taken.items()
-    ]
+    taken = ((least, sure >= least) for least in LEAST)
+    return [{"probability": least, "images": int(own.sum()), "right": int(right[own].sum())} for least, own in taken]
 
 
 def mistakes(found: np.ndarray, part: Labelled, classes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -69,14 +74,6 @@ def mistakes(found: np.ndarray, part: Labelled, classes: tuple[str, ...]) -> lis
     ]
 
 
-def _one(found: np.ndarray, part: Labelled, classifier: ImageClassifier) -> dict[str, Any]:
-    """Of one label an image: metrics with bootstrap intervals, each class's, and the confusion matrix."""
-    named = {"protocol": "finetune", "pooling": classifier.card.pooling, "split": ""}
-    predictions, groups = [SeedPredictions(0, found, {})], part.images.groups
-    measured = asdict(score_of(predictions, part.targets, classifier.classes, RESAMPLES, groups, **named))
-    return {key: measured[key] for key in ("metrics", "per_class", "confusion", "notes")}
-
-
 def _several(found: np.ndarray, targets: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:
     """Of several labels an image: average precision and area under the ROC curve of each class, and their means."""
     answers, rows = found >= CHANCE, []
@@ -89,10 +86,8 @@ def _several(found: np.ndarray, targets: np.ndarray, classes: tuple[str, ...]) -
         rows.append(row)
     exact = asdict(wilson(int((answers == targets).all(1).sum()), len(targets)))
     means = {key: _mean([row[key] for row in rows]) for key in ("average_precision", "auc", "accuracy")}
-    return {
-        "metrics": {"exact_match": exact, **{f"mean_{key}": mean for key, mean in means.items()}},
-        "per_class": rows,
-    }
+    metrics = {"exact_match": exact, **{f"mean_{key}": mean for key, mean in means.items()}}
+    return {"metrics": metrics, "per_class": rows}
 
 
 def _mean(values: list[Any]) -> float | None:

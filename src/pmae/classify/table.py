@@ -83,12 +83,12 @@ def read_table(path: Path, columns: Columns) -> Table:
         require(not _is_float(cell), f"{columns.label} in row {number} of {path}", "a name or a whole number", cell)
     several = [[part.strip() for part in str("" if c is None else c).split(SEPARATOR) if part.strip()] for c in cells]
     if any(SEPARATOR in str(cell) for cell in cells):
-        classes = _classes_in(several)
+        classes = tuple(sorted(set().union(*several), key=_in_order))
         targets = np.array([[float(name in labels) for name in classes] for labels in several], np.float32)
         return Table(rows, targets, classes, numbers)
     there = [number for number, labels in enumerate(several) if labels]
     require(bool(there), f"{columns.label} in {path}", "a class in some of the rows", "nothing in all of them")
-    classes = _classes_in([several[i] for i in there])
+    classes = tuple(sorted({several[i][0] for i in there}, key=_in_order))
     left = len(rows) - len(there)
     told = f"{left:,} of the {len(rows):,} rows of {path.name} have no {columns.label} and are left out"
     targets = np.array([classes.index(several[i][0]) for i in there], np.int64)
@@ -139,10 +139,6 @@ def _read_rows(path: Path, columns: Columns) -> Rows:
         said = f"labels: {path} must be {rule}, got {sorted(map(str, rows[0]))}"
         raise UserError(f"{said}; columns, as in label=NAME, say what they are called")
     return rows
-
-
-def _classes_in(several: list[list[str]]) -> tuple[str, ...]:
-    return tuple(sorted(set().union(*several), key=_in_order))
 
 
 def _class_columns(rows: Rows, path: Path, columns: Columns) -> tuple[np.ndarray, tuple[str, ...]]:

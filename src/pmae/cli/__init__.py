@@ -122,7 +122,6 @@ def imported(arguments: list[str]) -> list[str]:
 
 
 def kind_of(command: str) -> Any:
-    """The dataclass of a command."""
     module, _ = COMMANDS[command]
     return getattr(import_module(f"pmae.cli.{module}"), command.capitalize())
 

@@ -38,10 +38,10 @@ class Report:
             write_classifier_report(self.runs, self.out)
             print(f"report: {self.out}")
             return
-        written = write_report(self.runs, self.out)
-        for sentence in written.refused:
+        refused, between = write_report(self.runs, self.out)
+        for sentence in refused:
             print(f"left out: {sentence}", file=sys.stderr)
-        print("\n".join([*written.between, f"report: {self.out}"]))
+        print("\n".join([*between, f"report: {self.out}"]))
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Explore(OtherData):
         say("starting: 1 of 3, the page's library (10 to 30 s the first time)")
         gradio()
         of_run, shape = (run.config.data, run.shape) if run else (DataConfig(), None)
-        reading = self.read_as(of_run, shape, self.data, self.labels)
+        reading = self.read_as(of_run, shape, self.data, self.labels, None)
         say(f"starting: 2 of 3, reading {reading.source}")
         material = Material(load(reading), run)
         say(f"starting: 3 of 3, {'loading' if run else 'fitting'} {material.own_space} of {material.name}")

@@ -45,7 +45,6 @@ class Conversion:
     """How many unreadable files may be passed over; 10, and any number when labels are predicted, if not given."""
 
     def applied(self, reading: DataConfig, **more: Any) -> DataConfig:
-        """The settings with what was given."""
         more |= {name: getattr(self, name) for name in ("resize", "channels", "root", "max_unreadable")}
         return replace(reading, **{name: value for name, value in more.items() if value is not None})
 
@@ -55,12 +54,7 @@ class OtherData(Conversion):
     """How to read images that are not the run's own."""
 
     def read_as(
-        self,
-        of_run: DataConfig,
-        shape: Sequence[int] | None,
-        source: str | None,
-        given: str | None,
-        labels: str | None = None,
+        self, of_run: DataConfig, shape: Sequence[int] | None, source: str | None, given: str | None, labels: str | None
     ) -> DataConfig:
         """A source, or the run's own, in the run's way and for its shape; labels as given, or else these."""
         from pmae.data.sets import is_sharded, read_like
@@ -121,8 +115,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
     how = {"prog": f"pmae {command}", "default": default, "config": (tyro.conf.DisallowNone,) if asked else ()}
     try:
         with contextlib.redirect_stderr(said), _help() if asked else _unwrapped():
-            found: T = tyro.cli(kind, args=list(arguments), **how)  # type: ignore[call-overload]
-            return found
+            return tyro.cli(kind, args=list(arguments), **how)  # type: ignore[call-overload]
     except SystemExit as stop:
         if not stop.code:
             raise

@@ -83,10 +83,9 @@ def channels_first(images: np.ndarray, layout: Layout = "auto") -> np.ndarray:
 def _require_grey(shape: tuple[int, ...], layout: Layout) -> None:
     """Refuse to take an image in color for as many grey ones as it has rows, or signals for thin images."""
     if layout == "auto" and min(shape[1:]) <= FEW:
-        raise UserError(
-            f"images must be several, got an array of shape {shape}, which may be one image in color (then give "
-            "array[None]) or signals (data.layout NCL); NCHW says that it is grey images"
-        )
+        told = "one image in color (then give array[None]) or signals (data.layout NCL)"
+        grey = "NCHW says that it is grey images"
+        raise UserError(f"images must be several, got an array of shape {shape}, which may be {told}; {grey}")
 
 
 def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
@@ -98,10 +97,8 @@ def _channels_last(shape: tuple[int, ...], layout: Layout) -> bool:
     # Many channels are told from a side by the square that the other axes make, or by being far fewer.
     doubtful = few > FEW and (middle == few or (middle != side and 2 * few > side))
     if few == side or doubtful:
-        raise UserError(
-            f"data.layout must be NHWC or NCHW for images of shape {shape}: "
-            f"axis 1 has {first} and the last axis {last}, so either could be the channels"
-        )
+        why = f"axis 1 has {first} and the last axis {last}, so either could be the channels"
+        raise UserError(f"data.layout must be NHWC or NCHW for images of shape {shape}: {why}")
     return last < first
 
 
@@ -192,7 +189,6 @@ class NpyHeader(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all numbers."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 

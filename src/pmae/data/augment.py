@@ -40,7 +40,6 @@ def draw_crops(count: int, generator: torch.Generator, device: torch.device) -> 
 def draw_boxes(
     count: int, height: int, width: int, config: AugmentConfig, generator: torch.Generator, device: torch.device
 ) -> Boxes:
-    """Random boxes for so many images."""
     return boxes_of(draw_crops(count, generator, device), height, width, config)
 
 
@@ -152,9 +151,8 @@ def augmented(x: Tensor, augmentations: Sequence[Augmentation], noise: tuple[Ten
     """Images after every registered augmentation."""
     for each, drawn in zip(augmentations, noise, strict=True):
         before, x = x.shape, each(x, drawn)
-        require(
-            x.shape == before, "augment.extra", f"augmentations that keep the shape {tuple(before)}", tuple(x.shape)
-        )
+        rule = f"augmentations that keep the shape {tuple(before)}"
+        require(x.shape == before, "augment.extra", rule, tuple(x.shape))
     return x
 
 

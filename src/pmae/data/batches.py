@@ -178,10 +178,9 @@ def _require_variation(mean: Tensor, variance: Tensor) -> None:
         raise UserError(f"data must be finite numbers, got NaN or infinity in the training images; {FILL}")
     std = variance.clamp(min=0).sqrt()
     if not bool((std > _rounding(mean)).any()):
-        raise UserError(
-            "data must be images that vary, got images that are all alike: the standard deviation of a pixel over the "
-            f"training images is at most {float(std.max()):.2g}, at a mean of {float(mean.abs().max()):.3g}"
-        )
+        told = f"at most {float(std.max()):.2g}, at a mean of {float(mean.abs().max()):.3g}"
+        what = "the standard deviation of a pixel over the training images is"
+        raise UserError(f"data must be images that vary, got images that are all alike: {what} {told}")
 
 
 def _rounding(mean: Tensor) -> Tensor:

@@ -14,12 +14,11 @@ from torch.nn import functional
 from pmae.data.images import ImageSet
 from pmae.data.ondemand import OnDemand
 from pmae.plugins import register
-from pmae.validation import NonNegative, Rule
+from pmae.validation import NonNegative, Rule, UpToOne
 
 LUMA = (0.2989, 0.587, 0.114)
 """What red, green and blue add to grey."""
 LOOKED_AT, TOGETHER = 256, 16  # images whose hues are compared, and how many are read at once
-Chance = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 Sigmas = Annotated[tuple[float, float], Rule("two increasing numbers above 0", lambda s: 0 < s[0] <= s[1])]
 OddCount = Annotated[int, Rule("an odd number", lambda n: n > 0 and n % 2 == 1)]
 Hue = Annotated[float, Rule("in [0, 0.5]", lambda x: 0 <= x <= 0.5)]
@@ -87,7 +86,7 @@ class ColorJitter:
         contrast: NonNegative = 0.4,
         saturation: NonNegative = 0.4,
         hue: Hue = 0.1,
-        p: Chance = 0.8,
+        p: UpToOne = 0.8,
     ) -> None:
         self.strengths, self.hue, self.p = (brightness, contrast, saturation), hue, p
 
@@ -107,7 +106,7 @@ class Grayscale:
 
     on_pixels, in_color, noise = True, True, 1
 
-    def __init__(self, *, p: Chance = 0.2) -> None:
+    def __init__(self, *, p: UpToOne = 0.2) -> None:
         self.p = p
 
     def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -131,7 +130,7 @@ class Blur:
 
     on_pixels, noise = True, 2
 
-    def __init__(self, *, sigma: Sigmas = (0.1, 2.0), kernel: OddCount = 9, p: Chance = 0.5) -> None:
+    def __init__(self, *, sigma: Sigmas = (0.1, 2.0), kernel: OddCount = 9, p: UpToOne = 0.5) -> None:
         self.sigma, self.kernel, self.p = sigma, kernel, p
 
     def __call__(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -146,7 +145,7 @@ class Solarize:
 
     on_pixels, noise = True, 1
 
-    def __init__(self, *, threshold: Chance = 0.5, p: Chance = 0.2) -> None:
+    def __init__(self, *, threshold: UpToOne = 0.5, p: UpToOne = 0.2) -> None:
         self.threshold, self.p = threshold, p
 
     def __call__(self, x: Tensor, noise: Tensor) -> Tensor:

@@ -54,9 +54,9 @@ def require_room(need: int, what: str) -> None:
     """Refuse what would not fit in memory, with the bytes."""
     free = available_bytes()
     if need > free:
+        instead = "make the images smaller (data.resize, for a folder) or save them as one .npy file, read from disk"
         raise UserError(
-            f"data.source: {what} would take {need:,} bytes in memory, and {free:,} are available; "
-            "make the images smaller (data.resize, for a folder) or save them as one .npy file, which is read from disk"
+            f"data.source: {what} would take {need:,} bytes in memory, and {free:,} are available; {instead}"
         )
 
 

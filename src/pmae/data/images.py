@@ -16,6 +16,8 @@ from pmae.errors import UserError, require
 
 FILL = "fill missing values first, such as by the mean of their channel"
 DTYPES = ("uint8", "uint16", "int16", "float16", "float32", "float64")
+FINGERPRINT_BYTES = 2**26  # how much of an array in memory a fingerprint covers: a tenth of a second
+FINGERPRINT_IMAGES = 64  # how many images a fingerprint covers where they are on the disk
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,6 @@ class ImageSet:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
         channels, height, width = self.images.shape[1:]
         return int(channels), int(height), int(width)
 
@@ -88,7 +89,6 @@ class Splits:
 
     @property
     def parts(self) -> dict[str, ImageSet]:
-        """The splits that are there, by name."""
         named = {"train": self.train, "val": self.val, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
@@ -98,13 +98,15 @@ def require_like(parameter: str, images: ImageSet, shape: Sequence[int], dtype: 
 
     Values are not scaled from one depth to another: 12 bits of 16 are common, and units as those of a CT.
     """
-    _require_shape(parameter, shape, images.shape)
+    if images.shape != tuple(shape):
+        instead = "give arrays of that shape, or image files without resize and channels, which are converted to it"
+        if shape[1] != shape[2]:
+            instead = "give images of that shape: files of other sizes can only become squares"
+        rule = f"{parameter} must have images of the shape that the run was trained on, {_size(shape)}"
+        raise UserError(f"{rule}, got {_size(images.shape)}; {instead}")
     if str(images.images.dtype) != dtype:
-        warnings.warn(
-            f"the images are {images.images.dtype} and the run was trained on {dtype}: "
-            "features mean something only if the values are in the same units",
-            stacklevel=3,
-        )
+        told = f"the images are {images.images.dtype} and the run was trained on {dtype}"
+        warnings.warn(f"{told}: features mean something only if the values are in the same units", stacklevel=3)
 
 
 def warn_of_units(images: np.ndarray, dtype: str, stacklevel: int) -> None:
@@ -124,16 +126,6 @@ def require_finite(parameter: str, images: np.ndarray | OnDemand) -> None:
         raise UserError(f"{rule} in {bad:,} of {len(images):,} images; {FILL}")
 
 
-def _require_shape(parameter: str, shape: Sequence[int], found: Sequence[int]) -> None:
-    if tuple(found) == tuple(shape):
-        return
-    instead = "give arrays of that shape, or image files without resize and channels, which are converted to it"
-    if shape[1] != shape[2]:
-        instead = "give images of that shape: files of other sizes can only become squares"
-    rule = f"{parameter} must have images of the shape that the run was trained on, {_size(shape)}"
-    raise UserError(f"{rule}, got {_size(found)}; {instead}")
-
-
 def _size(shape: Sequence[int]) -> str:
     channels, height, width = shape
     return f"{channels} channel{'s' * (channels > 1)} of {height}x{width}"
@@ -145,20 +137,14 @@ def require_uncut(images: np.ndarray | OnDemand) -> None:
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, mmap.mmap) and base.size() < len(base):
-        raise UserError(
-            f"data.source: the file must stay as it is while it is read; it had {len(base):,} bytes and has "
-            f"{base.size():,} now"
-        )
+        told = f"it had {len(base):,} bytes and has {base.size():,} now"
+        raise UserError(f"data.source: the file must stay as it is while it is read; {told}")
 
 
 def as_tensor(images: np.ndarray) -> Tensor:
     """A tensor of the same values; float64 becomes float32, uint16 int32 (torch cannot index uint16 everywhere)."""
     narrower = {"float64": np.float32, "uint16": np.int32}.get(images.dtype.name, images.dtype)
     return torch.from_numpy(np.require(images, narrower, requirements=["C", "W"]))
-
-
-FINGERPRINT_BYTES = 2**26  # how much of an array in memory a fingerprint covers: a tenth of a second
-FINGERPRINT_IMAGES = 64  # how many images a fingerprint covers where they are on the disk
 
 
 def fingerprint(data: ImageSet | Splits) -> str:

@@ -105,7 +105,6 @@ def plain_size(content: bytes) -> tuple[int, int] | None:
 
 
 def _is_upright(content: bytes) -> bool:
-    try:
+    with suppress(Exception):  # damaged EXIF data trip over anything; the CPU knows what to make of them
         return read_header(content).orientation == 1
-    except Exception:  # damaged EXIF data trip over anything; the CPU knows what to make of them
-        return False
+    return False

@@ -161,9 +161,8 @@ def read_batch_pickle(data: bytes, where: str) -> dict[str, Any]:
         found = BatchUnpickler(BytesIO(data), encoding="latin1").load()
     # A damaged pickle trips over anything: KeyError for an unknown operation, IndexError for an empty stack, ...
     except Exception as error:
-        raise UserError(
-            f"{where} is not a pickle of arrays of bytes, and no other is read: {str(error)[:200]}"
-        ) from error
+        told = f"{where} is not a pickle of arrays of bytes, and no other is read"
+        raise UserError(f"{told}: {str(error)[:200]}") from error
     if not isinstance(found, TextKeys):
         raise UserError(f"{where} must be a pickled dictionary, got {type(found).__name__}")
     return found
@@ -243,8 +242,7 @@ def _crops(picture: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     rows = np.linspace(0, height - SIDE, grid[0]).round().astype(int)
     columns = np.linspace(0, width - SIDE, grid[1]).round().astype(int)
     windows = np.lib.stride_tricks.sliding_window_view(picture, (SIDE, SIDE), axis=(0, 1))
-    crops: np.ndarray = windows[rows[:, None], columns[None]].reshape(-1, 3, SIDE, SIDE)
-    return crops
+    return windows[rows[:, None], columns[None]].reshape(-1, 3, SIDE, SIDE)
 
 
 def _labelled(crops: list[np.ndarray], classes: tuple[str, ...]) -> ImageSet:

@@ -94,7 +94,6 @@ class RaggedOnDemand:
         return _Names(self)
 
     def name(self, index: int) -> str:
-        """The name of one image."""
         return self._samples.name(int(self._positions[index]))
 
     @cached_property
@@ -186,7 +185,6 @@ class OnDemand(RaggedOnDemand):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Images, channels, height and width."""
         return len(self), *self._shape
 
     @property

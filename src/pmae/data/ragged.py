@@ -45,7 +45,6 @@ class Ragged(NamedTuple):
         return np.stack([self.starts[images] + tops * row + lefts * self.channels, row])
 
     def to(self, device: torch.device) -> "Ragged":
-        """The same images on a device."""
         return self._replace(pixels=self.pixels.to(device, non_blocking=True), mapped=None)
 
     def take(self, images: np.ndarray, threads: int = 1, pinned: bool = False) -> "Ragged":
@@ -80,7 +79,6 @@ def pack(images: RaggedOnDemand, places: np.ndarray, file: BinaryIO) -> tuple[np
 
 
 def in_memory(images: RaggedOnDemand, places: np.ndarray) -> Ragged:
-    """Some images, decoded."""
     buffer = io.BytesIO()  # which grows in place
     sizes, dtype = pack(images, places, buffer)
     return ragged(torch.frombuffer(buffer.getbuffer(), dtype=dtype), sizes)

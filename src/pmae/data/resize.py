@@ -23,7 +23,8 @@ def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) ->
     if short is not None:
         return capped(pixels, short)
     if config.resize is not None and pixels.shape[1:] != (config.resize, config.resize):
-        pixels = np.stack([_resize_deep(plane, config) for plane in pixels])
+        planes = (Image.fromarray(plane) for plane in pixels.astype(np.float32))
+        pixels = _rounded(np.stack([np.asarray(as_square(plane, config)) for plane in planes]), pixels.dtype)
     return pixels
 
 
@@ -83,11 +84,6 @@ def _centre(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 def resized_to(config: DataConfig) -> int:
     """What the short side of files, or both, is resized to before the centre is kept; 0 where they stay as they are."""
     return math.floor((config.resize or 0) / config.crop_pct)
-
-
-def _resize_deep(pixels: np.ndarray, config: DataConfig) -> np.ndarray:
-    """In floats and back."""
-    return _rounded(np.asarray(as_square(Image.fromarray(pixels.astype(np.float32)), config)), pixels.dtype)
 
 
 def _rounded(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:

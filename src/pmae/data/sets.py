@@ -13,9 +13,9 @@ from pmae.data import fetch
 from pmae.data.arrays import read_npy, read_npz
 from pmae.data.batches import Part, read_ahead
 from pmae.data.download import checksum
-from pmae.data.files import folder_samples, image_sample, is_image, is_tinyimagenet, printable, tinyimagenet_samples
+from pmae.data.files import FileSamples, folder_samples, is_image, is_tinyimagenet, printable, tinyimagenet_samples
 from pmae.data.images import ImageSet, Splits
-from pmae.data.limit import limited_images, limited_samples
+from pmae.data.limit import limited
 from pmae.data.named import cifar10_form, load_photos, read_cifar10
 from pmae.data.shards import braces, shard_files, shard_samples
 from pmae.data.streamed import SampleSet, Unreadable, open_images, read_samples, with_shape
@@ -26,6 +26,9 @@ HELD_OUT_DIGITS = 0.25
 FILE_SETTINGS = ("resize", "channels", "labels")
 LARGEST_KEPT = 256  # short side of files of one size that are trained on as they are unless a side is asked for
 NO_LABEL = -1  # the label of an image that has none, in a set where others have one
+FEWEST_TO_SPLIT, HELD_OUT, MOST_HELD_OUT = 20, 0.1, 1000
+LARGEST = 2**30
+"""Bytes of an array from which images are picked; a larger one may live on the disk, and picking would read it."""
 
 
 def load(config: DataConfig) -> Splits:
@@ -111,7 +114,6 @@ def here(config: DataConfig) -> DataConfig:
 
 
 def is_sharded(config: DataConfig) -> bool:
-    """Whether a source is shards."""
     return shard_files(here(config).source) is not None
 
 
@@ -133,8 +135,7 @@ def tinyimagenet_folder(config: DataConfig) -> Path | None:
 
 def _find(config: DataConfig) -> SampleSet | Splits:
     """What a source is, with as many training images as asked for."""
-    found = _find_all(config)
-    return limited_images(found, config) if isinstance(found, Splits) else limited_samples(found, config)
+    return limited(_find_all(config), config)  # type: ignore[type-var]  # either kind comes out as it goes in
 
 
 def _find_all(config: DataConfig) -> SampleSet | Splits:
@@ -160,7 +161,7 @@ def _find_all(config: DataConfig) -> SampleSet | Splits:
         return folder_samples(path, config)
     if is_image(path):
         _refuse_file_settings(config, ("labels",))
-        return image_sample(path)
+        return SampleSet(printable(path.stem), {"train": FileSamples(path.parent, [path.name], None, ())})
     if os.path.isfile(path):
         if path.suffix.lower() == ".csv":
             raise UserError(f"data.source must be images, here the folder of those that a table names, got {path}")
@@ -224,27 +225,18 @@ def _no_tinyimagenet(config: DataConfig) -> Splits:
 
 
 def _missing(config: DataConfig, looked_for: list[str]) -> UserError:
-    return UserError(
-        f"data.source {config.source!r}: found no {' or '.join(looked_for)} in data.root {config.root!r}; "
-        f"`pmae data {config.source} --root {config.root}` fetches it"
-    )
+    told = f"data.source {config.source!r}: found no {' or '.join(looked_for)} in data.root {config.root!r}"
+    return UserError(f"{told}; `pmae data {config.source} --root {config.root}` fetches it")
 
 
 NAMED: dict[str, Callable[[DataConfig], Splits]] = {
-    "bloodmnist": _medmnist,
+    **dict.fromkeys(fetch.MEDMNIST_64, _medmnist),
     "cifar10": _cifar10,
-    "dermamnist": _medmnist,
     "digits": _digits,
-    "pathmnist": _medmnist,
     "photos": lambda _: load_photos(),
     "tinyimagenet": _no_tinyimagenet,
 }
 """Sets that are asked for by name; Tiny ImageNet's tree is looked for before, so its entry says that it is missing."""
-
-
-FEWEST_TO_SPLIT, HELD_OUT, MOST_HELD_OUT = 20, 0.1, 1000
-LARGEST = 2**30
-"""Bytes of an array from which images are picked; a larger one may live on the disk, and picking would read it."""
 
 
 def with_held_out(splits: Splits) -> Splits:

@@ -55,11 +55,7 @@ def _in_folder(folder: Path) -> list[Path]:
     """What `datasets` saved there, else tar or parquet files in it and in subfolders named for a split, or data/."""
     if (folder / "dataset_dict.json").is_file() or (folder / "dataset_info.json").is_file():
         return sorted([*folder.glob("*.arrow"), *folder.glob("*/*.arrow")])
-    places = [
-        folder,
-        folder / "data",
-        *(place for place in sorted(folder.iterdir()) if _split_of(place.name)),
-    ]
+    places = [folder, folder / "data", *(place for place in sorted(folder.iterdir()) if _split_of(place.name))]
     found = [path for place in places for kind in (".tar", ".parquet") for path in sorted(place.glob(f"[!.]*{kind}"))]
     # Pictures beside an archive are a folder of pictures.
     return found if found and next(walk_images(folder), None) is None else []

@@ -85,7 +85,6 @@ class Unreadable:
 
     @property
     def found(self) -> list[str]:
-        """All of them so far, in words."""
         return [f"{name} ({words})" if words else name for name, words in self._in_order]
 
     @property

@@ -42,10 +42,8 @@ class TableSamples(Samples):
             with reading(what, TABLE):
                 joined = np.concatenate([column.to_numpy(zero_copy_only=False) for column in labels])
             text = joined.dtype.kind == "O" and all(isinstance(label, str) for label in joined)
-            told = f"data.source: the labels of {what}"
-            require(
-                text or joined.dtype.kind in "biu", told, "whole numbers or text, one for each image", str(joined.dtype)
-            )
+            told, rule = f"data.source: the labels of {what}", "whole numbers or text, one for each image"
+            require(text or joined.dtype.kind in "biu", told, rule, str(joined.dtype))
             self.labels = joined.astype(np.str_ if text else np.int64)
 
     @abstractmethod
@@ -107,9 +105,8 @@ class ParquetSamples(TableSamples):
         self._groups = [(file, i) for file, i, group in groups if group.num_rows]
         largest = max((group.total_byte_size for _, _, group in groups), default=0)
         self._window = max(1, KEPT_BYTES // max(1, largest))
-        self._kept = lru_cache(2 * self._window)(
-            lambda file, group: file.read_row_group(group, [columns.image]).column(0).combine_chunks()
-        )
+        read = lru_cache(2 * self._window)
+        self._kept = read(lambda file, i: file.read_row_group(i, [columns.image]).column(0).combine_chunks())
         self._lock = threading.Lock()
         counts = [group.num_rows for _, _, group in groups if group.num_rows]
         require_room(max(largest, 8 * sum(counts)), f"a row group or the labels of {paths[0]}")
@@ -131,7 +128,9 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
     """The columns by the features that `datasets` notes in a file, else by what they hold; the same in all files."""
     if len(set(schema.names)) < len(schema.names):
         raise UserError(f"data.source: {path} must have columns of different names, got {', '.join(schema.names)}")
-    features = _features_of(schema)
+    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = (noted.get("info") or {}).get("features") or {}
+    features = {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
     kinds = {name: str(features.get(name, {}).get("_type", "")) for name in schema.names}
     image = next((name for name in schema.names if _holds_images(schema.field(name).type, kinds[name])), None)
     if image is None:
@@ -150,13 +149,6 @@ def _columns_of(schema: Any, path: Path, before: Columns | None) -> Columns:
     if before not in (None, found):
         raise UserError(f"data.source: tables must have the same columns, and {path} differs from the one before it")
     return found
-
-
-def _features_of(schema: Any) -> dict[str, dict[str, Any]]:
-    """What `datasets` notes of each column, if it wrote the file."""
-    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = (noted.get("info") or {}).get("features") or {}
-    return {name: feature if isinstance(feature, dict) else {} for name, feature in features.items()}
 
 
 def _holds_images(stored: Any, kind: str) -> bool:

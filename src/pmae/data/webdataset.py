@@ -45,7 +45,6 @@ class Member(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The end of its content."""
         return self.offset + self.size
 
 
@@ -59,9 +58,8 @@ def members(read: Read, what: str) -> Iterator[Member]:
     name = size = None
     while (header := read(at, BLOCK)) != bytes(BLOCK):
         if len(header) < BLOCK:
-            raise UserError(
-                f"data.source: {what} is cut short: it ends at byte {at + len(header):,} without an end mark"
-            )
+            end = f"it ends at byte {at + len(header):,} without an end mark"
+            raise UserError(f"data.source: {what} is cut short: {end}")
         # The sum counts its own field as eight spaces.
         if sum(header) - sum(header[148:156]) + 256 != _number(header[148:156], what):
             raise UserError(f"data.source: {what} is not a plain tar file, or damaged: no header at byte {at:,}")

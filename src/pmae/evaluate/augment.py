@@ -110,7 +110,6 @@ def _stretch(size: int, length: float, draw: np.random.Generator) -> slice:
 
 
 def mix_images(x: Tensor, own: Tensor) -> Tensor:
-    """The images (B, C, H, W) of a batch, mixed."""
     return torch.lerp(x.roll(1, 0), x, own)
 
 

@@ -59,7 +59,6 @@ class RawPixels(nn.Module):
             self.notes = (f"raw pixels are averaged down to {height}x{across} to have at most {PIXELS} values",)
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
-        """Flattened pixels."""
         small = x if self.size == tuple(x.shape[-2:]) else F.adaptive_avg_pool2d(x, self.size)
         return {"pixels": small.flatten(1)}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pmae.config import AugmentConfig
-from pmae.data.augment import Boxes, Standardize, crop, draw_boxes
+from pmae.data.augment import Standardize, crop, draw_boxes
 from pmae.data.batches import Batches
 from pmae.data.images import Splits
 from pmae.data.streamed import shown
@@ -55,7 +55,6 @@ class LastBlocks(nn.Module):
         self.encoder, self.count, self.width = encoder, count, count * encoder.width
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
-        """One vector (B, count * width) an image."""
         layers = self.encoder.layers(x, self.count)[1]
         return {f"{LAST}{self.count}": torch.cat([tokens.mean(1) for tokens in layers], 1)}
 
@@ -94,17 +93,22 @@ class Extractor:
         `seen` is told of every so many images that all processes have done.
         """
         found: dict[str, Tensor] = {}
-        how = augment.interpolation if augment else "bicubic"
         with evaluating(self.represent):
-            chunks = list(_chunks(batches))
-            mine = chunks[self.world.rank :: self.world.size]
+            most = CHUNK.get(batches.device.type, CHUNK["cpu"])
+            size = min(most, max(1, VALUES // math.prod(batches.shape)))
+            starts = range(0, len(batches), size)
+            mine = starts[self.world.rank :: self.world.size]
             # A process without a chunk computes the first one, to know what all of them add up.
-            for start, stop, index in mine or chunks[:1]:
-                images, boxes = batches.take(index), None
+            for start in mine or starts[:1]:
+                stop = min(start + size, len(batches))
+                images = batches.take(torch.arange(start, stop, device=batches.device))
                 if augment is not None:
                     (count, _, height, width), draw = images.shape, generator(self.device, *key, start, BOXES)
                     boxes = draw_boxes(count, height, width, augment, draw, self.device)
-                for name, value in self._encode(images, boxes, how).items():
+                    images = crop(images, boxes, augment.interpolation)
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                    encoded = self.represent.features(self.standardize(images))
+                for name, value in encoded.items():
                     if name not in found:
                         found[name] = torch.zeros(len(batches), value.shape[1], device=self.device)
                     if mine:
@@ -113,24 +117,10 @@ class Extractor:
         # A sum with zeros is exact: all processes have the numbers that one would have.
         return {name: self.world.all_reduce(value) for name, value in found.items()}
 
-    def _encode(self, images: Tensor, boxes: Boxes | None, how: Any) -> dict[str, Tensor]:
-        x = images if boxes is None else crop(images, boxes, how)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.represent.features(self.standardize(x))
-
 
 def extract(represent: Representation, batches: Batches, standardize: Standardize) -> dict[str, Tensor]:
     """Features (N, width) of all images in order, for each pooling the representation has."""
     return Extractor(represent, standardize, batches.device)(batches)
-
-
-def _chunks(batches: Batches) -> Iterator[tuple[int, int, Tensor]]:
-    """Start, stop and positions of each chunk."""
-    count, device = len(batches), batches.device
-    size = min(CHUNK.get(device.type, CHUNK["cpu"]), max(1, VALUES // math.prod(batches.shape)))
-    for start in range(0, count, size):
-        stop = min(start + size, count)
-        yield start, stop, torch.arange(start, stop, device=device)
 
 
 def effective_rank(features: Tensor) -> float:
@@ -218,10 +208,8 @@ def complete(splits: Splits) -> Splits:
     kept, held = hold_out(labels, HELD_OUT, groups=groups)
     what = "no test split" if test is None else "no labels in its test split"
     how = f"{HELD_OUT:.0%}, stratified, seed 0{'' if groups is None else ', whole groups'}"
-    notes.append(
-        f"the set has {what}: {len(held)} images ({how}) of its training split are held out as test; no probe trains "
-        "on them, but pretraining may have seen them without their labels"
-    )
+    told = f"the set has {what}: {len(held)} images ({how}) of its training split are held out as test"
+    notes.append(f"{told}; no probe trains on them, but pretraining may have seen them without their labels")
     return replace(splits, train=splits.train.take(kept), val=val, test=splits.train.take(held), notes=tuple(notes))
 
 

@@ -61,7 +61,6 @@ class Finetuned:
     losses: tuple[float, ...]
 
     def scores(self, batches: Batches, standardize: Standardize) -> Tensor:
-        """Class probabilities (N, C) of all images."""
         return extract(self.classifier, batches, standardize)["logits"].softmax(-1)
 
 
@@ -78,7 +77,6 @@ class EarlyStopping:
         self.best: dict[str, Tensor] = {}
 
     def look(self, model: Classifier) -> None:
-        """Measure the loss after an epoch."""
         loss = self.validate(model)
         if not self.best or loss < min(self.losses):
             self.best = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -86,7 +84,6 @@ class EarlyStopping:
 
     @property
     def due(self) -> bool:
-        """Whether to stop."""
         trained = self.losses[1:]
         return bool(trained) and len(trained) - 1 - trained.index(min(trained)) >= self.patience
 
@@ -177,7 +174,12 @@ def finetune(
     the new one starts from, weights and biases.
     """
     device = batches.device
-    classifier = _new_classifier(encoder, batches, classes, standardize, config, seed, head)
+    own = copy.deepcopy(encoder).to(device)
+    set_drop_path(own, config.drop_path)
+    pooling = _pooling(own, config.pooling, batches, standardize)
+    classifier = Classifier(own, pooling, classes, seed).to(device)
+    if head is not None:
+        classifier.head.load_state_dict({"weight": head[0], "bias": head[1]})
     optimizer = build_optimizer(classifier, config, batch_of(len(batches), config.batch_size), device)
     ema = EMA(classifier, config.ema_decay) if config.ema_decay else None
     progress = Progress(classifier, optimizer, ema, stopping)
@@ -198,25 +200,6 @@ def finetune(
     if stopping and stopping.best:
         progress.kept.load_state_dict(stopping.best)
     return Finetuned(progress.kept, tuple(progress.losses))
-
-
-def _new_classifier(
-    encoder: nn.Module,
-    batches: Batches,
-    classes: int,
-    standardize: Standardize,
-    config: FinetuneProtocol,
-    seed: int,
-    head: tuple[Tensor, Tensor] | None,
-) -> Classifier:
-    """A copy of the encoder with a head that starts from this one, or at random."""
-    own = copy.deepcopy(encoder).to(batches.device)
-    set_drop_path(own, config.drop_path)
-    pooling = _pooling(own, config.pooling, batches, standardize)
-    classifier = Classifier(own, pooling, classes, seed).to(batches.device)
-    if head is not None:
-        classifier.head.load_state_dict({"weight": head[0], "bias": head[1]})
-    return classifier
 
 
 def _identity(
@@ -240,7 +223,11 @@ def _epochs(
         stopping.look(progress.kept)
     while not progress.done(take_step.config.epochs):
         epoch = len(progress.losses)
-        _training_mode(progress.classifier, keep_statistics)
+        progress.classifier.train()
+        for module in progress.classifier.modules() if keep_statistics else ():
+            # Where a head was fitted to features of these, batch norms go on with the statistics they have.
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
         progress.losses.append(_epoch(take_step, batches, labels, progress.ema, seed, epoch))
         if stopping:
             stopping.look(progress.kept)
@@ -260,14 +247,6 @@ def _epoch(take_step: FinetuneStep, batches: Batches, labels: Tensor, ema: EMA |
         if ema:
             ema.update(epoch * len(positions) + step)
     return float(take_step.total / len(positions))
-
-
-def _training_mode(classifier: Classifier, keep_statistics: bool) -> None:
-    """Train all of it; batch norms go on with the statistics they have where a head was fitted to features of these."""
-    classifier.train()
-    for module in classifier.modules() if keep_statistics else ():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
 
 
 def _pooling(encoder: Any, wanted: str, batches: Batches, standardize: Standardize) -> str:

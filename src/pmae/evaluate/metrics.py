@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.results import METRICS, ClassScore, Interval, Score, SeedScore, wilson
+from pmae.intervals import Interval, wilson
+from pmae.results import METRICS, ClassScore, Score, SeedScore
 
 CELLS = 2**20  # weights that are held at once, so that they stay in the cache
 
@@ -67,11 +68,7 @@ def _over_seeds(found: Sequence[Interval]) -> Interval:
 
 
 def evaluate_scores(
-    scores: np.ndarray,
-    labels: np.ndarray,
-    resamples: int = 1000,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
+    scores: np.ndarray, labels: np.ndarray, resamples: int = 1000, seed: int = 0, groups: np.ndarray | None = None
 ) -> dict[str, Interval]:
     """Each metric's value and 95% interval from finite class scores (N, C); undefined ones are None.
 

@@ -47,7 +47,6 @@ class ProbeTask:
 
     @property
     def groups(self) -> list[tuple[int, str]]:
-        """Every seed and pooling."""
         return [(seed, pooling) for seed in self.seeds for pooling in self.poolings]
 
     def grid(self, config: ProbeProtocol) -> Grid:

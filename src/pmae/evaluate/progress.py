@@ -16,7 +16,6 @@ class Pace:
         self._began = self._told = time.monotonic()
 
     def add(self, count: int = 1) -> None:
-        """So much more is done."""
         self._done, now = self._done + count, time.monotonic()
         if self._done < self._total and now - self._told >= SECONDS:
             left = timedelta(seconds=round((now - self._began) / self._done * (self._total - self._done)))

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pmae.config import AugmentConfig, Betas
+from pmae.config import AugmentConfig
+from pmae.config_training import Betas
 from pmae.errors import require, require_known
 from pmae.results import PROTOCOLS
-from pmae.validation import BelowOne, Count, NonNegative, Positive, Proportion, Rule, Settings, Share
+from pmae.validation import BelowOne, Count, NonNegative, Positive, Proportion, Rule, Settings, Share, UpToOne
 
 Rates = Annotated[tuple[float, ...], Rule("numbers above 0", lambda rates: bool(rates) and min(rates) > 0)]
 Decays = Annotated[tuple[float, ...], Rule("numbers of at least 0", lambda decays: bool(decays) and min(decays) >= 0)]
@@ -16,7 +17,6 @@ Neighbours = Annotated[tuple[int, ...], Rule("numbers of at least 1", lambda ks:
 Kinds = Annotated[tuple[Literal["linear", "mlp"], ...], Rule("at least one of linear, mlp", bool)]
 Shots = Annotated[tuple[int, ...], Rule("numbers of at least 1", lambda shots: all(n >= 1 for n in shots))]
 Fractions = Annotated[tuple[float, ...], Rule("shares between 0 and 1", lambda shares: all(0 < x < 1 for x in shares))]
-UpToOne = Annotated[float, Rule("in [0, 1]", lambda x: 0 <= x <= 1)]
 MOST_IMAGES = {"cuda": 50_000, "cpu": 4_000}
 """Images that the quick probes fit on, at most; a quarter of them are scored."""
 PROBED = 0.2
@@ -56,7 +56,6 @@ class ProbeProtocol(Settings):
 
     @property
     def grid(self) -> tuple[tuple[float, float], ...]:
-        """Every (base_lr, weight_decay)."""
         return tuple((lr, decay) for lr in self.base_lrs for decay in self.weight_decays)
 
 
@@ -206,7 +205,6 @@ PRESETS = {
 
 
 def preset(name: str) -> Protocols:
-    """The preset of this name."""
     require_known("preset", [name], PRESETS)
     return PRESETS[name]
 

@@ -24,9 +24,10 @@ from pmae.errors import UserError, require
 from pmae.evaluate.features import ORDER, mixed
 from pmae.evaluate.metrics import confusion
 from pmae.evaluate.probes import logistic_regression, statistics
+from pmae.intervals import Interval
 from pmae.models import Encoder
 from pmae.models.maps import token_maps
-from pmae.results import Interval, SegmentationScore
+from pmae.results import SegmentationScore
 
 VOID = 255
 """The number of pixels that belong to no class, in masks of Pascal VOC and Cityscapes and in most others."""
@@ -71,11 +72,16 @@ def read_masked(splits: Splits, folder: Path | str, seed: int = 0, read: DataCon
         raise UserError(f"masks must be named like the images of data, got {len(other)} that are not, such as {first}")
     parts = _two_parts(found, seed)
     headers = [[_header(name, read) for name in part.names] for part, _ in parts]
-    masked = [
-        (part, np.stack([read_mask(p, part.shape[1:], read, own) for p, own in zip(paths, known, strict=True)]))
-        for (part, paths), known in zip(parts, headers, strict=True)
-    ]
-    return _numbered(masked, tuple(_notes(without, [own for known in headers for own in known if own])))
+    masked = []
+    for (part, paths), own in zip(parts, headers, strict=True):
+        masks = [read_mask(path, part.shape[1:], read, header) for path, header in zip(paths, own, strict=True)]
+        masked.append((part, np.stack(masks)))
+    known = [own for some in headers for own in some if own]
+    turned = sum(own.orientation > 1 and (own.orientation < 5 or own.size[0] == own.size[1]) for own in known)
+    notes = [f"{without:,} images without a mask are left out"] if without else []
+    if turned:
+        notes.append(f"{turned:,} images are turned by their EXIF data; their masks are taken to be upright already")
+    return _numbered(masked, tuple(notes))
 
 
 def _header(name: str, read: DataConfig | None) -> Header | None:
@@ -85,14 +91,6 @@ def _header(name: str, read: DataConfig | None) -> Header | None:
     with suppress(Exception):  # not every file that is read has a header for Pillow
         return read_header(path)
     return None
-
-
-def _notes(without: int, headers: list[Header]) -> list[str]:
-    turned = sum(own.orientation > 1 and (own.orientation < 5 or own.size[0] == own.size[1]) for own in headers)
-    notes = [f"{without:,} images without a mask are left out"] if without else []
-    if turned:
-        notes.append(f"{turned:,} images are turned by their EXIF data; their masks are taken to be upright already")
-    return notes
 
 
 def _two_parts(found: dict[str, tuple[ImageSet, list[Path]]], seed: int) -> list[tuple[ImageSet, list[Path]]]:
@@ -205,12 +203,13 @@ def _training_tokens(tokens: Tokens, standardize: Standardize, data: Masked, cla
 def scored(counts: np.ndarray, names: Sequence[str]) -> SegmentationScore:
     """Scores of confusion matrices (N, C, C), one an image; the interval is of resampled images."""
     draws = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
-    resampled = [_mean_iou(counts[own].sum(0)) for own in draws]
+    resampled = [np.nanmean(_iou(counts[own].sum(0))) for own in draws]
     low, high = np.nanpercentile(resampled, (2.5, 97.5))
     total = counts.sum(0)
     each = {name: None if np.isnan(value) else float(value) for name, value in zip(names, _iou(total), strict=True)}
     right = float(np.trace(total) / max(total.sum(), 1))
-    return SegmentationScore(Interval(_mean_iou(total), float(low), float(high)), right, each, len(counts))
+    miou = Interval(*(float(value) for value in (np.nanmean(_iou(total)), low, high)))
+    return SegmentationScore(miou, right, each, len(counts))
 
 
 def _iou(table: np.ndarray) -> np.ndarray:
@@ -218,10 +217,6 @@ def _iou(table: np.ndarray) -> np.ndarray:
     hits = np.diag(table).astype(np.float64)
     union = table.sum(0) + table.sum(1) - hits
     return np.divide(hits, union, out=np.full(len(hits), np.nan), where=union > 0)
-
-
-def _mean_iou(table: np.ndarray) -> float:
-    return float(np.nanmean(_iou(table)))
 
 
 def tokens_of(encoder: Encoder) -> Tokens:

@@ -69,7 +69,10 @@ def evaluate(
     Several processes that call this alike compute features together; heads are trained in each, alike. `shared` are the
     duplicates between the splits, where they were looked for before.
     """
-    _require_sensible(seeds, protocols, world)
+    distinct = len(set(seeds)) == len(seeds) > 0 and min(seeds) >= 0
+    require(distinct, "seeds", "one whole number from 0 on or more, no two alike", tuple(seeds))
+    alone = world.size == 1 or not protocols.finetune
+    require(alone, "protocols", f"linear, mlp or knn in several processes ({world.size})", "finetune")
     splits, label = complete(splits), f"{method} epoch {epoch}" if epoch else method
     if protocols.layers > 1 and isinstance(represent, Encoder):
         represent = LastBlocks(represent, protocols.layers)
@@ -78,8 +81,11 @@ def evaluate(
     with stages.next("features", sum(map(len, data.parts.values())), "images") as pace:
         data.features = {name: data.extractor(images, seen=pace.add) for name, images in data.parts.items()}
         shapes = {name: shape_of(value) for name, value in data.features["train"].items()}
-    place = _place(folder, label, protocols, splits) if folder and protocols.finetune else None
-    scores = _scores(data, protocols, tuple(seeds), place, stages)
+    if folder and protocols.finetune:
+        # One a preset and data set, two of which may share a name: each is a fine-tuning of its own to resume.
+        told = f"{label} {protocols.name} {splits.name} {fingerprint(splits.train)[:8]}"
+        folder = folder / re.sub(r"[^\w.]+", "-", told)
+    scores = _scores(data, protocols, tuple(seeds), folder, stages)
     return Evaluation(
         method,
         protocols.name,
@@ -92,19 +98,6 @@ def evaluate(
         seconds=stages.seconds,
         notes=(*getattr(represent, "notes", ()), *data.notes),
     )
-
-
-def _place(folder: Path, label: str, protocols: Protocols, splits: Splits) -> Path:
-    """One folder a preset and data set, two of which may share a name: each is a fine-tuning of its own to resume."""
-    told = f"{label} {protocols.name} {splits.name} {fingerprint(splits.train)[:8]}"
-    return folder / re.sub(r"[^\w.]+", "-", told)
-
-
-def _require_sensible(seeds: Sequence[int], protocols: Protocols, world: World) -> None:
-    distinct = len(set(seeds)) == len(seeds) > 0 and min(seeds) >= 0
-    require(distinct, "seeds", "one whole number from 0 on or more, no two alike", tuple(seeds))
-    alone = world.size == 1 or not protocols.finetune
-    require(alone, "protocols", f"linear, mlp or knn in several processes ({world.size})", "finetune")
 
 
 class EvaluationData:
@@ -133,7 +126,6 @@ class EvaluationData:
             self.notes += short_budgets(self.labels["train"], self.classes, protocols.few)
 
     def target(self, part: str = "train") -> Tensor:
-        """Labels of a part on the device."""
         return torch.from_numpy(self.labels[part]).to(self.device)
 
     def validation(self) -> tuple[Tensor, Tensor, str]:
@@ -186,7 +178,6 @@ def _labels(part: ImageSet, name: str) -> np.ndarray:
 
 
 def shape_of(features: Tensor) -> FeatureShape:
-    """Width and effective rank of features."""
     count, width = features.shape
     bad = int((~features.isfinite()).any(1).sum())
     require(bad == 0, "features", f"finite for each of {count:,} training images", f"NaN or infinity for {bad:,}")

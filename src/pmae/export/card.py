@@ -31,8 +31,13 @@ def write_card(
     loader, library = PackageLoader("pmae.export", ""), FORMATS[kind].library
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"text": _text, "numbers": _numbers}
+    limits = np.iinfo(source.dtype) if source.dtype.kind in "iu" else None
+    values = f"{limits.min} to {limits.max}" if limits else "as in the data"
+    # The mode in which PIL, and so the transforms of timm and Hugging Face, keep the values of such an image.
+    modes = {1: "L", 3: "RGB", 4: "RGBA"} if source.dtype == np.uint8 else {1: "F"}
+    mode = modes.get(source.shape[0])
     told = {"kind": kind, "name": name, "on_hub": on_hub, "library": library, "version": version(library)}
-    told |= {"source": source, "mode": _pil_mode(source), "values": _values(source.dtype), "difference": difference}
+    told |= {"source": source, "mode": mode, "values": values, "difference": difference}
     told |= {"licence": data_licence, **(_of_run(source) if isinstance(source, RunSource) else {})}
     (folder / "README.md").write_text(environment.get_template("card.md.j2").render(told), encoding="utf-8")
 
@@ -50,18 +55,6 @@ def _of_run(source: RunSource) -> dict[str, Any]:
         "evaluation": _evaluation(source),
         "settings": {name: " ".join(str(value).split()) for name, value in given.items()},
     }
-
-
-def _values(kind: "np.dtype[Any]") -> str:
-    return f"{np.iinfo(kind).min} to {np.iinfo(kind).max}" if kind.kind in "iu" else "as in the data"
-
-
-def _pil_mode(source: Source) -> str | None:
-    """The mode in which PIL, and so the transforms of timm and Hugging Face, keep the values of such an image."""
-    channels = source.shape[0]
-    if source.dtype == np.uint8:
-        return {1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
-    return "F" if channels == 1 else None
 
 
 def _evaluation(source: RunSource) -> str:

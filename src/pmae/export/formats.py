@@ -42,7 +42,9 @@ def write_timm(source: Source, folder: Path) -> None:
     tensors, classes = source.encoder.net.state_dict(), source.head.classes if source.head else ()
     labels = {"label_names": list(classes)} if classes else {}
     if source.head:
-        options |= _pooling(source.encoder.net, source.head.pooling)
+        if isinstance(source.encoder.net, VisionTransformer):
+            # timm's own head sees what ours does: tokens behind the last norm.
+            options |= {"global_pool": "token" if source.head.pooling == "cls" else "avg", "fc_norm": False}
         tensors |= {f"{known.classifier}.weight": source.head.weight, f"{known.classifier}.bias": source.head.bias}
     config = {
         "architecture": name,
@@ -68,13 +70,6 @@ def write_timm(source: Source, folder: Path) -> None:
     _write_weights(tensors, folder)
 
 
-def _pooling(net: Any, pooling: str) -> dict[str, Any]:
-    """The arguments with which timm's own head sees what ours does: of a ViT, tokens behind the last norm."""
-    if not isinstance(net, VisionTransformer):
-        return {}
-    return {"global_pool": "token" if pooling == "cls" else "avg", "fc_norm": False}
-
-
 def _write_weights(tensors: dict[str, Tensor], folder: Path) -> None:
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     (folder / "model.safetensors").write_bytes(save(whole, metadata={"format": "pt"}))
@@ -93,8 +88,7 @@ def timm_features(source: Source, folder: Path, images: np.ndarray) -> dict[str,
 def _normalized(source: Source, config: dict[str, Any], images: np.ndarray) -> Tensor:
     """Images that have their size already, so that nothing is to be cropped, by timm's own transform."""
     transform: Any = create_transform(**{**config, "crop_pct": 1.0})
-    x: Tensor = transform(as_tensor(images).float() * source.scale)
-    return x
+    return transform(as_tensor(images).float() * source.scale)
 
 
 def write_huggingface(source: Source, folder: Path) -> None:
@@ -254,9 +248,8 @@ def _forget_names(graph: Any) -> None:
 
 def onnx_features(source: Source, folder: Path, images: np.ndarray) -> dict[str, Tensor]:
     """What onnxruntime makes of the images."""
-    session = optional("format onnx", "export", *ONNX_PACKAGES).InferenceSession(
-        folder / f"{source.stem}.onnx", providers=["CPUExecutionProvider"]
-    )
+    runtime, file = optional("format onnx", "export", *ONNX_PACKAGES), folder / f"{source.stem}.onnx"
+    session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
     outputs = session.run(None, {"images": images.astype(np.float32)})
     return {node.name: torch.from_numpy(value) for node, value in zip(session.get_outputs(), outputs, strict=True)}
 

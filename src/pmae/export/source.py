@@ -54,12 +54,10 @@ class Source:
 
     @property
     def stem(self) -> str:
-        """Of the names of files."""
         return "classifier" if self.head else "encoder"
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
         return self.encoder.shape
 
     @property
@@ -80,10 +78,9 @@ class Source:
     def statistics(self, what: str) -> tuple[list[float], list[float]]:
         """Mean and standard deviation per channel of scaled images, for formats that know no others."""
         if not self.per_channel:
-            raise UserError(
-                f"{what} must have one mean and standard deviation per channel: it has no place for those of every "
-                "pixel (the run's data.standardize is 'pixel'), nor has a convolution; choices: onnx, torch"
-            )
+            rule = f"{what} must have one mean and standard deviation per channel"
+            why = "it has no place for those of every pixel (the run's data.standardize is 'pixel')"
+            raise UserError(f"{rule}: {why}, nor has a convolution; choices: onnx, torch")
         flat = [part.flatten().double() * self.scale for part in (self.standardize.mean, self.standardize.std)]
         return flat[0].tolist(), flat[1].tolist()
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pmae import masking
-from pmae.config import Kernels
+from pmae.config_training import Kernels
 from pmae.errors import require
 from pmae.fast import attention, blocks
 from pmae.models import encoder as plain

@@ -129,7 +129,8 @@ def _of_timm(config: dict[str, Any]) -> Described:
     encoder = EncoderConfig("vit_tiny" if sizes else name, patch_size=patch, **sizes)
     # What a file leaves out, timm knows by the name.
     usual = timm.get_pretrained_cfg(name)
-    known = {**(usual.to_dict() if usual else {}), **_input_size(given), **pixels}
+    asked = {"input_size": (given.get("in_chans", 3), *_sides(given["img_size"]))} if "img_size" in given else {}
+    known = {**(usual.to_dict() if usual else {}), **asked, **pixels}
     mean, std, shape = _numbers(known.get("mean")), _numbers(known.get("std")), _shape(known.get("input_size"))
     told = "recorded" if "mean" in pixels else "timm's by name"
     return Described(encoder, mean, std, BYTES, shape, _timm_reading(known), told=told)
@@ -148,11 +149,6 @@ def _timm_reading(known: dict[str, Any]) -> Reading:
     return reading
 
 
-def _input_size(given: dict[str, Any]) -> dict[str, Any]:
-    """timm's record of the shape that arguments of a network ask for, if they do."""
-    return {"input_size": (given.get("in_chans", 3), *_sides(given["img_size"]))} if "img_size" in given else {}
-
-
 @functools.cache  # one command asks a dozen times, and timm builds the network each time
 def _vit_sizes(name: str) -> Mapping[str, int]:
     """Patch, width, depth and heads that a timm ViT has by its name; nothing of other networks."""
@@ -162,13 +158,8 @@ def _vit_sizes(name: str) -> Mapping[str, int]:
 
     with torch.device("meta"):
         net: Any = timm.create_model(name, pretrained=False)
-    heads = net.blocks[0].attn.num_heads
-    return {
-        "patch_size": net.patch_embed.patch_size[-1],
-        "width": net.embed_dim,
-        "depth": len(net.blocks),
-        "heads": heads,
-    }
+    sizes = {"width": net.embed_dim, "depth": len(net.blocks), "heads": net.blocks[0].attn.num_heads}
+    return {"patch_size": net.patch_embed.patch_size[-1], **sizes}
 
 
 def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:

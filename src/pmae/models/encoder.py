@@ -242,7 +242,6 @@ def patchify(x: Tensor, patch: int) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: int, shape: tuple[int, int, int]) -> Tensor:
-    """The inverse of `patchify`."""
     channels, height, width = shape
     rows, columns = patch_sides(patch, height)
     x = patches.unflatten(1, (height // rows, width // columns)).unflatten(3, (rows, columns, channels))

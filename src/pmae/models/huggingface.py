@@ -36,6 +36,7 @@ CONVNEXTS = {
     ("convnextv2", (3, 3, 27, 3), 192): "convnextv2_large",
     ("convnextv2", (3, 3, 27, 3), 352): "convnextv2_huge",
 }
+QKV = ("query", "key", "value")
 HF_NAMES = {
     "cls_token": "embeddings.cls_token",
     "pos_embed": "embeddings.position_embeddings",
@@ -43,9 +44,7 @@ HF_NAMES = {
     "norm": "layernorm",
     "blocks.{}.norm1": "encoder.layer.{}.layernorm_before",
     "blocks.{}.norm2": "encoder.layer.{}.layernorm_after",
-    "blocks.{}.attn.query": "encoder.layer.{}.attention.attention.query",
-    "blocks.{}.attn.key": "encoder.layer.{}.attention.attention.key",
-    "blocks.{}.attn.value": "encoder.layer.{}.attention.attention.value",
+    **{f"blocks.{{}}.attn.{part}": f"encoder.layer.{{}}.attention.attention.{part}" for part in QKV},
     "blocks.{}.attn.proj": "encoder.layer.{}.attention.output.dense",
     "blocks.{}.mlp.fc1": "encoder.layer.{}.intermediate.dense",
     "blocks.{}.mlp.fc2": "encoder.layer.{}.output.dense",
@@ -65,7 +64,6 @@ DINOV2_NAMES = {
 """What Hugging Face's DINOv2 calls otherwise, or has beside."""
 OFFICIAL = {"register_tokens": "reg_token"}
 """What DINOv2's own files call otherwise than timm."""
-QKV = ("query", "key", "value")
 STEMS = {
     "embedder.embedder.convolution.": "conv1.",
     "embedder.embedder.normalization.": "bn1.",

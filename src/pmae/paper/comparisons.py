@@ -94,7 +94,7 @@ def measure(one: CellRuns, protocol: str, preset: str, pooling: str, epoch: int 
         heads=test[0][1].accuracy.std if len(test) == 1 else None,
         on_val=mean([score.accuracy.value for _, score in val]),
         validation=mean([validation(run) for run in one.runs]),
-        epoch=max((_end(run) if epoch is None else epoch for run in one.runs), default=0),
+        epoch=max(((run.config.train.epochs or 0) if epoch is None else epoch for run in one.runs), default=0),
         runs=tuple(run.path.name for run, _ in test),
         note="; ".join(filter(None, [one.note, *diverged])),
     )  # fmt: skip
@@ -105,12 +105,8 @@ def scores_of_cell(
 ) -> list[tuple[Run, Score]]:
     """What each run of a cell was scored by a protocol, at its last epoch or a given one."""
     found = {run: own_scores(run, protocol, preset, split, pooling) for run in one.runs}
-    ends = {run: _end(run) if epoch is None else epoch for run in one.runs}
+    ends = {run: (run.config.train.epochs or 0) if epoch is None else epoch for run in one.runs}
     return [(run, score) for run, scores in found.items() for score in scores if score.epoch == ends[run]]
-
-
-def _end(run: Run) -> int:
-    return run.config.train.epochs or 0
 
 
 def grouped(cells: Sequence[Measured], *keys: str) -> dict[Any, list[Measured]]:
@@ -177,13 +173,10 @@ def comparison(name: str, heading: str, cells: Sequence[Measured]) -> Table:
         row += [cell.published, cell.value, cell.difference, cell.std, cell.over, cell.on_val]
         row += [cell.preset, cell.pooling, str(cell.epoch or ""), " ".join(cell.runs), cell.note]
         rows.append(_rounded(row))
-    split = (
-        " The paper tests medical sets on their val images. Ours is the test split; val, on which an oracle's ratio is "
-        "chosen, has a column of its own."
-    )
-    note = f"{published()['source']} {published()['setting']}" + (
-        split if any(cell.data.endswith("mnist") for cell in cells) else ""
-    )
+    note = f"{published()['source']} {published()['setting']}"
+    if any(cell.data.endswith("mnist") for cell in cells):
+        note += " The paper tests medical sets on their val images. Ours is the test split; val, on which an oracle's "
+        note += "ratio is chosen, has a column of its own."
     return Table(f"{name}-comparison", f"{heading}: published and ours", header, rows, note)
 
 
@@ -199,10 +192,8 @@ def ratio_grid(cells: Sequence[Measured]) -> Table:
                 named: list[Cell] = [title("data", data), PROTOCOLS[protocol], preset, SHORT[family]]
                 rows.append([*named, *(at.get(ratio) for ratio in (*ratios, None))])
     header = ["data", "protocol", "preset", "method", *(f"{ratio:.0%}" for ratio in ratios), "random"]
-    note = (
-        f"Test accuracy in % by hidden share: of patches (MAE), of the variance (PMAE); {NOTHING} was not run, and "
-        f"what has no number at all is left out. {features_of(cells)}"
-    )
+    note = f"Test accuracy in % by hidden share: of patches (MAE), of the variance (PMAE); {NOTHING} was not run, "
+    note += f"and what has no number at all is left out. {features_of(cells)}"
     return Table("ratio-grid", "Accuracy against the masking ratio", header, rows, note)
 
 

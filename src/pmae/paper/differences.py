@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from pmae.paper.comparisons import CellRuns, scores_of_cell, title
+from pmae.report.difference import ABOVE, BELOW, CHANCE, COLUMNS, NOTE, between, cells
 from pmae.report.tables import Cell, Table
 from pmae.results import PROTOCOLS
-from pmae.sweep.differences import ABOVE, BELOW, CHANCE, COLUMNS, NOTE, between, cells
 
 HEADER = ("data", "protocol", "preset", "method", "against", *COLUMNS, "runs")
 

@@ -143,9 +143,8 @@ def time_bars(table: Table) -> list[Drawing]:
             panel.annotate(f" {minutes:,.1f}", (minutes, place), va="center", fontsize=8)
         _name_rows(panel, [method for method, _ in group])
         panel.set(xlim=(0, 1.18 * max(minutes for _, minutes in group)), title=f"{data}, {table.header[2]}")
-    caption = (
-        f"From the images a second that runs logged, on {', '.join(sorted({str(row[-1]) for row in table.rows}))}."
-    )
+    machines = ", ".join(sorted({str(row[-1]) for row in table.rows}))
+    caption = f"From the images a second that runs logged, on {machines}."
     return [Drawing("time", f"Training time for {EPOCHS} epochs", caption, figure)]
 
 
@@ -165,10 +164,8 @@ def mask_designs(runs: Mapping[str, Contents]) -> Drawing:
         rows = {"image": shown["image"], **rows, name: shown["visible"], f"{name} target": shown["hidden"]}
     columns = {f"image {j + 1}": np.stack([row[j] for row in rows.values()]) for j in range(len(rows["image"]))}
     figure, _ = gallery(columns, ["target" if label.endswith("target") else label for label in rows])
-    caption = (
-        "What the encoder sees under each mask, and below it the target. Hidden patches are grey; targets made of "
-        f"components are differences around mid-grey. A random ratio is shown at its middle. {view.note}"
-    )
+    caption = "What the encoder sees under each mask, and below it the target. Hidden patches are grey; targets made "
+    caption += f"of components are differences around mid-grey. A random ratio is shown at its middle. {view.note}"
     return Drawing("mask-designs", "Mask designs", caption.strip(), figure)
 
 

@@ -228,11 +228,9 @@ def status(chosen: RunChoices, scoring: Scoring) -> Table:
             said = [", ".join(f"{n} at {epochs}" for epochs, n in sorted(c.items(), reverse=True)) for c in counts]
             rows.append([PROTOCOLS[protocol], title("methods", row.key), *(text or None for text in said)])
     some, long = (sum(any(e >= least for e in epochs) for epochs in lengths.values()) for least in (0, EPOCHS))
-    note = (
-        f"{some} of {len(lengths)} found, {long} at {EPOCHS} epochs. Runs at epochs: of recipe {chosen.recipe}, any "
-        f"seed, scored under the preset {' or '.join(scoring.presets)}; an oracle's row counts every ratio "
-        "of its search, and has found the best only when all are there."
-    )
+    note = f"{some} of {len(lengths)} found, {long} at {EPOCHS} epochs. Runs at epochs: of recipe {chosen.recipe}, any "
+    note += f"seed, scored under the preset {' or '.join(scoring.presets)}; an oracle's row counts every ratio of its "
+    note += "search, and has found the best only when all are there."
     header = ["protocol", "method", *(title("data", name) for name in datasets)]
     return Table("status", f"{item.heading}: what was run", header, rows, note)
 
@@ -250,11 +248,9 @@ def settings_table(chosen: RunChoices, scoring: Scoring) -> Table:
             there, here = (f"{one:g}" if isinstance(one, int | float) else str(one) for one in found)
             rows.append([part, name, there, here, "yes" if there == here else "no"])
     normalized = mae.objective.normalize_patches
-    note = (
-        f"Ours: recipe {chosen.recipe}, preset {protocols.name}. "
-        "The paper counts warm-up in steps; its evaluation's are epochs in the code it adapts. "
-        f"Normalized targets: there for MAE, not for PMAE; here {'the same' if normalized else 'for neither'}."
-    )
+    note = f"Ours: recipe {chosen.recipe}, preset {protocols.name}. The paper counts warm-up in steps; its "
+    note += "evaluation's are epochs in the code it adapts. Normalized targets: there for MAE, not for PMAE; here "
+    note += f"{'the same' if normalized else 'for neither'}."
     header = ["part", "setting", "published", "ours", "same"]
     return Table("settings-comparison", "Settings: published and ours", header, rows, note)
 

@@ -155,7 +155,6 @@ def specs_of(item: Item, chosen: RunChoices) -> list[RunSpec]:
 
 
 def items(names: Sequence[str]) -> list[Item]:
-    """The items of these names."""
     require_known("table or figure", names, ITEMS)
     if not names:
         raise UserError(f"name at least one table or figure; choices: {', '.join(ITEMS)}")

@@ -36,7 +36,9 @@ def training_advice(run: Contents) -> Iterator[Advice]:
         return
     now, last = points[-1]
     since, before = next((point for point in reversed(points) if point[0] <= now * 2 / 3), points[0])
-    gain, where, longer = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}", _longer(run)
+    gain, where = last - before, minus(f"R² {last:.1%}") + f" on {run.measured_on}"
+    twice, out = 2 * (run.config.train.epochs or 1), f"{run.path}-longer"
+    longer = command_line("pretrain", "--config", run.path / "config.json", "--epochs", twice, "--out", out)
     trained = [line["r2"] for line in run.training[-5:] if line.get("r2") is not None]
     seen = sum(trained) / len(trained) if trained else 0.0
     if last < LEARNED:
@@ -59,12 +61,6 @@ def training_advice(run: Contents) -> Iterator[Advice]:
     else:
         moved = minus(f"{100 * gain:+.1f}")
         yield Advice("Saturated", f"{where}, {moved} points since epoch {since:g}: more epochs will not help.")
-
-
-def _longer(run: Contents) -> str:
-    """The command for a run of twice as many epochs."""
-    epochs, out = 2 * (run.config.train.epochs or 1), f"{run.path}-longer"
-    return command_line("pretrain", "--config", run.path / "config.json", "--epochs", epochs, "--out", out)
 
 
 def _probes_risen(run: Contents, since: float) -> float:
@@ -110,9 +106,8 @@ def _mostly(score: Score, name: str) -> str:
 
 def _steps(run: Contents) -> Iterator[Advice]:
     if not run.finished and run.training:
-        yield Advice(
-            "Not finished", "It can go on where it stopped.", command_line("pretrain", "--out", run.path, "--resume")
-        )
+        again = command_line("pretrain", "--out", run.path, "--resume")
+        yield Advice("Not finished", "It can go on where it stopped.", again)
     elif not run.scores:
         words = "With labels for some of the images, this says whether pretraining helped."
         labels = () if run.data.get("classes") else ("--data", "labelled/")

@@ -25,10 +25,7 @@ MOST_POINTS = 150  # of a curve: more than a panel has room for
 
 def curve_data(runs: Sequence[Contents]) -> dict[str, Any]:
     """Runs with their colours and dashes, and panels with one series a run, for the scripts of the pages."""
-    looks = [
-        {"name": run.name, "color": color(i), "dash": i // len(style.PALETTE) % len(style.DASHES)}
-        for i, run in enumerate(runs)
-    ]
+    looks = [{"name": run.name, "color": color(i), "dash": style.DASHES.index(dash(i))} for i, run in enumerate(runs)]
     speed = {"title": "Images a second", "series": [_series(run, run.training, "images_per_second") for run in runs]}
     made = [*_panels(runs), speed]
     return {"runs": looks, "panels": [one for one in made if any(series["x"] for series in one["series"])]}
@@ -83,10 +80,8 @@ def learning_curves(runs: Sequence[Contents]) -> Drawing:
     axes[-1].set_xlabel("epoch")
     if len(runs) > 1:
         legend(figure, axes, ncols=1 if len(runs) > 2 else 2)
-    caption = (
-        "R² is the share of the hidden variance that is predicted: 0 is no better than predicting the mean; values "
-        f"under {minus(str(LOWEST_R2))}% are cut off."
-    )
+    caption = "R² is the share of the hidden variance that is predicted: 0 is no better than predicting the mean; "
+    caption += f"values under {minus(str(LOWEST_R2))}% are cut off."
     if len({(run.method, run.config.objective) for run in runs}) > 1:
         caption += " The runs minimize different objectives, so their losses and R² do not compare with each other."
     return Drawing("learning-curves", "Learning curves", caption, figure)
@@ -140,10 +135,8 @@ def accuracy_bars(runs: Sequence[Contents], split: str) -> Drawing:
         panel.spines["left"].set_visible(False)
     with_paper = any(published_for(entrant.score, entrant.run.config) for entrant in every)
     diamonds = " A diamond is the paper's number for this data and kind of method." if with_paper else ""
-    caption = (
-        "Bars are accuracies with their 95% bootstrap intervals: pretrained encoders in colour, what was not "
-        f"pretrained in grey. The dotted line is always answering the commonest class.{diamonds}"
-    )
+    caption = "Bars are accuracies with their 95% bootstrap intervals: pretrained encoders in colour, what was not "
+    caption += f"pretrained in grey. The dotted line is always answering the commonest class.{diamonds}"
     return Drawing(f"accuracy-{split}", f"Accuracy on {split}", caption, figure)
 
 
@@ -213,10 +206,8 @@ def confusion(score: Score) -> Drawing:
         axes.set_xticks(range(len(counts)), labels=names, rotation=90, fontsize=8)
         axes.set_yticks(range(len(counts)), labels=names, fontsize=8)
     axes.set(xlabel="predicted", ylabel="true")
-    caption = (
-        f"{_capital(PROTOCOLS[score.protocol])} on {score.representation}, {score.images:,} images of {score.split}: "
-        "percent of each true class (row) that was given each answer (column)."
-    )
+    caption = f"{_capital(PROTOCOLS[score.protocol])} on {score.representation}, {score.images:,} images of "
+    caption += f"{score.split}: percent of each true class (row) that was given each answer (column)."
     return Drawing("confusion", "Confusion matrix", caption, figure)
 
 

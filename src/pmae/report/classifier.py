@@ -9,20 +9,22 @@ import numpy as np
 
 from pmae.errors import UserError
 from pmae.files import write_text
+from pmae.intervals import Interval, wilson
 from pmae.plugins import command_line
 from pmae.report import style
 from pmae.report.advice import Advice
 from pmae.report.charts import confusion
-from pmae.report.classifier_contents import SPLITS, Bin, Calibration, ClassifierContents, HeldOut, load
+from pmae.report.classifier_contents import SPLITS, Bin, Calibration, ClassifierContents, load
 from pmae.report.compare import Verdict
 from pmae.report.contents import distinct_names, file_names
 from pmae.report.page import make_folder, render, write_beside
 from pmae.report.style import Drawing, panels, styled
 from pmae.report.tables import Cell, Table
-from pmae.results import Interval, Score, wilson
+from pmae.results import Score
 from pmae.runs import is_classifier
 
 DRAWS = 2000
+CHOSEN = "They are the validation images, which chose when to stop: on new images expect a little less."
 PRECISE, TRUSTED, WEAK = 5.0, 0.05, 0.7
 """Half an interval in points, a calibration error and a recall on whose good side nothing needs to be said."""
 
@@ -80,29 +82,18 @@ def verdict(one: ClassifierContents) -> Verdict:
     share = "unknown" if found.value is None else f"{found.value:.1f}%"
     headline = f"{what} right for {share} of {part.images:,} images it was not trained on{bounds}."
     sentences = [] if part.split == "test" else [CHOSEN]
-    commonest = _commonest(part)
+    support = [sum(row) for row in part.confusion or ()]
+    commonest = 100 * max(support) / max(sum(support), 1) if support else None
     if commonest is not None:
         sentences.append(f"Always answering the commonest class would be right for {commonest:.1f}%.")
     sentences.append(_trust(part.calibration))
     if part.split == "test":
-        sentences.append(
-            f"{part.drifted:.1%} of the test images are flagged as unlike the training images; 1% would be expected."
-        )
+        flagged = f"{part.drifted:.1%} of the test images are flagged as unlike the training images"
+        sentences.append(f"{flagged}; 1% would be expected.")
     kind = "open"
     if low is not None and high is not None and not multi:
         kind = "no" if low <= (commonest or 0) else "yes" if high - low <= 2 * PRECISE else "open"
     return Verdict(one.name, kind, headline, sentences)
-
-
-CHOSEN = "They are the validation images, which chose when to stop: on new images expect a little less."
-
-
-def _commonest(part: HeldOut) -> float | None:
-    """Percentage that always answering the commonest class gets."""
-    if not part.confusion:
-        return None
-    support = [sum(row) for row in part.confusion]
-    return 100 * max(support) / max(sum(support), 1)
 
 
 def _trust(found: Calibration) -> str:
@@ -146,10 +137,8 @@ def advice(one: ClassifierContents) -> Iterator[Advice]:
     counts = list(one.data.get("per_class", {}).values())
     if one.settings.get("class_weights") == "none" and counts and max(counts) > 5 * min(counts):
         ratio = max(counts) / max(min(counts), 1)
-        words = (
-            f"The commonest has {ratio:.0f} times the images of the rarest: fine-tune with --class-weights balanced."
-        )
-        yield Advice("Uneven classes", words)
+        words = f"The commonest has {ratio:.0f} times the images of the rarest"
+        yield Advice("Uneven classes", f"{words}: fine-tune with --class-weights balanced.")
     if _is_rough(part.calibration):
         table = "table of least probabilities" if part.coverage else "diagram of how often answers are right"
         words = f"Use the {table} below, not the probabilities themselves, to decide what to check."
@@ -194,11 +183,9 @@ def reliability(one: ClassifierContents) -> Drawing:
     axes.set(xlim=(0, 102), ylim=(0, 102), ylabel="right (%)")
     below.set(xlim=(0, 102), ylabel="answers", xlabel="probability of the answer (%)")
     style.legend(figure, [axes])
-    caption = (
-        f"On the dotted line an answer of 80% is right in 80 of 100 cases. Logits are divided by "
-        f"{one.temperature:.2f}, which is fitted on val; shown is {one.main.split}. Points of few answers (below) are "
-        "rough."
-    )
+    caption = "On the dotted line an answer of 80% is right in 80 of 100 cases. Logits are divided by "
+    caption += f"{one.temperature:.2f}, which is fitted on val; shown is {one.main.split}. Points of few answers "
+    caption += "(below) are rough."
     return Drawing("reliability", "Can its probabilities be trusted?", caption, figure)
 
 

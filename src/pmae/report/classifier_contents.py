@@ -6,7 +6,7 @@ from typing import Any
 
 from pmae.errors import UserError
 from pmae.files import read_object
-from pmae.results import Fraction, Interval
+from pmae.intervals import Fraction, Interval
 from pmae.runs import CLASSIFIER
 from pmae.validation import Count, Positive, WholeNumber, coerced
 

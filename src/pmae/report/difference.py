@@ -1,12 +1,28 @@
-"""How far one accuracy is above another, with the interval of that: image by image where the answers were kept."""
+"""How far one accuracy, of a run or of several, is above another, with the interval of that.
 
+It is taken image by image where the answers were kept.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from pmae.files import read_tensors
+from pmae.intervals import NORMAL, Interval
 from pmae.results import Score
+from pmae.runs import Run
 
 RESAMPLES = 10_000  # of the images, behind the interval of a difference
+ABOVE, BELOW, CHANCE = "clearly above", "clearly below", "may be chance"
+COLUMNS = ("difference", "low", "high", "said", "how")
+NOTE = (
+    "In points, with a 95% interval; one that leaves out 0 is clear. Paired: a bootstrap over the same test images, "
+    "each with the share of the runs and heads that are right; else from the two intervals as if they were "
+    "independent, which is wider. No interval knows of seeds of pretraining that were not run."
+)
 
 
 class Difference(NamedTuple):
@@ -39,7 +55,8 @@ def difference(score: Score, rival: Score) -> Difference:
     mine, theirs = _right(score), _right(rival)
     alike = score.same_images(rival)
     if alike and mine is not None and theirs is not None and np.array_equal(score.answers[0], rival.answers[0]):
-        return Difference(points, *_paired_bootstrap(mine - theirs, _groups(score)), paired=True)
+        groups = score.groups if score.groups is not None and score.groups.shape == (score.images,) else None
+        return Difference(points, *_paired_bootstrap(mine - theirs, groups), paired=True)
     reach = float(np.hypot(_half(score), _half(rival)))
     return Difference(points, points - reach, points + reach, paired=False)
 
@@ -49,17 +66,10 @@ def _right(score: Score) -> np.ndarray | None:
     answers = score.answers
     if answers is None or answers.ndim != 2 or answers.shape[1] != score.images or len(answers) < 2:
         return None
-    shares: np.ndarray = (answers[1:] == answers[0]).mean(0)
-    return shares
+    return (answers[1:] == answers[0]).mean(0)
 
 
-def _groups(score: Score) -> np.ndarray | None:
-    """(images,) numbers of the groups of a score's images, where they were kept."""
-    groups: np.ndarray | None = score.groups
-    return groups if groups is not None and groups.shape == (score.images,) else None
-
-
-def _paired_bootstrap(each: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float]:
+def _paired_bootstrap(each: np.ndarray, groups: np.ndarray | None) -> tuple[float, float]:
     """Percentiles of the mean over images, in percent, drawn one by one or by whole groups.
 
     Few sums and sizes of groups occur, so resamples are drawn as counts of each of them.
@@ -77,3 +87,44 @@ def _half(score: Score) -> float:
     """Half of the width of an interval in points; infinite where it is unknown."""
     accuracy = score.accuracy
     return np.inf if accuracy.low is None or accuracy.high is None else (accuracy.high - accuracy.low) / 2
+
+
+def between(mine: Sequence[tuple[Run, Score]], rival: Sequence[tuple[Run, Score]]) -> Difference | None:
+    """How far runs are above others by their scores of one protocol; None where one side has none."""
+    one, other = (pooled([with_answers(*each) for each in group]) for group in (mine, rival))
+    return None if one is None or other is None else difference(one, other)
+
+
+def cells(found: Difference) -> list[float | str]:
+    """A difference as the cells of `COLUMNS`."""
+    said = CHANCE if not found.clear else ABOVE if found.points > 0 else BELOW
+    numbers = [round(number, 6) for number in (found.points, found.low, found.high)]
+    return [*numbers, said, "paired" if found.paired else "from two intervals"]
+
+
+def with_answers(run: Run, score: Score) -> Score:
+    """A score of a run with its answers to every image, where they were kept beside results.json."""
+    file = run.path / "answers.safetensors"
+    kept = {key: found.numpy() for key, found in read_tensors(file).items()} if file.is_file() else {}
+    return score.with_kept(kept) if score.key in kept else score
+
+
+def pooled(scores: Sequence[Score]) -> Score | None:
+    """Scores of the same images by several runs as one: their mean accuracy, and the answers of all heads."""
+    known = [score for score in scores if score.accuracy.value is not None]
+    if not known:
+        return None
+    low, value, high = (statistics.fmean(ends) for ends in zip(*map(_interval, known), strict=True))
+    answers = [score.answers for score in known if score.answers is not None]
+    whole = len(answers) == len(known) and all(np.array_equal(each[0], answers[0][0]) for each in answers)
+    stacked = np.concatenate([answers[0][:1], *(each[1:] for each in answers)]) if whole else None
+    return dataclasses.replace(known[0], metrics={"accuracy": Interval(value, low, high)}, answers=stacked)
+
+
+def _interval(score: Score) -> tuple[float, float, float]:
+    """Low end, value and high end as shares; that of a binomial proportion where no interval was kept."""
+    found = score.metrics["accuracy"]
+    value = found.value or 0.0
+    half = NORMAL * (value * (1 - value) / score.images) ** 0.5
+    low, high = (value - half, value + half) if found.low is None or found.high is None else (found.low, found.high)
+    return low, value, high

@@ -81,11 +81,12 @@ class InteractiveMap:
         kept = np.linspace(0, len(chosen) - 1, min(most, len(chosen))).round().astype(np.int64)
         chosen, points, labels = chosen[kept], points[kept], labels[kept]
         self.name, self.caption, self.classes = name, _caption(len(chosen), how), classes_of(run)
-        self.legend = [
-            (int(label), self.classes[label] if 0 <= label < len(self.classes) else str(label))
-            for label in np.unique(labels)
-        ]
-        places = _in_drawing(points)
+        names = dict(enumerate(self.classes))
+        self.legend = [(label, names.get(label, str(label))) for label in np.unique(labels).tolist()]
+        # In the units of the drawing, as large as fits, upwards being less.
+        span = np.maximum(np.ptp(points, axis=0), 1e-9)
+        scale = min(540 / span[0], 380 / span[1])
+        places = np.array([280, 200]) + (points - points.min(0) - span / 2) * scale * np.array([1, -1])
         self.points = {label: [(i, *places[i]) for i in np.flatnonzero(labels == label)] for label, _ in self.legend}
         self.sprite = _sprite(run.features["pictures"][chosen], str(run.data.get("dtype", "")), side)
         self.sprite_key = hashlib.blake2b(self.sprite["url"].encode(), digest_size=8).hexdigest()
@@ -115,13 +116,6 @@ def has_map(run: Contents) -> bool:
     """Whether a run keeps what the interactive map needs; those of older versions do not."""
     needed = ("features", "labels", "places", "pictures", "neighbours", "random_neighbours")
     return all(len(run.features.get(name, ())) == len(run.features.get("features", ())) > 0 for name in needed)
-
-
-def _in_drawing(points: np.ndarray) -> np.ndarray:
-    """Points (N, 2) in the units of the drawing, as large as fits, upwards being less."""
-    span = np.maximum(np.ptp(points, axis=0), 1e-9)
-    scale = min(540 / span[0], 380 / span[1])
-    return np.array([280, 200]) + (points - points.min(0) - span / 2) * scale * np.array([1, -1])
 
 
 def _sprite(pictures: np.ndarray, dtype: str, side: int) -> dict[str, Any]:

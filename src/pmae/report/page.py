@@ -60,17 +60,11 @@ class Chapter(NamedTuple):
     settings: dict[str, str]
 
 
-class Written(NamedTuple):
-    """What a page says that a terminal should too: folders left out, and the first run against each of the others."""
-
-    refused: list[str]
-    between: list[str]
-
-
-def write_report(runs: Sequence[Path | str], out: Path | str) -> Written:
+def write_report(runs: Sequence[Path | str], out: Path | str) -> tuple[list[str], list[str]]:
     """Write the page for these run folders to `out`, and its tables and figures to the folder `<stem>_files`.
 
-    A folder that could not be read is left out; if none could, nothing is written.
+    A folder that could not be read is left out; if none could, nothing is written. Returns what a terminal should say
+    too: why folders were left out, and the first run against each of the others.
     """
     out = Path(out)
     require(not out.is_dir(), "out", "a file such as report.html, not a folder", str(out))
@@ -107,7 +101,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> Written:
     own = [(one.anchor, one.drawings, filter(None, [one.classes])) for one in chapters]
     write_beside(out, across, list(made.values()), own)
     write_text(out, page)
-    return Written(refused, compared)
+    return refused, compared
 
 
 def _tables(runs: Sequence[Contents], splits: Sequence[str]) -> Iterator[Table]:
@@ -135,9 +129,8 @@ def _chapter(run: Contents, anchor: str, runs: int) -> Chapter:
     shown = None
     if has_map(run):
         shown = InteractiveMap(run, f"map-{anchor}", 1000 if runs < 4 else 400, 32 if runs == 1 else 24)
-    return Chapter(
-        run, anchor, _notes(run), advice(run), drawings, shown, few, tables.class_table(run), tables.settings(run)
-    )
+    table, settings = tables.class_table(run), tables.settings(run)
+    return Chapter(run, anchor, _notes(run), advice(run), drawings, shown, few, table, settings)
 
 
 def save_figures(run: Run) -> list[Path]:
@@ -211,23 +204,19 @@ def _notes(run: Contents) -> list[str]:
     said = [*run.start, *(str(note) for note in run.data.get("notes", []))]
     for evaluation in run.evaluations:
         said += [*evaluation.data.notes, *(f"{note} (preset {evaluation.preset})" for note in evaluation.notes)]
-        said += [f"{note} ({_named(score)})" for score in evaluation.scores for note in score.notes]
+        for score in evaluation.scores:
+            how = f"{PROTOCOLS.get(score.protocol, score.protocol)} on {score.representation}, {score.split}"
+            said += [f"{note} ({how}, preset {score.preset})" for note in score.notes]
         said += [note for split, found in evaluation.data.duplicates.items() for note in found.in_words(split)]
     said += run.segmentation.notes if run.segmentation else ()
     return list(dict.fromkeys(said))
 
 
-def _named(score: Score) -> str:
-    protocol = PROTOCOLS.get(score.protocol, score.protocol)
-    return f"{protocol} on {score.representation}, {score.split}, preset {score.preset}"
+Beside = tuple[str, Iterable[Drawing], Iterable[Table]]
+"""A chapter's anchor, figures and tables."""
 
 
-def write_beside(
-    out: Path,
-    across: Sequence[Drawing],
-    made: Sequence[Table],
-    chapters: Sequence[tuple[str, Iterable[Drawing], Iterable[Table]]],
-) -> None:
+def write_beside(out: Path, across: Sequence[Drawing], made: Sequence[Table], chapters: Sequence[Beside]) -> None:
     """Figures (PNG, SVG) and tables (CSV, Markdown) in the folder of a page: common ones, and those of each chapter."""
     folder = _beside(out)
     make_folder(folder)

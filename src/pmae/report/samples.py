@@ -122,10 +122,8 @@ def spectrum_parts(run: Contents) -> Drawing:
         figure, _ = gallery(columns)
         which = "The same images"
         said = f"Mid-grey is 0; black and white, in standard deviations, are: {', '.join(scales)}."
-    caption = (
-        f"{which} made of the largest {run.units} alone, of those in the middle and of the smallest, cut by cumulated "
-        f"share of the variance. {said} {_note(run)}"
-    )
+    caption = f"{which} made of the largest {run.units} alone, of those in the middle and of the smallest, cut by "
+    caption += f"cumulated share of the variance. {said} {_note(run)}"
     return Drawing("spectrum-parts", "What the parts of the spectrum show", caption.strip(), figure)
 
 
@@ -135,16 +133,12 @@ def token_figure(run: Contents) -> Drawing:
     pictures = view_for(run).pictures(run.samples["original"][:ROWS])
     size = pictures.shape[1:3]
     columns = {"image": pictures, "patch tokens": enlarged(run.samples["token_colours"][:ROWS], size)}
-    said = (
-        "Red, green and blue are the three leading principal components of the patch tokens of these images: patches "
-        "of one colour are alike to the encoder."
-    )
+    said = "Red, green and blue are the three leading principal components of the patch tokens of these images: "
+    said += "patches of one colour are alike to the encoder."
     if "attention" in run.samples:
         columns["[CLS] looks at"] = lit(pictures, run.samples["attention"][:ROWS])
-        said += (
-            " On the right, the brighter a patch, the more [CLS] attends to it in the last block (mean of all heads, "
-            "each image on a scale of its own, its top twentieth fully bright)."
-        )
+        said += " On the right, the brighter a patch, the more [CLS] attends to it in the last block (mean of all "
+        said += "heads, each image on a scale of its own, its top twentieth fully bright)."
     figure, _ = gallery(columns)
     return Drawing("tokens", "What patches look like to the encoder", said, figure)
 
@@ -179,9 +173,7 @@ def components(run: Contents) -> Drawing:
     rows = shown.reshape(-1, GALLERY, *shown.shape[1:])
     figure, _ = gallery({f"{i + 1}": rows[:, i] for i in range(GALLERY)}, [f"+{GALLERY * i}" for i in range(len(rows))])
     said = f"The first {count} principal components, largest first: the first holds {variance[0]:.1%} of the variance, "
-    said += (
-        f"all of these {variance[:count].sum():.1%}. Mid-grey is 0; each has a scale of its own, and a sign by chance."
-    )
+    said += f"all of these {variance[:count].sum():.1%}. Mid-grey is 0; each has its own scale, and a sign by chance."
     return Drawing("components", "Components", said, figure)
 
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pmae.config_file import flat
+from pmae.intervals import Interval
 from pmae.report.compare import lineup, main_score
 from pmae.report.contents import Contents
 from pmae.report.published import published, published_for
 from pmae.report.style import minus
-from pmae.results import METRICS, PROTOCOLS, Interval, Score
+from pmae.results import METRICS, PROTOCOLS, Score
 
 Cell = str | int | float | Interval | None
 NOTHING = "–"
@@ -70,7 +71,6 @@ def inert(text: str) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A heading, a pipe table and the note."""
     lines = [f"### {in_line(table.title)}", "", _pipes(table.header)]
     lines.append("|" + "|".join("---:" if number else "---" for number in table.numeric) + "|")
     lines += [_pipes([shown(cell) for cell in row]) for row in table.rows]
@@ -179,7 +179,7 @@ def metrics_table(runs: Sequence[Contents], split: str) -> Table:
         "pooling": [score.pooling_name for _, score in found],
         "protocol": [PROTOCOLS.get(score.protocol, score.protocol) for _, score in found],
         **{title: [score.percent(metric) for _, score in found] for metric, title in METRICS.items()},
-        "seeds": [score.seeds for _, score in found],
+        "seeds": [len(score.by_seed) for _, score in found],
         "± between seeds": [score.accuracy.std for _, score in found],
     }
     if len(runs) > 1:
@@ -233,7 +233,6 @@ def segmentation_table(runs: Sequence[Contents]) -> Table | None:
 
 
 def cost_table(runs: Sequence[Contents]) -> Table:
-    """What pretraining and evaluation took."""
     rows: list[list[Cell]] = []
     for run in runs:
         steps = int(run.training[-1]["step"]) if run.training else 0

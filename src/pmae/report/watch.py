@@ -69,7 +69,14 @@ class Watched:
         if path is None or not (path / "samples.safetensors").is_file():
             return None
         run = load(path, name)
-        return _png(run) if "target" in run.samples and not samples.is_signal(run) else None
+        if "target" not in run.samples or samples.is_signal(run):
+            return None
+        from PIL import Image
+
+        pixels, _, _ = sheet(list(reconstructed_pictures(run, samples.MASKS).values()))
+        buffer = io.BytesIO()
+        Image.fromarray((255 * pixels).round().astype(np.uint8)).save(buffer, "PNG")
+        return buffer.getvalue()
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -126,16 +133,6 @@ def _held(path: Path) -> bool:
         return lives(int(number))
     wrote = _stamp(path / "metrics.jsonl") or _stamp(path / "config.json")
     return wrote is not None and time.time() - wrote[0] / 1e9 < QUIET_SECONDS
-
-
-def _png(run: Contents) -> bytes:
-    from PIL import Image
-
-    columns = reconstructed_pictures(run, samples.MASKS)
-    pixels, _, _ = sheet(list(columns.values()))
-    buffer = io.BytesIO()
-    Image.fromarray((255 * pixels).round().astype(np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 class Handler(BaseHTTPRequestHandler):

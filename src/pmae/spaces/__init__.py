@@ -32,8 +32,6 @@ def build_space(config: SpaceConfig, shape: tuple[int, int, int]) -> Space:
     space: Space = find("space", config.name, "space.name")(shape, config)
     if config.grouped and not space.has_bands:
         having = ", ".join(sorted(name for name, kind in SPACES.items() if kind.has_bands))
-        raise UserError(
-            f"space.grouped must be off for space.name {config.name!r}, whose coefficients form no bands, got True; "
-            f"spaces with bands: {having}"
-        )
+        rule = f"off for space.name {config.name!r}, whose coefficients form no bands"
+        raise UserError(f"space.grouped must be {rule}, got True; spaces with bands: {having}")
     return space

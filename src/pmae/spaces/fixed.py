@@ -256,8 +256,7 @@ def count_levels(height: int, width: int, wanted: int | None) -> int:
     deepest = (sides & -sides).bit_length() - 1
     if deepest == 0 or (wanted or 0) > deepest:
         asked = "at least 1" if wanted is None else str(wanted)
-        raise UserError(
-            f"space.levels must be at most {deepest} for images of {height}x{width}, because each level halves both "
-            f"sides, got {asked}; use data.resize, or space.name 'cosine', which takes any size"
-        )
+        rule = f"at most {deepest} for images of {height}x{width}, because each level halves both sides"
+        instead = "use data.resize, or space.name 'cosine', which takes any size"
+        raise UserError(f"space.levels must be {rule}, got {asked}; {instead}")
     return wanted or deepest

@@ -120,11 +120,9 @@ class LandmarkSpace(Space):
         self.mean.copy_(moments.mean)
         self.preimage_error.copy_(torch.tensor([seen, unseen]))
         if not self.keeps_rest:
-            warnings.warn(
-                f"space {self.config.name!r} has no exact inverse: its pre-images miss {seen:.1%} of the norm of "
-                f"training images, about {unseen:.1%} of others; space.keep_rest would carry that along",
-                stacklevel=3,
-            )
+            told = f"its pre-images miss {seen:.1%} of the norm of training images, about {unseen:.1%} of others"
+            rest = "space.keep_rest would carry that along"
+            warnings.warn(f"space {self.config.name!r} has no exact inverse: {told}; {rest}", stacklevel=3)
 
 
 class KernelPCA(LandmarkSpace):
@@ -195,10 +193,8 @@ def choose_gamma(gamma: float | None, distances: Tensor) -> float:
     if not EDGE < mean < 1 - EDGE:
         kind = "constant: all images look alike" if mean > 0.5 else "the identity: each image looks unlike all others"
         hint = f"; left unset it would be {1 / median:.3g}" if median > 0 else ""
-        raise UserError(
-            f"space.gamma must tell images apart, got {gamma:g}: the mean kernel value between {count} landmarks is "
-            f"{mean:.6g}, so the kernel is {kind}{hint}"
-        )
+        told = f"the mean kernel value between {count} landmarks is {mean:.6g}, so the kernel is {kind}{hint}"
+        raise UserError(f"space.gamma must tell images apart, got {gamma:g}: {told}")
     return gamma
 
 

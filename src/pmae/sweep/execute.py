@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pmae.config import Config, DataConfig, replace
-from pmae.data.images import ImageSet
+from pmae.config import Config, replace
 from pmae.data.sets import read_chunks
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError, require
@@ -153,7 +152,7 @@ def check_missing(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = 
     Returns how many are missing.
     """
     missing = [spec.config for spec in specs if index.first(spec.config, any_length=any_length) is None]
-    first = functools.cache(_first_image)
+    first = functools.cache(lambda data: next(read_chunks(data, size=1).chunks)[1])
     for config in dict.fromkeys(replace(one, train__seed=0) for one in missing):
         image = first(config.data)
         config = dataclasses.replace(config, encoder=adopted(config.encoder, image.shape))
@@ -161,11 +160,6 @@ def check_missing(specs: Sequence[RunSpec], index: RunIndex, any_length: bool = 
         with torch.device("meta"), plugin_errors(config, lambda: "when it was built"):
             build_method(config, image.shape)
     return len(missing)
-
-
-def _first_image(data: DataConfig) -> ImageSet:
-    _, image = next(read_chunks(data, size=1).chunks)
-    return image
 
 
 def run_all(
@@ -195,11 +189,11 @@ def run_all(
         if run is None and until is not None:  # scored at the epoch the stage ends with, or later
             run = next((one for one in begun if one.results.get("pretrain", {}).get("epoch", 0) >= until), None)
         for other in begun if run is None else [run]:
-            same.require_of(other, config.data)
+            same.require(config.data, other)
         if run is not None:
             end(stage, run)
             return
-        same.require_now(config.data)
+        same.require(config.data)
         taken = [path for _, path, _ in running.values()]
         path = next((one.path for one in begun if one.path not in taken), folder / stage.spec.folder)
         how = "goes on" if (path / "config.json").exists() else "pretrains"
@@ -225,9 +219,7 @@ def _raise_what_failed(future: "Future[int | None]", path: Path, workers: Worker
     except (UserError, Interrupted) as error:
         raise getattr(error, "cause", error) from None  # Ray wraps what a task raised
     except workers.lost as error:
-        raise UserError(
-            f"the worker of {path} died ({' '.join(str(error).split())[:200]}); the same command goes on from its last "
-            "checkpoint: with fewer runs at a time, if memory was short"
-        ) from error
+        again = "the same command goes on from its last checkpoint: with fewer runs at a time, if memory was short"
+        raise UserError(f"the worker of {path} died ({' '.join(str(error).split())[:200]}); {again}") from error
     if stopped:
         raise Interrupted("the same command again goes on from there", stopped)

@@ -184,16 +184,12 @@ class SameImages:
     def __init__(self) -> None:
         self._known: dict[DataConfig, tuple[str, str]] = {}  # fingerprints, and where they are from
 
-    def require_of(self, run: Run, data: DataConfig) -> None:
-        """A run that is reused; older ones have no fingerprint."""
-        self._require(data, run.environment["data"].get("fingerprint"), str(run.path))
-
-    def require_now(self, data: DataConfig) -> None:
-        """The images as they are, beside runs that are reused; where they are not here it cannot be told."""
-        if data in self._known:
-            self._require(data, _fingerprint(data), data.source)
-
-    def _require(self, data: DataConfig, found: str | None, place: str) -> None:
+    def require(self, data: DataConfig, run: Run | None = None) -> None:
+        """The images of a run that is reused or, beside such runs, as they are; what has no fingerprint is let pass."""
+        if run is None and data not in self._known:
+            return
+        found = run.environment["data"].get("fingerprint") if run else _fingerprint(data)
+        place = str(run.path) if run else data.source
         known, where = self._known.setdefault(data, (found, place)) if found else (None, "")
         if known not in (None, found):
             told = f"data must be the images of the runs that are reused, got others in {place!r} than in {where!r}"

@@ -16,12 +16,12 @@ from pmae.config import Config, replace
 from pmae.config_file import to_dict, with_settings
 from pmae.data.sets import settled
 from pmae.errors import UserError, require, require_known
+from pmae.intervals import NORMAL
 from pmae.plugins import require_plugins
 from pmae.report.page import Page
 from pmae.report.style import PALETTE, Drawing, color, marker, panels, short, styled
 from pmae.report.tables import Cell, Table
 from pmae.runs import Run
-from pmae.sweep.differences import NORMAL
 from pmae.sweep.execute import Asha, InOrder, check_missing, run_all
 from pmae.sweep.find import RunIndex, RunSpec, logged_speeds, validation_images
 from pmae.sweep.workers import Workers
@@ -152,10 +152,8 @@ def verdict(trials: Sequence[Trial]) -> str:
     """The best settings in one sentence, all of them if they tie, or why there are none."""
     best = best_of(trials)
     if not best:
-        return (
-            "The data has no labels, so nothing says which settings are best: R2 does not compare between ratios or "
-            "spaces. Give a small labelled set with --set probe.data=NAME."
-        )
+        why = "R2 does not compare between ratios or spaces. Give a small labelled set with --set probe.data=NAME."
+        return f"The data has no labels, so nothing says which settings are best: {why}"
     stopped = sum(trial.stopped is not None for trial in trials)
     early = f" {stopped} of {len(trials)} were stopped early." if stopped else ""
     start = "Tied for the best by validation:" if len(best) > 1 else "The best by validation is"
@@ -177,7 +175,6 @@ def _unsure(best: Sequence[Trial], trials: Sequence[Trial]) -> str:
 
 
 def sweep_table(trials: Sequence[Trial]) -> Table:
-    """A row a combination of settings."""
     names, early = list(trials[0].settings), any(trial.stopped is not None for trial in trials)
     rows: list[list[Cell]] = []
     for trial in trials:

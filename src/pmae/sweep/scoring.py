@@ -94,9 +94,8 @@ class Requirements:
         for protocols, epochs in self.missing(run).items():
             lacking = unscored(run, protocols, epochs)
             print(f"  {run.path.name}: {', '.join(lacking)} [{protocols.name}]", flush=True)
-            api.evaluate(
-                run.path, only(protocols, lacking), splits(data), epochs, False, seeds, self.device, figures=False
-            )
+            given = (run.path, only(protocols, lacking), splits(data), epochs, False, seeds, self.device)
+            api.evaluate(*given, figures=False)
 
 
 def unscored(run: Run, protocols: Protocols, epochs: Sequence[int]) -> list[str]:

@@ -179,11 +179,9 @@ def basis_figure(fitted: Sequence[FittedSpace], view: View, said: str) -> Drawin
     columns = {title: np.stack([row[j] for row in rows]) for j, title in enumerate(titles)}
     figure, _ = gallery(columns, [space_label(one.space) for one in fitted], margin=MARGIN)
     cuts = ", ".join(f"{name} up to {high:.0%}" for name, (_, high) in PARTS.items())
-    caption = (
-        f"What single components add to an image, each at its own contrast, mid-grey is 0; {cuts} of the cumulated "
-        "variance, the largest first. What is hidden as one (a band, a rest) is shown as a random draw of its "
-        f"coefficients; a part without any stays empty. {said} {view.note}"
-    )
+    caption = f"What single components add to an image, each at its own contrast, mid-grey is 0; {cuts} of the "
+    caption += "cumulated variance, the largest first. What is hidden as one (a band, a rest) is shown as a random "
+    caption += f"draw of its coefficients; a part without any stays empty. {said} {view.note}"
     return Drawing("basis", "Basis images", caption.strip(), figure)
 
 
@@ -204,11 +202,9 @@ def hidden_figure(fitted: Sequence[FittedSpace], image: Array, view: View, said:
     titles = ["image", *(f"{share:.0%}\n{kind}" for share in usual[:count] for kind in ("visible", "hidden"))]
     columns = {title: np.stack([row[j] for row in rows]) for j, title in enumerate(titles)}
     figure, _ = gallery(columns, labels, margin=MARGIN)
-    caption = (
-        "What the encoder sees and what it must predict, one draw at each share of the variance. Hidden parts are "
-        "differences around mid-grey, those of a row on one scale; hidden patches are grey, and their shares stand "
-        f"beside the row. {said} {view.note}"
-    )
+    caption = "What the encoder sees and what it must predict, one draw at each share of the variance. Hidden parts "
+    caption += "are differences around mid-grey, those of a row on one scale; hidden patches are grey, and their "
+    caption += f"shares stand beside the row. {said} {view.note}"
     return Drawing("hidden", "What is hidden", caption.strip(), figure)
 
 
@@ -223,8 +219,6 @@ def spectra_figure(fitted: Sequence[FittedSpace], said: str) -> Drawing:
     axes.set_xlim(0.9, 1.1 * max(len(one.share) for one in fitted))
     axes.xaxis.set_major_formatter(WHOLE)
     legend(figure, [axes])
-    caption = (
-        "The higher a curve, the fewer components or bands hold the variance. That of kernel PCA and diffusion is of "
-        f"their own coefficients, not of pixels. {said}"
-    )
+    caption = "The higher a curve, the fewer components or bands hold the variance. That of kernel PCA and diffusion "
+    caption += f"is of their own coefficients, not of pixels. {said}"
     return Drawing("spectra", "Spectra", caption.strip(), figure)

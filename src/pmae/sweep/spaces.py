@@ -13,6 +13,7 @@ from pmae.derive import patch_for
 from pmae.errors import require
 from pmae.paper.recipes import recipe
 from pmae.plugins import find
+from pmae.report.difference import COLUMNS, NOTE, between, cells
 from pmae.report.page import Page
 from pmae.report.style import FAINT, Drawing, color, minus, panels, styled
 from pmae.report.tables import Cell, Table
@@ -20,7 +21,6 @@ from pmae.results import PROTOCOLS as PROTOCOL_NAMES
 from pmae.results import Score
 from pmae.runs import Run
 from pmae.spaces import build_space
-from pmae.sweep.differences import COLUMNS, NOTE, between, cells
 from pmae.sweep.execute import check_missing, get_runs
 from pmae.sweep.find import RunSpec, splits
 from pmae.sweep.grid import mean, trial_of

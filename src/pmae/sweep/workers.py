@@ -45,10 +45,9 @@ def train(path: Path, config: Config, until: int | None = None) -> int | None:
     data = splits(config.data)
     # A run is stopped early to be compared with others, and without labels nothing compares.
     if until is not None and data.train.labels is None and config.probe.data is None:
-        raise UserError(
-            f"data must have labels for a search that stops runs early, got none in {config.data.source!r}; "
-            "`--set data.labels=folders` takes subfolders for classes, `--set probe.data=labelled/` another set"
-        )
+        told = f"data must have labels for a search that stops runs early, got none in {config.data.source!r}"
+        instead = "`--set data.labels=folders` takes subfolders for classes, `--set probe.data=labelled/` another set"
+        raise UserError(f"{told}; {instead}")
     try:
         api.pretrain(config, data, path, resume=begun, quiet=True, until=until, figures=False)
     except Interrupted as stop:
@@ -152,18 +151,15 @@ class RayWorkers(Workers):
             return count
         # Sorted, for Ray names its nodes in any order.
         there = ", ".join(sorted(f"{node.get('GPU', 0):g} GPUs and {node.get('CPU', 0):g} CPUs" for node in nodes))
-        raise UserError(
-            f"--gpus-each and --cpus-each must be at most what a node has ({len(nodes)} here: {there}), got "
-            f"{self._gpus:g} GPUs and {self._cpus:g} CPUs"
-        )
+        rule = f"at most what a node has ({len(nodes)} here: {there})"
+        raise UserError(f"--gpus-each and --cpus-each must be {rule}, got {self._gpus:g} GPUs and {self._cpus:g} CPUs")
 
     def submit(self, path: Path, config: Config, until: int | None) -> "Future[int | None]":
         if not self._gpus and config.train.device == "auto":
             # A GPU that Ray did not hand out belongs to somebody else.
             config = replace(config, train__device="cpu")
         self._tasks.append(self._train.remote(os.getcwd(), max(1, int(self._cpus)), path, config, until))
-        future: Future[int | None] = self._tasks[-1].future()
-        return future
+        return self._tasks[-1].future()
 
     def close(self) -> None:
         """Let the runs that are left save themselves and end."""

@@ -104,7 +104,10 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
             load_into(model.encoder.net, path / "encoder.safetensors")
             load_into(model.decoder, path / "decoder.safetensors")
             load_trained_space(model.space, path)
-            _load_extra(model, path / "extra.safetensors")
+            extra = path / "extra.safetensors"
+            tensors = read_tensors(extra) if extra.exists() else {}
+            require_fit(f"checkpoint {str(extra)!r} does not fit the plug-ins", extra_state(model), tensors)
+            model.load_state_dict(tensors, strict=False)
             _load_optimizer(model, optimizer, read_tensors(path / "optimizer.safetensors"))
             _thin_out(run, run.config.train.keep)  # a run killed before it did so may have nothing left to save
             return int(read_state(path)["step"])
@@ -112,17 +115,6 @@ def restore(run: Run, model: MaskedAutoencoder, optimizer: torch.optim.Optimizer
     if known or unknown:
         warnings.warn(f"no checkpoint of {str(run.path)!r} is whole: its training begins anew", stacklevel=2)
     return 0
-
-
-def newest(run: Run) -> Path | None:
-    """The last checkpoint that is whole."""
-    return next((path for path in reversed(run.checkpoints()) if damage(path) is None), None)
-
-
-def _load_extra(model: MaskedAutoencoder, path: Path) -> None:
-    tensors = read_tensors(path) if path.exists() else {}
-    require_fit(f"checkpoint {str(path)!r} does not fit the plug-ins", extra_state(model), tensors)
-    model.load_state_dict(tensors, strict=False)
 
 
 def run_or_weights(source: Run | Path | str) -> Run | Path:
@@ -153,8 +145,7 @@ def load_encoder(source: Run | Path | str, epoch: int | None = None) -> tuple[Co
         # Without its memory first: damaged settings may ask for more than there is. The file has all of its weights.
         with torch.device("meta"):
             encoder = build_encoder(config.encoder, run.shape)
-        expected = encoder.net.state_dict()
-        require_fit(f"checkpoint {str(path)!r} does not fit the settings", expected, read_tensors(path))
+        require_fit(f"checkpoint {str(path)!r} does not fit the settings", encoder.net.state_dict(), read_tensors(path))
         encoder = encoder.to_empty(device="cpu")
     else:
         with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
@@ -176,9 +167,7 @@ def load_space(run: Run) -> Space:
     space = build_space(run.config.space, run.shape)
     load_into(space, run.path / "fitted.safetensors", prefix="space.")
     if space_state(space):
-        path = run.checkpoint()
-        require_whole(path, "space.safetensors")
-        load_trained_space(space, path)
+        load_trained_space(space, require_whole(run.checkpoint(), "space.safetensors").parent)
     return space
 
 

@@ -152,10 +152,9 @@ def lost_process_errors(world: World) -> Iterator[None]:
             raise
         # Backends begin with a place in their source and may end with advice.
         said = re.sub(r"\[/.*?\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
-        raise UserError(
-            f"process {world.rank} of {world.size} lost another one, which was killed, failed or was silent for "
-            f"{_timeout().seconds} s ({TIMEOUT}); the last checkpoint is intact, resume the run ({said})"
-        ) from error
+        how = f"which was killed, failed or was silent for {_timeout().seconds} s ({TIMEOUT})"
+        told = f"process {world.rank} of {world.size} lost another one, {how}"
+        raise UserError(f"{told}; the last checkpoint is intact, resume the run ({said})") from error
 
 
 def require_shardable(config: Config, model: MaskedAutoencoder, size: int) -> None:
@@ -180,9 +179,8 @@ def require_divisible(config: Config, batch_size: int, model: MaskedAutoencoder,
     several = "in several processes, each of which knows its part of the batch"
     if config.train.accumulate > 1:
         several = "where a batch is taken in parts (train.accumulate)"
-        rule = (
-            "1 with a contrastive loss, which is over the whole batch (train.activation_checkpointing saves memory too)"
-        )
+        saves = "train.activation_checkpointing saves memory too"
+        rule = f"1 with a contrastive loss, which is over the whole batch ({saves})"
         require(model.contrastive is None, "train.accumulate", rule, config.train.accumulate)
     counted = config.objective.scale == "mean" and isinstance(model, PrincipalMAE) and not model.on_pixels
     rule = f"constant or sum {several}, when every image has its own mask of components (masking.per image)"

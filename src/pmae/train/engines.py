@@ -79,7 +79,6 @@ class FastEngine:
         return self.current.tally
 
     def __call__(self, inputs: Inputs) -> None:
-        """Take one step."""
         expected = float(self._plain_loss(inputs)) if self._taken == 0 else None
         self._take(inputs)
         self._taken += 1
@@ -119,11 +118,8 @@ class FastEngine:
         """The loss of a step by timm's own code; nothing is trained, and what a forward pass changes is put back."""
         model = self.current.model
         # Averages of batch norms and of teachers, but not the space, whose basis may be large and does not change.
-        kept = [
-            *model.encoder.buffers(),
-            *model.decoder.buffers(),
-            *(p for p in model.parameters() if not p.requires_grad),
-        ]
+        frozen = (p for p in model.parameters() if not p.requires_grad)
+        kept = (*model.encoder.buffers(), *model.decoder.buffers(), *frozen)
         buffers = [(buffer, buffer.clone()) for buffer in kept]
         hide = getattr(model, "hide_components", None)
         fast.accelerate(model, "none")
@@ -143,7 +139,6 @@ class FastEngine:
         tolerance = TOLERANCE[self.current.model.precision]
         # A loss that is not finite has its own message.
         if abs(found - expected) > tolerance * abs(expected):
-            raise UserError(
-                f"train.kernels must give the plain path's loss at the first step within {tolerance:.1%}, got "
-                f"{found:.6g} against {expected:.6g}; train.kernels none trains without them"
-            )
+            rule = f"give the plain path's loss at the first step within {tolerance:.1%}"
+            got = f"{found:.6g} against {expected:.6g}; train.kernels none trains without them"
+            raise UserError(f"train.kernels must {rule}, got {got}")

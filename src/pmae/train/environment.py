@@ -22,6 +22,7 @@ from pmae.errors import UserError, require
 from pmae.system import STOPS, is_out_of_memory, keep_freed_memory
 
 PACKAGES = ("pmae", "torch", "torchvision", "timm", "numpy", "scikit-learn")
+BY_CALLBACK = 1000  # beyond all signals
 
 
 def pick_device(name: str) -> torch.device:
@@ -57,9 +58,8 @@ def pick_engine(config: TrainConfig, device: torch.device, pixels: float = 0.0) 
         fastest = "compiled" if pixels >= COMPILE_FROM else "graph"
         return fastest if captures and not config.needs_plain else "plain"
     if config.engine != "plain" and device.type != "cuda":
-        raise UserError(
-            f"train.engine {config.engine!r} must run on CUDA, got {device.type!r}; choices here: auto, plain"
-        )
+        told = f"train.engine {config.engine!r} must run on CUDA, got {device.type!r}"
+        raise UserError(f"{told}; choices here: auto, plain")
     rule = f"plain or auto without Triton, or where {fast.VARIABLE} turns kernels off"
     require(config.engine == "plain" or captures, "train.engine", rule, config.engine)
     return config.engine
@@ -104,7 +104,8 @@ def steady_matmuls(precision: torch.dtype, device: torch.device) -> Iterator[Non
     At the first bfloat16 matmul that oneDNN cannot do, torch turns oneDNN off for the rest of the process, and
     those of float32 round otherwise from then on.
     """
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or _has_bfloat16():
+    has_bfloat16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or has_bfloat16():
         yield
         return
     before = torch.backends.mkldnn.set_flags(precision == torch.float32)
@@ -112,10 +113,6 @@ def steady_matmuls(precision: torch.dtype, device: torch.device) -> Iterator[Non
         yield
     finally:
         torch.backends.mkldnn.set_flags(before[0])
-
-
-def _has_bfloat16() -> bool:
-    return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)())
 
 
 @contextlib.contextmanager
@@ -151,9 +148,6 @@ def others_on(device: torch.device) -> str:
     free, total = torch.cuda.mem_get_info(device)
     theirs = total - free - torch.cuda.memory_reserved(device)
     return f"; other processes hold {theirs / 2**30:.0f} of its {total / 2**30:.0f} GiB" if theirs > total / 8 else ""
-
-
-BY_CALLBACK = 1000  # beyond all signals
 
 
 class StopSignal:

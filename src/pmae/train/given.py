@@ -45,7 +45,11 @@ def load_given(
     """The encoder for images of its own shape, of another, or for these, whose statistics stand in for missing ones."""
     known = described_weights(str(place), name)
     config, shape = require_encoder(known, str(place)), images.shape if images else shape or known.shape
-    _require_patches(config.patch_size, shape)
+    patch = config.patch_size
+    if patch and shape[1] > 1 and (shape[1] % patch or shape[2] % patch):
+        fitting = patch * max(1, round(max(shape[1:]) / patch))
+        rule = f"sides that the patches of the weights, of {patch} pixels, divide (for files resize={fitting})"
+        raise UserError(f"data must have images with {rule}, got {shape[1]}x{shape[2]}")
     with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
         encoder = build_encoder(config, shape)
     pretrained = load_weights(str(place), encoder)
@@ -56,24 +60,11 @@ def load_given(
     if standardize is None:
         rule = f"mean and standard deviation of their {shape[0]} channels beside them"
         raise UserError(f"weights {str(place)!r} must have {rule}")
-    notes = (*pretrained.notes, f"mean and standard deviation of pixels: {told}", *_files_note(known, images))
-    return Start(encoder.eval(), config, standardize, notes)
-
-
-def _files_note(known: Described, images: ImageSet | None) -> list[str]:
-    """How files became images, if they did."""
-    if images is None or not images.names:
-        return []
-    mode, share, how, _ = known.reading
-    return [f"files were resized by crop_mode {mode}, crop_pct {share:.4g}, {how}"]
-
-
-def _require_patches(patch: int | None, shape: tuple[int, int, int]) -> None:
-    """Refuse sides that the patches of given weights do not divide, with one that they do."""
-    if patch and shape[1] > 1 and (shape[1] % patch or shape[2] % patch):
-        fitting = patch * max(1, round(max(shape[1:]) / patch))
-        rule = f"sides that the patches of the weights, of {patch} pixels, divide (for files resize={fitting})"
-        raise UserError(f"data must have images with {rule}, got {shape[1]}x{shape[2]}")
+    notes = [*pretrained.notes, f"mean and standard deviation of pixels: {told}"]
+    if images is not None and images.names:
+        mode, share, how, _ = known.reading
+        notes.append(f"files were resized by crop_mode {mode}, crop_pct {share:.4g}, {how}")
+    return Start(encoder.eval(), config, standardize, tuple(notes))
 
 
 def _recorded(known: Described, channels: int, images: ImageSet | None) -> Standardize | None:

@@ -85,10 +85,6 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def silent(text: str) -> None:
-    """Say nothing."""
-
-
 class ProgressLine:
     """How far a number of steps is: a live line on a terminal, or plain ones with the time left, seconds apart."""
 
@@ -132,16 +128,11 @@ class Journal:
     """Appends whole lines to metrics.jsonl, passes them to a tracker and shows progress; use as a context."""
 
     def __init__(
-        self,
-        path: Path,
-        epochs: int,
-        steps_an_epoch: int,
-        done: int,
-        quiet: bool = False,
-        tracker: Tracker | None = None,
+        self, path: Path, epochs: int, steps: int, done: int, quiet: bool = False, tracker: Tracker | None = None
     ) -> None:
+        """Of so many `steps` an epoch, of which so many in all are `done`."""
         self._path, self._epochs, self._tracker = path, epochs, tracker
-        self._line = ProgressLine(epochs * steps_an_epoch, done, silent if quiet else say, live=not quiet)
+        self._line = ProgressLine(epochs * steps, done, (lambda text: None) if quiet else say, live=not quiet)
         if path.exists():
             # Without the lines of steps that a resumed run will take again, and a half-written last line.
             write_text(path, "".join(f"{line}\n" for line, said in whole_lines(path) if said["step"] <= done))
@@ -155,14 +146,12 @@ class Journal:
         self._track(lambda tracker: tracker.close())
 
     def write(self, **values: Any) -> None:
-        """Append one line to metrics.jsonl."""
         with disk_errors(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
         points = {name: value for name, value in values.items() if name != "step"}
         self._track(lambda tracker: tracker.write(values["step"], points))
 
     def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
-        """Pass a picture to the tracker."""
         self._track(lambda tracker: tracker.picture(step, name, pixels))
 
     def _track(self, act: Callable[[Tracker], None]) -> None:

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from pmae.config import Config, replace
-from pmae.data.augment import Augmentation, build_augmentations
+from pmae.data.augment import build_augmentations
 from pmae.data.batches import Batches
 from pmae.data.crops import Crops, plan_crops
 from pmae.data.images import Splits
 from pmae.errors import Interrupted, UserError, require
 from pmae.files import folder_path
-from pmae.method import MaskedAutoencoder
 from pmae.models.weights import Pretrained
 from pmae.plugins import command_line, plugin_errors
 from pmae.runs import FIRST, Run
 from pmae.system import lacks_float64
-from pmae.train import checkpoint, distributed, environment, setup
+from pmae.train import checkpoint, distributed, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
 from pmae.train.draws import Draws
@@ -54,7 +53,6 @@ def pretrain(
     Statistics and space are those that the run in the folder `fitted` has of the same images, if there is one.
     """
     out, weights = folder_path(out), config.encoder.weights
-    device, model = _dry_build(config, splits)
     if config.encoder.first_patch_size:
 
         def rehearse() -> None:
@@ -69,7 +67,7 @@ def pretrain(
         train_first(config, out, resume, rehearse, train)
         resume, weights, fitted = True, str(out / FIRST), out / FIRST
     with (
-        opened(config, splits, out, device, model, weights, resume, quiet, fitted) as begun,
+        opened(config, splits, out, weights, resume, quiet, fitted) as begun,
         ready(config, splits, begun, on_checkpoint) as training,
         stop_signals() as stop,
     ):
@@ -82,22 +80,10 @@ def alone(
     config: Config, splits: Splits, out: Path, quiet: bool, fitted: Path | None = None
 ) -> Iterator["Pretraining"]:
     """A new run ready for its first step, its space fitted, without weights and callbacks that it may begin with."""
-    place, plain = (config, splits, out, *_dry_build(config, splits)), replace(config, train__callbacks=())
-    with (
-        kept_precision(),
-        opened(*place, None, False, quiet, fitted) as begun,
-        ready(plain, splits, begun) as training,
-    ):
+    plain = replace(config, train__callbacks=())
+    begin = opened(config, splits, out, None, False, quiet, fitted)
+    with kept_precision(), begin as begun, ready(plain, splits, begun) as training:
         yield training
-
-
-def _dry_build(config: Config, splits: Splits) -> tuple[torch.device, MaskedAutoencoder]:
-    """The device of this process, and the model without memory."""
-    device = distributed.local_device(environment.pick_device(config.train.device))
-    model = setup.dry_build(config, splits.train.shape, device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)
-    return device, model
 
 
 @contextmanager
@@ -127,8 +113,12 @@ class Pretraining:
     ) -> None:
         self.config, self.run, self.device, self.world = config, run, device, world
         self._require_folder, self._on_checkpoint = require_folder, on_checkpoint
-        train, shape = config.train, splits.train.shape
-        self._take_settled()
+        train, optim, shape = config.train, config.optim, splits.train.shape
+        settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, config.probe.every)
+        if None in (*settled, optim.base_lr):
+            raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
+        self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
+        self.peak_lr = (optim.base_lr or 0.0) * self.batch_size / 256
         self.batches = Batches(splits.train.images, device, config.data.keep_on)
         plan = plan_crops(splits.train, config, device)
         crops = Crops(plan, shape[1:], config.augment, device) if plan else None
@@ -136,7 +126,7 @@ class Pretraining:
         self.looks = torch.device("cpu") if lacks_float64(device) else device
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, shape, world)
-        self.model = setup.build_model(config, shape, space, pretrained, device, world)
+        self.model = setup.build_model(config, space, pretrained, device, world)
         self.metrics: dict[str, float] = {}
         augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
         self.draws = Draws(config, self.model, self.batches, crops, augmentations, world)
@@ -153,23 +143,13 @@ class Pretraining:
         world.require_same(self.model.state_dict() | checkpoint.optimizer_tensors(self.model, self.optimizer))
         if train.shard:
             distributed.shard(self.model, self.optimizer, world)
-        self.stepper = self._build_stepper(augmentations)
-
-    def _take_settled(self) -> None:
-        """The settings that must not be open any more."""
-        train, optim = self.config.train, self.config.optim
-        settled = (train.epochs, train.batch_size, train.log_every, train.checkpoint_every, self.config.probe.every)
-        if None in (*settled, optim.base_lr):
-            raise UserError("config must be resolved against the data (pmae.derive.resolve) before training")
-        self.epochs, self.batch_size, self.log_every, self.checkpoint_every, self.probe_every = map(int, settled)  # type: ignore[arg-type]
-        self.peak_lr = (optim.base_lr or 0.0) * self.batch_size / 256
-
-    def _build_stepper(self, augmentations: list[Augmentation]) -> Plain | FastEngine:
-        given = (self.model, self.standardize, self.config, self.optimizer, self.world, augmentations)
-        if self.engine == "plain":
-            return Plain(*given)
-        kind = Compiled if self.engine == "compiled" else Graph
-        return FastEngine(lambda kind: kind(*given), kind, self.config.train.engine != "auto")
+        given = (self.model, self.standardize, config, self.optimizer, world, augmentations)
+        self.stepper: Plain | FastEngine
+        if captured:
+            fastest = Compiled if self.engine == "compiled" else Graph
+            self.stepper = FastEngine(lambda kind: kind(*given), fastest, train.engine != "auto")
+        else:
+            self.stepper = Plain(*given)
 
     def rehearse(self) -> None:
         """Take a step that nobody keeps, which tells whether there is memory for it."""

@@ -74,13 +74,7 @@ def hidden_parts(model: MaskedAutoencoder, draw: Draw) -> Tensor:
 
 
 def not_finite(
-    run: Run,
-    model: MaskedAutoencoder,
-    standardize: Standardize,
-    step: int,
-    epoch: int,
-    index: Tensor,
-    inputs: Inputs,
+    run: Run, model: MaskedAutoencoder, standardize: Standardize, step: int, epoch: int, index: Tensor, inputs: Inputs
 ) -> UserError:
     """What is wrong with the first step whose loss was not finite: its images and mask are saved for inspection."""
     finite = standardize(inputs.images).flatten(1).isfinite().all(1)
@@ -89,10 +83,9 @@ def not_finite(
     if is_main():
         write_tensors(path, {name: value.cpu() for name, value in tensors.items()})
     cause = f"{int((~finite).sum())} of its images are not finite" if not finite.all() else "its images are finite"
-    return UserError(
-        f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}; batch and mask are in "
-        f"{str(path)!r}; {what_is_saved(run)}; a lower optim.base_lr or an optim.clip_norm may help"
-    )
+    told = f"loss must be finite, got NaN or infinity at step {step} (epoch {epoch}); {cause}"
+    saved = f"batch and mask are in {str(path)!r}; {what_is_saved(run)}"
+    return UserError(f"{told}; {saved}; a lower optim.base_lr or an optim.clip_norm may help")
 
 
 def component_errors(model: PrincipalMAE, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:

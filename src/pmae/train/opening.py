@@ -13,13 +13,12 @@ from pmae.data.crops import plan_crops
 from pmae.data.images import Splits
 from pmae.errors import UserError, require
 from pmae.files import write_json
-from pmae.method import MaskedAutoencoder
 from pmae.models.weights import Pretrained
 from pmae.plugins import require_plugins
 from pmae.runs import Run, create_run, discard, require_vacant
 from pmae.train import checkpoint, distributed, setup
 from pmae.train.distributed import World
-from pmae.train.environment import describe_environment, memory_errors, pick_precision, steady_matmuls
+from pmae.train.environment import describe_environment, memory_errors, pick_device, pick_precision, steady_matmuls
 from pmae.train.journal import say
 
 
@@ -37,21 +36,17 @@ class Opened(NamedTuple):
 
 @contextlib.contextmanager
 def opened(
-    config: Config,
-    splits: Splits,
-    out: Path,
-    device: torch.device,
-    model: MaskedAutoencoder,
-    weights: str | None,
-    resume: bool,
-    quiet: bool,
-    fitted: Path | None = None,
+    config: Config, splits: Splits, out: Path, weights: str | None, resume: bool, quiet: bool, fitted: Path | None
 ) -> Iterator[Opened]:
     """Join the other processes, hold the run's folder and load the weights that it starts from, or refuse.
 
-    `model` may be without memory. What another run in the folder `fitted` learned from the images before training is
-    taken. Inside, running out of memory is one sentence, and the caller's random state is kept.
+    What another run in the folder `fitted` learned from the images before training is taken. Inside, running out of
+    memory is one sentence, and the caller's random state is kept.
     """
+    device = distributed.local_device(pick_device(config.train.device))
+    model = setup.dry_build(config, splits.train.shape, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
     precision = pick_precision(config.train.precision, device)
     with distributed.process_group(device) as world, steady_matmuls(precision, device):
         distributed.require_shardable(config, model, world.size)
@@ -59,7 +54,8 @@ def opened(
         # As the first process sees it: a moment later the folder may be there.
         resume = bool(world.all_gather(resume or distributed.was_restarted(out))[0])
         # Where every checkpoint is damaged a run begins anew, and with the weights that it began with.
-        wanted = weights is not None and not (resume and checkpoint.newest(Run(out)))
+        whole = resume and any(checkpoint.damage(each) is None for each in Run(out).checkpoints())
+        wanted = weights is not None and not whole
         pretrained = setup.given_weights(str(weights), model) if wanted else None
         notes = [f"encoder.weights: {'; '.join(pretrained.notes)}"] if pretrained else []
         with world.all_agree():
@@ -82,7 +78,7 @@ def run_folder(
     resume: bool,
     pretrained: Pretrained | None,
     world: World,
-    fitted: Path | None = None,
+    fitted: Path | None,
 ) -> Iterator[tuple[Run, Callable[[], None]]]:
     """A new or the old folder, held by the main process, and a check that it is; taken back if nothing was trained."""
     with contextlib.ExitStack() as held:

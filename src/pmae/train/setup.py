@@ -183,18 +183,13 @@ def fit_or_load(
 
 
 def build_model(
-    config: Config,
-    shape: tuple[int, int, int],
-    space: Space,
-    pretrained: Pretrained | None,
-    device: torch.device,
-    world: World,
+    config: Config, space: Space, pretrained: Pretrained | None, device: torch.device, world: World
 ) -> MaskedAutoencoder:
     """The model as its first step finds it: initial weights follow from the seed and the given ones."""
     train = config.train
     with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
         torch.manual_seed(train.seed)
-        model = build_method(config, shape, space, pretrained.tensors if pretrained else None)
+        model = build_method(config, space.shape, space, pretrained.tensors if pretrained else None)
         if pretrained:
             model.decoder.load_state_dict(pretrained.decoder, strict=False)
     set_drop_path(model.encoder, config.encoder.drop_path)  # after a teacher was copied, which drops nothing

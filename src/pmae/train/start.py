@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from pmae.config import Config, DataConfig
 from pmae.data.images import ImageSet, Splits, require_like
@@ -50,13 +49,6 @@ def load_start(source: Run | Path | str, images: ImageSet, name: str | None = No
     return Start(found, config.encoder, standardize)
 
 
-class ToScore(NamedTuple):
-    """A run to score, and whether an earlier call for the same weights and images has begun to."""
-
-    run: Run
-    begun: bool
-
-
 @contextmanager
 def run_to_score(
     place: Run | Path,
@@ -66,22 +58,25 @@ def run_to_score(
     encoder: str | None,
     device: torch.device,
     source: str,
-) -> Iterator[ToScore]:
+) -> Iterator[tuple[Run, bool]]:
     """A run to score, or weights as a run of no epochs in the new folder `out`, which goes if nothing is scored.
 
-    `out` may also be what an interrupted call for the same weights and images left.
+    `out` may also be what an interrupted call for the same weights and images left; then the second value is true.
     """
     if isinstance(place, Run):
         require(out is None, "out", "left out for a run, whose own folder takes the scores", out)
         require_like("data", splits.train, place.shape, trained_on(place).dtype)
-        yield ToScore(place, False)
+        yield place, False
         return
     own, channels = trained_on(place, encoder).shape[0], splits.train.shape[0]
     rule = f"of images with the {own} channels of the weights, or grey"
     require(channels in (1, own), f"data {splits.name!r}", rule, channels)
     require(out is not None, "out", "a new folder for the scores of weights", out)
     path = folder_path(str(out))
-    begun = _begun(path)
+    # What is there already may be a run of no epochs, of weights as these.
+    begun = Run(path) if (path / "checkpoints").is_dir() else None
+    if begun is None or begun.method != "weights":
+        require_empty(path)
     start, environment = load_start(place, splits.train, encoder), describe_environment(splits, device)
     if begun:
         _require_same(begun, start, environment)
@@ -90,34 +85,23 @@ def run_to_score(
             write_given(path, start, reading, {**environment, "weights": source})
     run = Run(path)
     try:
-        yield ToScore(run, begun is not None)
+        yield run, begun is not None
     except UserError:
         if is_main() and not (begun or run.results):
             shutil.rmtree(path)
         raise
 
 
-def _begun(path: Path) -> Run | None:
-    """The run of no epochs that is in a folder already; nothing if the folder is new or empty."""
-    run = Run(path) if (path / "checkpoints").is_dir() else None
-    if run is None or run.method != "weights":
-        require_empty(path)
-    return run
-
-
 def _require_same(begun: Run, start: Start, environment: dict[str, Any]) -> None:
     """Refuse to go on in a folder of other weights or images."""
     _, encoder, standardize = load_encoder(begun)
     parts = ((encoder.net, start.encoder.net), (standardize, start.standardize))
-    same = all(_equal(known.state_dict(), given.state_dict()) for known, given in parts)
+    both = ((known.state_dict(), given.state_dict()) for known, given in parts)
+    same = all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in both)
     rule = "a new folder, or one where scoring of the same weights and images began"
     require(same, "out", rule, f"{begun.path}, of other weights")
     before, now = (each["data"].get("fingerprint") for each in (begun.environment, environment))
     require(before == now, "out", rule, f"{begun.path}, of other images ({begun.environment['data']['name']})")
-
-
-def _equal(known: dict[str, Tensor], given: dict[str, Tensor]) -> bool:
-    return known.keys() == given.keys() and all(torch.equal(known[name], given[name]) for name in known)
 
 
 def write_given(path: Path, start: Start, data: DataConfig, environment: dict[str, Any]) -> Run:

@@ -114,7 +114,6 @@ class Plain:
         return network
 
     def __call__(self, inputs: Inputs) -> None:
-        """Take one step."""
         torch.manual_seed(inputs.seed)
         for group in self.optimizer.param_groups:
             group["lr"] = inputs.lr * group["scale"]

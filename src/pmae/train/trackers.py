@@ -19,7 +19,6 @@ from pmae.config_file import flat, to_dict
 from pmae.errors import UserError, first_line, optional
 from pmae.files import read_object, write_json, write_text
 
-MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 QUIET = {
     "WANDB_ERROR_REPORTING": "false",  # wandb sends its own errors, unless told not to before it is imported
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -45,23 +44,17 @@ class Tracker(Protocol):
 
 def require_tracker(name: str) -> None:
     """Refuse a tracker whose package is not there, before a run begins."""
-    if name in MODULES:
+    if name not in ("none", "csv"):
         for variable, value in QUIET.items():
             os.environ.setdefault(variable, value)
-        optional(f"train.track {name!r}", "tracking", MODULES[name])
+        optional(f"train.track {name!r}", "tracking", name)
 
 
 def open_tracker(config: Config, folder: Path, done: int) -> Tracker | None:
     """The tracker that the settings name, continuing after step `done` what the run folder or its server holds."""
-    kinds: dict[str, Callable[[Config, Path, int], Tracker]] = {
-        "tensorboard": TensorBoard,
-        "wandb": WeightsAndBiases,
-        "mlflow": MLflow,
-        "csv": CSV,
-    }
     name = config.train.track
     try:
-        return kinds[name](config, folder, done) if name in kinds else None
+        return TRACKERS[name](config, folder, done) if name in TRACKERS else None
     except (UserError, OSError):
         raise
     except Exception as error:  # each library has its own
@@ -167,3 +160,7 @@ class CSV:
 
     def close(self) -> None:
         """Every line is written when it comes."""
+
+
+TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+TRACKERS |= {"mlflow": MLflow, "csv": CSV}

@@ -28,7 +28,6 @@ class TrainedModel(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images."""
         return self.model.encoder.shape
 
 
