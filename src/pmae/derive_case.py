@@ -14,8 +14,8 @@ MUON_RATE = 2.0
 after 56 epochs, and the medical sets were measured with twice."""
 PHOTOGRAPH, ITS_BATCH, ITS_IMAGES = 160, 256, 2_000_000
 """Pixels of the shorter side from which images in color are taken for photographs; the batch they were measured with at
-224, and how many were seen when the features of 9,469 had stopped improving (`results/photographs.md`): of many more
-photographs a longer run may well be better, which has not been tried."""
+224, and how many were seen when the features of 9,469 had stopped improving, four times as many as with large patches
+first (`results/photographs.md`): of many more photographs a longer run may well be better, which has not been tried."""
 ALIKE = 0.8
 """Concentration of hues from which small images are not taken for photographs, whose colors gain from being distorted.
 Those have 0.36 to 0.69 (CIFAR-10, Imagenette, Tiny ImageNet, flowers), blood cells, skin and H&E 0.93 to 0.98."""
@@ -132,7 +132,9 @@ class Case:
         usual = 5_000_000 if not self.two_views else 7_500_000 if self.gpu else 2_500_000
         share = 1.0 if self.gpu else min(1.0, TOKENS_ON_CPU / math.prod(self.grid))
         seen = ITS_IMAGES if self.photographs else int(usual * share)
-        return seen // (2 if self.config.encoder.first_patch_size else 1)  # large patches first take as long again
+        if not self.config.encoder.first_patch_size:
+            return seen
+        return seen // (4 if self.photographs else 2)  # large patches first take as long again
 
     @property
     def takes_stages(self) -> bool:

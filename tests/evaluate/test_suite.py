@@ -144,6 +144,21 @@ def test_permuted_labels_score_at_chance(
         assert one.metrics["macro_auc"].value == pytest.approx(0.5, abs=0.1)
 
 
+def test_images_that_are_harder_than_those_of_training_are_told(
+    encoder: Encoder, splits: Splits, standardize: Standardize
+) -> None:
+    darker = dataclasses.replace(splits.test, images=255 - splits.test.images)
+    other = dataclasses.replace(splits, test=darker)
+    for data, harder in ((splits, []), (other, ["test"])):
+        found = evaluate(encoder, data, standardize, only(SMALL, ["knn"]))
+        told = [
+            re.search(r"right for ([\d.]+)% of held-out training images and ([\d.]+)% of (\w+)", n) for n in found.notes
+        ]
+        assert [(one[2], one[3]) for one in told if one] == [
+            (f"{find(found, 'knn', 'mean', split).accuracy.value:.1f}", split) for split in harder
+        ]
+
+
 def test_a_set_without_test_split_and_with_duplicates_says_so(
     encoder: Encoder, standardize: Standardize, pictures: Pictures
 ) -> None:

@@ -154,7 +154,8 @@ def told(run: "Run") -> list[str]:
     found = replace(found, scores=[score for score in found.scores if score.data == last.data.name])
     said = verdict(found)
     shared = [note for split, copies in last.data.duplicates.items() for note in copies.in_words(split)]
-    notes = [f"note: {note}" for note in (*found.start, *untold(last.data.notes), *last.notes, *shared)]
+    own = [note for one in found.evaluations if one.data.name == last.data.name for note in one.notes]
+    notes = [f"note: {note}" for note in dict.fromkeys((*found.start, *untold(last.data.notes), *own, *shared))]
     sentences = [f"  {sentence}" for sentence in (*said.sentences, *said.comparisons, *notes)]
     return [str(run.path), score_table(found.scores), "", said.headline, *sentences]
 

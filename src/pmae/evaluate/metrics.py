@@ -185,3 +185,11 @@ def _mean_defined(values: np.ndarray) -> np.ndarray:
 
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
+
+
+def harder(score: Score, before: float, images: int) -> list[str]:
+    """Whether k-NN is worse on the images that are scored than on held-out training images, by more than chance."""
+    if (score.accuracy.high or 100.0) >= 100 * (wilson(round(before * images), images).low or 0.0):
+        return []
+    shares = f"{100 * before:.1f}% of held-out training images and {score.accuracy.value:.1f}% of {score.split}"
+    return [f"k-NN is right for {shares}: they are of another kind, or the encoder knows its training images by heart"]

@@ -29,7 +29,7 @@ from pmae.evaluate.features import (
     short_budgets,
 )
 from pmae.evaluate.finetune import finetune
-from pmae.evaluate.metrics import SeedPredictions, score_of
+from pmae.evaluate.metrics import SeedPredictions, harder, score_of
 from pmae.evaluate.probes import (
     ProbeTask,
     accuracy,
@@ -43,7 +43,7 @@ from pmae.evaluate.probes import (
 from pmae.evaluate.progress import Pace, Stages
 from pmae.evaluate.protocols import FewLabelsProtocol, FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
 from pmae.models import Encoder
-from pmae.results import Duplicates, EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
+from pmae.results import PRIMARY, Duplicates, EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
 from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
@@ -253,6 +253,8 @@ def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
             by_k = tuple(KAccuracy(k, accuracy(shares[k], truth), validation[k], len(held)) for k in ks)
             named = {"protocol": "knn", "pooling": pooling, "chosen_on": chosen_on, "by_k": by_k}
             scores.append(data.score(split, [(0, shares[best], {"k": best})], **named))
+            if pooling == PRIMARY:
+                data.notes += harder(scores[-1], validation[best], len(held))
     return scores
 
 
