@@ -40,7 +40,7 @@ ALLOWED = {
     "files": {"errors", "system"},
     "remote": {"errors", "files"},
     "runs": LEAVES | {"files", "remote", "results"},
-    "train": LEAVES | FILES | {"masking", "muon", "spaces", "models", "fast", "data", "method"},
+    "train": LEAVES | FILES | {"masking", "muon", "spaces", "models", "fast", "data", "method", "flops"},
     "evaluate": LEAVES
     | FILES
     | {"models", "fast", "data", "spaces", "results", "train.schedule"}
@@ -55,7 +55,7 @@ ALLOWED = {
     | FILES
     | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"}
     | {"train.stages"},
-    "report": LEAVES | FILES | {"results", "standing"},
+    "report": LEAVES | FILES | {"results", "standing", "train.stages"},
     "export": LEAVES | FILES | {"models", "data", "results", "standing", "train", "report", "classify"},
     "feature_files": {"errors"},
     "classify": LEAVES

@@ -10,14 +10,13 @@ from typing import Any
 from pmae.config import Config, replace
 from pmae.derive import resolve
 from pmae.errors import UserError
-from pmae.flops import flops_per_image
 from pmae.paper.recipes import recipe
 from pmae.report.difference import Difference
 from pmae.results import Score
 from pmae.runs import Run
 from pmae.standing import scores_of
 from pmae.sweep.find import MACHINE, flat
-from pmae.train.stages import first_stage
+from pmae.train import stages
 
 ROOT = Path(__file__).parent.parent
 RUNS, FIGURES = ROOT / "results" / "runs", ROOT / "results" / "figures"
@@ -123,14 +122,11 @@ def operations(*runs: Run) -> str:
     """
     whole = 0.0
     for run in runs:
-        data, config = run.environment["data"], run.config
-        first = [first_stage(config)] if config.encoder.first_patch_size else []
-        stages = [*((stage, stage.train.epochs or 0) for stage in first), (config, _trained(run))]
-        try:
-            each = sum(flops_per_image(stage, tuple(data["shape"])) * epochs for stage, epochs in stages)
-        except UserError:
+        data = run.environment["data"]
+        own = stages.operations(run.config, tuple(data["shape"]), data["counts"]["train"], _trained(run))
+        if own is None:
             return "–"
-        whole += each * data["counts"]["train"]
+        whole += own
     return f"{whole:.1e}".replace("e+", "e")
 
 

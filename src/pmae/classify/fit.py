@@ -170,15 +170,7 @@ def _network(
     head = linear.weight / temperature, linear.bias / temperature
     # In Python nothing is shown unless it is asked for.
     with ProgressLine(epochs, say=say, live=say is journal.say, left="left at most") as line:
-
-        def tell(epoch: int, loss: float) -> None:
-            if epoch == 0:
-                line.note(f"at most {epochs} epochs; it stops after {patience} without a lower validation loss")
-                line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
-            losses = f"loss {loss:.4f}  validation loss {stopping.losses[-1]:.4f}"
-            line.show(f"epoch {epoch + 1}/{epochs}  {losses}", epoch + 1)
-
-        settings = (start.standardize, protocol, config.seed, folder, tell)
+        settings = (start.standardize, protocol, config.seed, folder, _teller(line, epochs, stopping))
         made = finetune(encoder, train, targets, classes, *settings, loss=loss, stopping=stopping, head=head)
     kept = made.classifier
     tuned = merged(kept.encoder, start.encoder.is_vit) if lora else kept.encoder
@@ -187,6 +179,19 @@ def _network(
     say(f"kept: the weights {f'of epoch {best}' if best else 'before training'}, whose validation loss is the lowest")
     history = {"epochs": len(made.losses), "best_epoch": best, "losses": list(made.losses), "validation_losses": losses}
     return Trained(tuned, kept.head.weight.detach(), kept.head.bias.detach(), history)
+
+
+def _teller(line: ProgressLine, epochs: int, stopping: EarlyStopping) -> Callable[[int, float], None]:
+    """What to call after every epoch, to show both losses on a line."""
+
+    def tell(epoch: int, loss: float) -> None:
+        if epoch == 0:
+            line.note(f"at most {epochs} epochs; it stops after {stopping.patience} without a lower validation loss")
+            line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
+        losses = f"loss {loss:.4f}  validation loss {stopping.losses[-1]:.4f}"
+        line.show(f"epoch {epoch + 1}/{epochs}  {losses}", epoch + 1)
+
+    return tell
 
 
 def _first_temperature(

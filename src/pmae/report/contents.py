@@ -15,6 +15,7 @@ from pmae.errors import UserError
 from pmae.results import Evaluation, Score, Segmentation
 from pmae.runs import Run
 from pmae.standing import scores_of, standing
+from pmae.train.stages import operations
 
 T = TypeVar("T")
 BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError)
@@ -89,6 +90,13 @@ class Contents:
     @property
     def epoch(self) -> float:
         return float(self.training[-1]["epoch"]) if self.training else 0.0
+
+    @property
+    def operations(self) -> float | None:
+        """Floating-point operations of pretraining so far; None where they are not counted."""
+        if self.given or not self.training or not {"shape", "counts"} <= set(self.data):
+            return None
+        return operations(self.config, tuple(self.data["shape"]), self.data["counts"]["train"], self.epoch)
 
     @property
     def finished(self) -> bool:

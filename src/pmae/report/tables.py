@@ -18,6 +18,7 @@ from pmae.results import METRICS, PROTOCOLS, Score
 
 Cell = str | int | float | Interval | None
 NOTHING = "–"
+OPERATIONS = "Operations are those of the matrix multiplications of pretraining, floating-point, forward and backward."
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,10 @@ def runs_table(runs: Sequence[Contents]) -> Table:
         encoder = f"{config.encoder.in_words}, patch {config.encoder.patch_size}"
         state = "as given" if run.given else "finished" if run.finished else f"stopped at epoch {run.epoch:.4g}"
         rows.append([run.name, str(data.get("name", "")), counts, shape, run.method, _hidden(run), encoder])
-        rows[-1] += [config.train.epochs, config.train.batch_size, state]
+        spent = "" if run.operations is None else f"{run.operations:.1e}".replace("e+", "e")
+        rows[-1] += [config.train.epochs, config.train.batch_size, state, spent]
     header = ("run", "data", "images", "shape", "method", "hidden (achieved)", "encoder", "epochs", "batch", "state")
-    return Table("runs", "What was run", header, rows)
+    return Table("runs", "What was run", (*header, "operations"), rows, OPERATIONS)
 
 
 def _hidden(run: Contents) -> str:

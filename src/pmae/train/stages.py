@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pmae.config import Config, replace
 from pmae.errors import Interrupted, UserError
+from pmae.flops import flops_per_image
 from pmae.plugins import command_line
 from pmae.runs import FIRST, Run, discard
 from pmae.train.distributed import is_main, was_restarted
@@ -39,6 +40,18 @@ def first_stage(config: Config) -> Config:
         train__checkpoint_every=more * (train.checkpoint_every or 1),
         probe__every=more * (config.probe.every or 1),
     )
+
+
+def operations(config: Config, shape: tuple[int, int, int], images: int, epochs: float) -> float | None:
+    """Floating-point operations of a pretraining that came so far, its first stage included; None if not counted."""
+    stages = [(config, epochs)]
+    if config.encoder.first_patch_size:
+        first = first_stage(config)
+        stages.append((first, first.train.epochs or 0))
+    try:
+        return images * sum(flops_per_image(stage, shape) * length for stage, length in stages)
+    except UserError:
+        return None
 
 
 def train_first(
