@@ -11,6 +11,7 @@ from scipy.stats import binomtest, bootstrap
 
 from pmae.cli import main
 from pmae.files import read_tensors, write_tensors
+from pmae.intervals import NORMAL
 from pmae.paper.tables import ITEMS, Row, RunChoices, spec_of
 from pmae.runs import Run
 
@@ -96,7 +97,7 @@ def test_without_answers_it_is_that_of_two_proportions(store: Store, tmp_path: P
     assert row["how"] == "from two intervals"
     shares = np.array([mine.mean(), theirs.mean()])
     # Stored intervals are of one point each way; else a binomial one follows from the accuracies.
-    half = 2**0.5 if bounds else 100 * 1.96 * (shares * (1 - shares) / IMAGES).sum() ** 0.5
+    half = 2**0.5 if bounds else 100 * NORMAL * (shares * (1 - shares) / IMAGES).sum() ** 0.5
     assert float(row["high"]) - float(row["difference"]) == pytest.approx(half, abs=1e-5)
     assert float(row["difference"]) - float(row["low"]) == pytest.approx(half, abs=1e-5)
 

@@ -69,7 +69,7 @@ def test_a_set_larger_than_memory_trains(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["decoded"] == 1200 * 3 * 128 * 128 > room
     assert found["grown"] < room
-    assert found["whole_set_refused"]
+    assert found["whole_set_refused"], found
     assert Run(tmp_path / "run").checkpoints()
 
 
