@@ -53,9 +53,10 @@ def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
         out.with_name("warm"),
         quiet=True,
     )
-    before = _limit(room)
+    before = _status()
+    resource.setrlimit(resource.RLIMIT_AS, (before["VmSize"] + room, resource.RLIM_INFINITY))
     train(config, out)
-    images, after = load(config.data).train.images, _limit(room)
+    images, after = load(config.data).train.images, _status()
     try:
         images[:]
         refused = False
@@ -76,13 +77,6 @@ def killed(shards: str, out: Path, step: int) -> None:
 
     Pretraining.inputs = inputs  # type: ignore[method-assign, assignment]
     train(config_for(shards), out)
-
-
-def _limit(room: int) -> dict[str, int]:
-    """Limit the address space to so much more than there is now, which is returned."""
-    status = _status()
-    resource.setrlimit(resource.RLIMIT_AS, (status["VmSize"] + room, resource.RLIM_INFINITY))
-    return status
 
 
 def _status() -> dict[str, int]:

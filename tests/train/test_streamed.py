@@ -52,8 +52,10 @@ def write(folder: Path, files: list[bytes], count: int, shards: int) -> Path:
 
 
 def bounded(shards: Path, out: Path, room: int) -> subprocess.CompletedProcess[str]:
-    # Arenas reserve addresses by the dozen of megabytes for every thread; they would count, and are not memory.
+    # Arenas reserve addresses by the dozen of megabytes for every thread; they would count, and are not memory. What is
+    # freed goes back at once: a heap that keeps it may have room for the whole set in spite of the limit.
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    alone |= {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
     command = [sys.executable, streamed.__file__, str(shards), str(out), str(room)]
     return subprocess.run(command, capture_output=True, text=True, env=alone, check=False)
 
