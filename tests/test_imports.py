@@ -55,7 +55,7 @@ ALLOWED = {
     | FILES
     | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"}
     | {"train.stages"},
-    "report": LEAVES | FILES | {"results", "standing", "train.stages"},
+    "report": LEAVES | FILES | {"results", "standing"},
     "export": LEAVES | FILES | {"models", "data", "results", "standing", "train", "report", "classify"},
     "feature_files": {"errors"},
     "classify": LEAVES

@@ -122,8 +122,7 @@ def operations(*runs: Run) -> str:
     """
     whole = 0.0
     for run in runs:
-        data = run.environment["data"]
-        own = stages.operations(run.config, tuple(data["shape"]), data["counts"]["train"], _trained(run))
+        own = stages.operations(run.config, run.environment["data"], _trained(run))
         if own is None:
             return "–"
         whole += own

@@ -18,6 +18,7 @@ from pmae.config import Config, replace
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import Interrupted, UserError
+from pmae.flops import flops_per_image
 from pmae.plugins import register
 from pmae.pretraining import resolved
 from pmae.runs import FIRST, Run
@@ -55,6 +56,8 @@ def test_it_is_a_run_with_large_patches_and_one_that_goes_on(staged: Config, toy
     small = api.pretrain(then, toy, out=tmp_path / "small", quiet=True)
     assert small.config.optim.encoder_rate == 1.0
     assert same(small, run)
+    spent = [each.results["pretrain"]["operations"] for each in (run, large, small)]
+    assert spent[0] == spent[1] + spent[2] > spent[2] == 128 * 1 * flops_per_image(small.config, toy.train.shape)
     assert not same(small, api.pretrain(replace(then, encoder__weights=None), toy, out=tmp_path / "alone", quiet=True))
     assert [line["epoch"] for line in Run(run.path / FIRST).metrics() if "linear" in line] == [4.0]
     # One schedule: the rate is kept while patches are large, and goes to 0 when they are small.

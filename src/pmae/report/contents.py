@@ -15,7 +15,6 @@ from pmae.errors import UserError
 from pmae.results import Evaluation, Score, Segmentation
 from pmae.runs import Run
 from pmae.standing import scores_of, standing
-from pmae.train.stages import operations
 
 T = TypeVar("T")
 BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError)
@@ -42,6 +41,8 @@ class Contents:
     """Source, labels and columns of the labelled images of the last evaluation, if they were not the run's own."""
     held_out: list[str] = field(default_factory=list)
     """Images that were held out by rule as val, without labels, where the data had no such part."""
+    operations: float | None = None
+    """Floating-point, of pretraining up to its last look; None where they are not counted."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -92,13 +93,6 @@ class Contents:
         return float(self.training[-1]["epoch"]) if self.training else 0.0
 
     @property
-    def operations(self) -> float | None:
-        """Floating-point operations of pretraining so far; None where they are not counted."""
-        if self.given or not self.training or not {"shape", "counts"} <= set(self.data):
-            return None
-        return operations(self.config, tuple(self.data["shape"]), self.data["counts"]["train"], self.epoch)
-
-    @property
     def finished(self) -> bool:
         return self.given or (bool(self.training) and self.epoch >= (self.config.train.epochs or 0))
 
@@ -136,6 +130,7 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         segmentation=segmentation,
         labelled=results.get("labelled", {}),
         held_out=results.get("held_out", []),
+        operations=results.get("pretrain", {}).get("operations"),
         problems=problems,
     )
     if not read.given:

@@ -31,7 +31,7 @@ from pmae.train.journal import Journal, say
 from pmae.train.monitor import OnlineProbe, hidden_r2, not_finite, picture_of, save_samples
 from pmae.train.opening import Opened, opened
 from pmae.train.schedule import rate_of_step
-from pmae.train.stages import train_first
+from pmae.train.stages import operations, train_first
 from pmae.train.step import Inputs, Plain, build_optimizer
 from pmae.train.trackers import open_tracker
 
@@ -291,7 +291,8 @@ class Pretraining:
             values |= self._online_probe(model.encoder, standardize, self.looks)
         self._require_folder()
         save_samples(self.run, model, *looked_at, epoch)
-        self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured()})
+        told = {"epoch": epoch, "operations": operations(self.config, self.run.environment["data"], epoch), **values}
+        self.run.add_results(pretrain=told | self.model.space.measured())
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         self.metrics |= values
         self._journal.write(epoch=self.step / self.steps, step=self.step, **values)

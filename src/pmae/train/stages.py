@@ -11,7 +11,7 @@ from pmae.config import Config, replace
 from pmae.errors import Interrupted, UserError
 from pmae.flops import flops_per_image
 from pmae.plugins import command_line
-from pmae.runs import FIRST, Run, discard
+from pmae.runs import FIRST, DataRecord, Run, discard
 from pmae.train.distributed import is_main, was_restarted
 from pmae.train.environment import release_memory
 from pmae.train.setup import locked
@@ -42,14 +42,16 @@ def first_stage(config: Config) -> Config:
     )
 
 
-def operations(config: Config, shape: tuple[int, int, int], images: int, epochs: float) -> float | None:
+def operations(config: Config, data: DataRecord, epochs: float) -> float | None:
     """Floating-point operations of a pretraining that came so far, its first stage included; None if not counted."""
     stages = [(config, epochs)]
     if config.encoder.first_patch_size:
         first = first_stage(config)
         stages.append((first, first.train.epochs or 0))
+    channels, height, width = data["shape"]
     try:
-        return images * sum(flops_per_image(stage, shape) * length for stage, length in stages)
+        each = (flops_per_image(stage, (channels, height, width)) * length for stage, length in stages)
+        return data["counts"]["train"] * sum(each)
     except UserError:
         return None
 
