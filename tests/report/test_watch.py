@@ -1,6 +1,7 @@
 """The live page: what it says of runs in every state, whom it answers, and what one can do on it in a browser."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -95,6 +96,17 @@ def test_a_run_is_read_again_when_it_goes_on_and_nothing_is_written(
     assert watched.state()["runs"][0]["epoch"] == 2
     shutil.rmtree(run.path)
     assert watched.state()["runs"] == []
+
+
+def test_a_run_that_diverged_does_not_hide_the_others(write_run: Callable[..., Run], tmp_path: Path) -> None:
+    run = write_run(tmp_path, "a", epochs=1)
+    line = {"epoch": 2.0, "step": 20, "loss": math.nan, "r2": math.inf, "images_per_second": 50.0}
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with running(tmp_path) as server:
+        text = ask(server, "/runs.json")[1]
+    (told,) = json.loads(text, parse_constant=pytest.fail)["runs"]  # a browser knows no NaN
+    assert (told["epoch"], told["loss"]) == (2, None)
 
 
 def test_only_this_machine_is_answered_and_only_with_runs(server: ThreadingHTTPServer) -> None:
