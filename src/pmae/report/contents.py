@@ -18,7 +18,7 @@ from pmae.standing import scores_of, standing
 from pmae.train.stages import operations
 
 T = TypeVar("T")
-BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError)
+BROKEN = (UserError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, OSError, SafetensorError)
 """What a file with unexpected content can raise while it is read."""
 COMPONENTS = 24  # of the space, to be drawn
 
