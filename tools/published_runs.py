@@ -152,7 +152,7 @@ def cell(scores: Sequence[Score]) -> str:
     values = [score.accuracy.value for score in scores if score.accuracy.value is not None]
     if not values:
         return ""
-    heads = scores[0].accuracy.std if scores[0].protocol != "knn" and scores[0].seeds > 1 else None
+    heads = scores[0].accuracy.std if scores[0].protocol != "knn" and len(scores[0].by_seed) > 1 else None
     spread = statistics.stdev(values) if len(values) > 1 else heads
     return f"{statistics.fmean(values):.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
