@@ -145,7 +145,7 @@ def test_a_convolutional_network_keeps_its_counters(tmp_path: Path) -> None:
         ({"depth": 3}, r"blocks.2.attn.proj.bias must be nothing, got \(32,\); .* and \d+ more"),
         ({"depth": 1}, r"blocks.1.attn.proj.bias must be \(32,\), got nothing; .* and \d+ more"),
         ({"embed_dim": 64}, r"blocks.0.attn.proj.bias must be \(32,\), got \(64,\)"),
-        ({"mlp_ratio": 2.5}, "MLPs 4 times as wide as the tokens, or .*, got MLPs 2.5 times as wide"),
+        ({"mlp_ratio": 2.5}, "must have MLPs 4 times as wide as the tokens, .* got 2.5 times as wide"),
     ],
 )
 def test_weights_of_another_network_are_refused_by_name(tmp_path: Path, change: dict[str, int], words: str) -> None:

@@ -13,7 +13,8 @@ from pmae.cli import main
 from pmae.errors import UserError
 from pmae.report.contents import load
 from pmae.report.page import save_figures, write_report
-from pmae.report.tables import training_seconds
+from pmae.report.published import published_accuracy
+from pmae.report.tables import accuracy_table, training_seconds
 from pmae.runs import Run
 
 Suite = Callable[..., dict[str, Any]]
@@ -130,6 +131,17 @@ def test_the_command_prints_how_the_first_run_differs_from_the_others(
     assert third.startswith("a (pmae epoch 3) gets as much as c (pmae epoch 3) (70.0%)")
     assert told == f"report: {out}"
     assert second in Page(out).text
+
+
+def test_published_numbers_of_several_sets_are_told_apart(make_run: MakeRun, suite: Suite) -> None:
+    runs = []
+    for data in ("bloodmnist", "dermamnist"):
+        scores = {"pmae epoch 3": suite({"linear/cls/test": 0.7}, data=data)}
+        runs.append(load(make_run(data, evaluation=scores, data={"name": data}).path))
+    (alone, *_), both = accuracy_table(runs[:1], "test").rows[-1], accuracy_table(runs, "test").rows[-2:]
+    assert [row[0] for row in both] == [f"{alone}, bloodmnist", f"{alone}, dermamnist"]
+    published = [published_accuracy("linear", "pmae_oracle_components", data) for data in ("bloodmnist", "dermamnist")]
+    assert [row[1] for row in both] == published
 
 
 def test_material_that_cannot_be_drawn_is_named_and_stops_nothing(make_run: MakeRun, tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def _check_mlp(tensors: dict[str, Tensor], encoder: Encoder) -> None:
     shapes = [tuple(each[name].shape) for each in (encoder.net.state_dict(), tensors) if name in each]
     if len(shapes) == 2 and shapes[0] != shapes[1] and shapes[0][1:] == shapes[1][1:]:
         ours, given = (rows / width for rows, width in shapes)
-        rule = f"of MLPs {ours:g} times as wide as the tokens, or encoder.name a timm network that has theirs"
-        raise UserError(f"encoder.weights must be {rule}, got MLPs {given:g} times as wide")
+        rule = f"MLPs {ours:g} times as wide as the tokens, unless encoder names a timm network that has theirs"
+        raise UserError(f"encoder.weights must have {rule}, got {given:g} times as wide")
 
 
 def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:

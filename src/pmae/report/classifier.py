@@ -63,7 +63,7 @@ def _chapter(one: ClassifierContents, anchor: str) -> Chapter:
     tables = [counts_table(one)]
     if part.confusion:
         named: dict[str, Any] = {"confusion": part.confusion, "classes": one.classes}
-        drawn = confusion(Score("finetune", one.card["pooling"], part.split, part.images, {}, **named))
+        drawn = confusion(Score("finetune", one.card.get("pooling", "mean"), part.split, part.images, {}, **named))
         said = f"{part.images:,} images of {part.split}: percent of each true class (row) given each answer (column)."
         drawings.append(replace(drawn, caption=said))
     if part.coverage:
