@@ -113,6 +113,7 @@ def test_only_this_machine_is_answered_and_only_with_runs(server: ThreadingHTTPS
     assert server.server_address[0] == "127.0.0.1"
     assert ask(server, "/runs.json")[0] == 200
     assert ask(server, "/runs.json", Host="evil.example")[0] == 400
+    assert ask(server, "/runs.json", Host="localhost")[0] == 200, "as with --port 80"
     assert ask(server, "/", method="POST")[0] == 501
     for path in ("/../etc/passwd", "/config.json", "/picture.png?run=../training", "/picture.png?run=stopped"):
         assert ask(server, path)[0] == 404, path
