@@ -127,6 +127,13 @@ def test_what_a_store_has_no_more_is_not_read(which: str) -> None:
     assert Path("data/b/other/part-2.tar").exists(), "of another address, which says nothing of it"
 
 
+def test_what_was_copied_is_read_from_a_disk_that_is_full_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    MemoryFileSystem().pipe("/full/part-0.tar", shard(range(3)))
+    first = remote.stage("memory://full", ["memory://full"], Path("data"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+    assert remote.stage("memory://full", ["memory://full"], Path("data")) == first
+
+
 def test_what_cannot_be_had_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"data.source must be an address with files, got 'memory://nothing'"):
         load(DataConfig(source="memory://nothing"))

@@ -18,9 +18,11 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 
 import pmae
 from pmae.cli import main
+from pmae.config import EncoderConfig
 from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
 from pmae.models import Encoder
+from pmae.models.described import described_weights
 from pmae.models.weights import load_weights
 from pmae.runs import Run
 
@@ -256,6 +258,26 @@ def test_images_have_the_size_that_the_weights_record(
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
     config, encoder, _ = pmae.load_encoder(tmp_path)
     assert (encoder.shape, config.data.crop_mode) == ((3, side, side), crop)
+
+
+@pytest.mark.parametrize("how", [{"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 1}])
+def test_pixels_become_what_the_librarys_processor_makes_of_them(tmp_path: Path, how: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    hugging_face_vit(tmp_path)
+    theirs = transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE}, do_resize=False, **how)
+    theirs.save_pretrained(tmp_path)
+    image = np.random.default_rng(0).integers(0, 255, (SIDE, SIDE, 3), np.uint8)
+    expected = theirs(images=image, return_tensors="pt").pixel_values
+    ours = pmae.load_encoder(tmp_path)[2](torch.from_numpy(image).permute(2, 0, 1)[None])
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_recorded_statistics_of_pixels_count_where_the_network_is_named(tmp_path: Path) -> None:
+    told = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "size": 48}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+    found = described_weights(str(tmp_path), "resnet10t")
+    assert found.encoder == EncoderConfig("resnet10t")
+    assert (found.mean, found.std, found.shape) == ((0.5,) * 3, (0.25,) * 3, (3, 48, 48))
 
 
 def test_mistakes_are_one_sentence_and_nothing_is_written(

@@ -64,14 +64,20 @@ def write(run: Run, folder: Path) -> None:
 
 def at_home(run: Run) -> tuple[Config, dict[str, Any]]:
     """Settings and environment without the folders of a machine: where it keeps its files is nobody else's business."""
-    source, weights, environment = Path(run.config.data.source), run.config.encoder.weights, run.environment
-    source = Path("data") / source.name if source.is_absolute() else source
-    config = replace(run.config, data__root="data", data__source=source.as_posix())
-    if weights is None or not Path(weights).is_absolute():
+    config, environment = run.config, run.environment
+    weights, near = config.encoder.weights, _near(config.encoder.weights, "runs", 2)
+    data = {"data__source": _near(config.data.source), "probe__data": _near(config.probe.data)}
+    config = replace(config, data__root="data", encoder__weights=near, **data)
+    if weights == near:
         return config, environment
-    near = Path("runs", *Path(weights).parts[-2:]).as_posix()
-    notes = [note.replace(weights, near) for note in environment.get("start", ())]
-    return replace(config, encoder__weights=near), {**environment, "start": notes}
+    notes = [note.replace(str(weights), str(near)) for note in environment.get("start", ())]
+    given = {"weights": near} if "weights" in environment else {}
+    return config, {**environment, "start": notes, **given}
+
+
+def _near(place: str | None, folder: str = "data", parts: int = 1) -> str | None:
+    """The last parts of a path, below a folder of the project; what is no path of a machine stays as it is."""
+    return Path(folder, *Path(place).parts[-parts:]).as_posix() if place and Path(place).is_absolute() else place
 
 
 def name_of(run: Run) -> str:
@@ -98,6 +104,9 @@ def thinned(run: Run) -> Iterator[dict[str, object]]:
 def scored_once(run: Run) -> dict[str, object]:
     """results.json without the scores that a later evaluation measured anew."""
     results = run.results
+    if "labelled" in results:
+        places = {name: _near(results["labelled"].get(name)) for name in ("source", "labels")}
+        results["labelled"] |= {name: near for name, near in places.items() if near}
     if "evaluations" in results:
         results["evaluations"] = [_small(one).to_json() for one in standing(run.evaluations)]
         results.pop("evaluation", None)  # the older format, which is among them now

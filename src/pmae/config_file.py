@@ -125,7 +125,7 @@ def _from_text(text: str, kind: Any) -> Any:
         return text
     try:
         return ast.literal_eval(word if word in ("None", "True", "False") else text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):  # the last of {[]: 1}
         return text
 
 

@@ -12,6 +12,7 @@ from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, O
 from pmae.data.named import load_photos
 from pmae.errors import UserError
 from pmae.evaluate import protocols
+from pmae.files import folder_path
 from pmae.report.compare import verdict
 from pmae.report.contents import load
 from pmae.report.page import write_report
@@ -43,7 +44,7 @@ def demo_protocols() -> protocols.Protocols:
 
 def demo(out: Path | str, epochs: int | None = None) -> Run:
     """Pretrain, score against what needs no training, and point at the figures and the report."""
-    began, out = time.monotonic(), Path(out)
+    began, out = time.monotonic(), folder_path(out)
     if (out / "config.json").is_file():
         if Run(out).environment["data"]["name"] != "photos":
             raise UserError(f"out must be a new folder or an earlier demo, got the run {str(out)!r}")

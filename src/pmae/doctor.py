@@ -35,6 +35,10 @@ so many times the image's own numbers (crops, components, masks, errors, their g
 to 224, within a sixth."""
 
 
+REFUSED = 2
+"""The exit code of a check that a user's mistake ends, as everywhere."""
+
+
 class Finding(NamedTuple):
     """One line of the examination: how bad, about what, what was found and what to do."""
 
@@ -108,7 +112,8 @@ def ask(name: str, *arguments: str, **environment: str) -> list[Finding]:
     if code == 0 and said:
         return [Finding(*found) for found in json.loads(said[-1])]
     trouble = next((line for line in reversed(complaint) if line), f"the process ended with code {code}")
-    return [Finding("problem", name, " ".join(trouble.split()), check.advice)]
+    # A UserError is whole: it tells the rule that the value breaks.
+    return [Finding("problem", name, " ".join(trouble.split()), "" if code == REFUSED else check.advice)]
 
 
 def check_devices() -> Iterator[Finding]:
@@ -280,4 +285,5 @@ if __name__ == "__main__":
     try:
         print(json.dumps(list(CHECKS[sys.argv[1]].run(*sys.argv[2:]))))
     except UserError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED)

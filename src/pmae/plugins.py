@@ -100,7 +100,7 @@ def parse(given: str, parameter: str) -> tuple[str, dict[str, Any]]:
         call = ast.parse(given, mode="eval").body
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
             return call.func.id, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError):
         pass
     raise UserError(f"{parameter} must be a name, or one with options as name(key=value), got {given!r}")
 

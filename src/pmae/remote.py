@@ -64,7 +64,7 @@ def _copy_changed(store: Any, url: str, paths: Sequence[str], root: Path) -> Non
     states = {path: store.ukey(path) for path in paths}
     changed = [p for p in paths if known.get(str(_below(p))) != states[p] or not (root / _below(p)).is_file()]
     need, free = sum(store.size(path) or 0 for path in changed), shutil.disk_usage(root).free
-    require(need < free, f"data.root, where {url} is copied to,", f"on a disk with {need:,} bytes free", f"{free:,}")
+    require(need <= free, f"data.root, where {url} is copied to,", f"on a disk with {need:,} bytes free", f"{free:,}")
     for path in track(changed, f"copying {url}", console=console, disable=not console.is_terminal):
         _copy_here(store, path, root / _below(path))
         with record.open("a", encoding="utf-8") as file:

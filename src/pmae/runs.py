@@ -43,6 +43,8 @@ class DataRecord(TypedDict):
     dtype: Annotated[str, Rule(f"one of {', '.join(sorted(DTYPES))}", lambda name: name in DTYPES)]
     counts: Annotated[dict[str, Count], Rule("counts of the splits, train among them", lambda c: "train" in c)]
     classes: NotRequired[list[str]]
+    unlabelled: NotRequired[list[str]]
+    """Splits without labels, as val is where it was held out by rule."""
     notes: NotRequired[list[str]]
 
 

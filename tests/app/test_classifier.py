@@ -91,6 +91,12 @@ def test_other_sizes_are_converted_and_other_files_refused(folder: Path, materia
     assert "Drop an image" in answer(material, None)
 
 
+def test_without_labelled_images_a_picture_has_its_own_colours(folder: Path) -> None:
+    alone = Explained(pmae.load_classifier(folder / "clf", "cpu"))
+    image = alone.read(folder / "new/down/001.png")
+    np.testing.assert_allclose(alone.pictures(image[None])[0], image.transpose(1, 2, 0) / 255)
+
+
 def test_labelled_images_that_moved_are_done_without_and_others_refused(folder: Path, tmp_path: Path) -> None:
     classifier, said = pmae.load_classifier(folder / "clf", "cpu"), list[str]()
     classifier.save(tmp_path / "c")

@@ -80,6 +80,8 @@ def test_the_walk_shows_the_band_and_refuses_an_empty_one(material: Material) ->
     assert sum(": " in name for name in shown) == panels.BASIS
     with pytest.raises(UserError, match="from must be below to"):
         panels.walk(material, material.picked.images[0], "cosine", 0.5, 0.5)
+    with pytest.raises(UserError, match="from and to must be shares of the variance, got nothing"):
+        panels.walk(material, material.picked.images[0], "cosine", None, 0.5)
     assert "None of the" in panels.walk(material, material.picked.images[0], "pca", 0.001, 0.002)
 
 

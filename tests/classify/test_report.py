@@ -158,6 +158,8 @@ def test_several_labels_an_image_and_several_classifiers(
 def test_a_damaged_or_foreign_folder_is_one_sentence(tested: Path, run: Run, tmp_path: Path, command: Command) -> None:
     code, said = command("report", tested, run.path, "-o", tmp_path / "r.html")
     assert (code, "classifiers or runs, not both" in said) == (2, True)
+    code, said = command("report", tested, tmp_path / "nowhere", "-o", tmp_path / "r.html")
+    assert (code, f"runs must be folders that exist, got '{tmp_path / 'nowhere'}'" in said) == (2, True)
     shutil.copytree(tested, tmp_path / "c")
     for text, message in (
         ("{}", "'scores'"),

@@ -62,6 +62,16 @@ def test_other_names_and_rows_without_labels_are_as_if_they_were_renamed_and_rem
     assert scores(tmp_path / "a") == scores(tmp_path / "b")
 
 
+def test_a_class_may_be_called_as_python_calls_infinity(labelled: Path, tmp_path: Path) -> None:
+    rows = patients(labelled)
+    for row, name in zip(rows, ("inf", "nan", "sup") * 20, strict=True):
+        row["diagnosis"] = name
+    assert of_patients(tmp_path, labelled, rows).classes == ("inf", "nan", "sup")
+    rows[0]["diagnosis"] = "1e3"
+    with pytest.raises(UserError, match=r"diagnosis in row 2 .* must be a name or a whole number, got '1e3'"):
+        of_patients(tmp_path, labelled, rows)
+
+
 def test_no_patient_is_both_trained_on_and_held_out(labelled: Path, tmp_path: Path) -> None:
     data = with_validation(of_patients(tmp_path, labelled), 0.15, seed=0)
     assert data.val is not None

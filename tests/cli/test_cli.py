@@ -289,6 +289,11 @@ def test_a_flag_sets_its_setting(flags: str, expected: tuple[str, str, object]) 
     assert type(getattr(getattr(config, section), name)) is type(value)
 
 
+@pytest.mark.parametrize("given", ["--set a.b=1 c.d=2", "--set a.b=1 --set c.d=2", "--set=a.b=1 --set=c.d=2"])
+def test_settings_of_many_runs_are_kept_however_they_are_typed(given: str) -> None:
+    assert parsed("sweep", ["ratio", "0.1", *given.split(), "--epochs", "3"]).settings == ("a.b=1", "c.d=2")
+
+
 def test_an_unknown_device_names_the_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pretrain", "--data", "digits", "--device", "tpu", "--out", str(tmp_path / "run")]) == 2
     assert "--device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'" in capsys.readouterr().err

@@ -145,6 +145,7 @@ def test_a_convolutional_network_keeps_its_counters(tmp_path: Path) -> None:
         ({"depth": 3}, r"blocks.2.attn.proj.bias must be nothing, got \(32,\); .* and \d+ more"),
         ({"depth": 1}, r"blocks.1.attn.proj.bias must be \(32,\), got nothing; .* and \d+ more"),
         ({"embed_dim": 64}, r"blocks.0.attn.proj.bias must be \(32,\), got \(64,\)"),
+        ({"mlp_ratio": 2.5}, "must have MLPs 4 times as wide as the tokens, .* got 2.5 times as wide"),
     ],
 )
 def test_weights_of_another_network_are_refused_by_name(tmp_path: Path, change: dict[str, int], words: str) -> None:
@@ -152,6 +153,15 @@ def test_weights_of_another_network_are_refused_by_name(tmp_path: Path, change: 
     path = saved(timm_vit(num_classes=0, **change), tmp_path / "timm", source)
     with pytest.raises(UserError, match=words):
         load(path)
+
+
+def test_a_checkpoint_of_maes_own_code_is_taken_without_its_decoder(tmp_path: Path) -> None:
+    net = timm_vit(num_classes=0)
+    decoder = {"decoder_embed.weight": torch.zeros(16, 32), "decoder_pos_embed": torch.zeros(1, 17, 16)}
+    model = {**net.state_dict(), "mask_token": torch.zeros(1, 1, 16), **decoder}
+    torch.save({"model": model, "epoch": 799}, tmp_path / "checkpoint-799.pth")
+    _, start = load(str(tmp_path / "checkpoint-799.pth"))
+    torch.testing.assert_close(start.tensors, dict(net.state_dict()))
 
 
 def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_items_share_their_runs() -> None:
         (["main", "--set", "encoder.depth"], "--set must be settings as name=value"),
         (["main", "--set", "encoder.dept=1"], "did you mean 'encoder.depth'"),
         (["main", "--set", "encoder.depth=deep"], "encoder.depth must be a whole number, got 'deep'"),
+        (["main", "--set", "encoder.depth={[]: 1}"], "encoder.depth must be a whole number, got '{[]: 1}'"),
         (["main", "--preset", "papr"], "did you mean 'paper'"),
         (["main", "--preset", "plain", "strnog"], "did you mean 'strong'"),
         (["main", "--preset", "plain", "plain"], "preset must be one or more, no two alike"),

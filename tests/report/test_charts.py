@@ -5,12 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
+from pmae.data.images import ImageSet, Splits
+from pmae.data.sets import with_held_out
 from pmae.report import charts
 from pmae.report.contents import load
 from pmae.report.feature_map import feature_map
 from pmae.runs import Run
+from pmae.train.environment import describe_environment
 
 Suite = Callable[..., dict[str, Any]]
 MakeRun = Callable[..., Run]
@@ -31,6 +35,14 @@ def test_feature_maps_of_few_flat_or_unlabelled_features(make_run: MakeRun, coun
     save_file({"features": values}, run.path / "features.safetensors")
     drawing = feature_map(load(run.path))
     assert np.isfinite(drawing.figure.axes[0].collections[0].get_offsets()).all()
+
+
+def test_probes_name_their_images_while_the_run_still_trains(make_run: MakeRun) -> None:
+    images, labels = np.zeros((64, 1, 8, 8), np.uint8), np.arange(64) % 2
+    splits = with_held_out(Splits("toy", ImageSet(images, labels, ("a", "b"))))
+    run = make_run(data=describe_environment(splits, torch.device("cpu"))["data"])
+    assert not run.results  # which are written at the end
+    assert charts.probed_on(load(run.path)) == "validation part of the training images"
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
 """The page: what it says, what it never loads, and what it does with bad input."""
 
+import json
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 from pmae.cli import main
 from pmae.errors import UserError
 from pmae.report.contents import load
 from pmae.report.page import save_figures, write_report
-from pmae.report.tables import training_seconds
+from pmae.report.published import published_accuracy
+from pmae.report.tables import accuracy_table, training_seconds
 from pmae.runs import Run
 
 Suite = Callable[..., dict[str, Any]]
@@ -130,6 +133,29 @@ def test_the_command_prints_how_the_first_run_differs_from_the_others(
     assert second in Page(out).text
 
 
+def test_published_numbers_of_several_sets_are_told_apart(make_run: MakeRun, suite: Suite) -> None:
+    runs = []
+    for data in ("bloodmnist", "dermamnist"):
+        scores = {"pmae epoch 3": suite({"linear/cls/test": 0.7}, data=data)}
+        runs.append(load(make_run(data, evaluation=scores, data={"name": data}).path))
+    (alone, *_), both = accuracy_table(runs[:1], "test").rows[-1], accuracy_table(runs, "test").rows[-2:]
+    assert [row[0] for row in both] == [f"{alone}, bloodmnist", f"{alone}, dermamnist"]
+    published = [published_accuracy("linear", "pmae_oracle_components", data) for data in ("bloodmnist", "dermamnist")]
+    assert [row[1] for row in both] == published
+
+
+def test_material_that_cannot_be_drawn_is_named_and_stops_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    found = {name: value[:1] if value.ndim == 4 else value[:0] for name, value in load(run.path).samples.items()}
+    save_file(found, run.path / "samples.safetensors")
+    told = [{**line, "r2_band_0_50": None, "r2_band_50_80": None} for line in run.metrics()]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    assert write_report([run.path], tmp_path / "report.html") == ([], [])
+    text = Page(tmp_path / "report.html").text
+    assert "the figure of the spectrum could not be drawn" in text
+    assert "R2 by band" not in text, "of what was not measured there is no figure"
+
+
 @pytest.mark.usefixtures("words_alone")
 def test_folders_that_are_no_run_are_refused_or_left_out(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -142,8 +168,12 @@ def test_folders_that_are_no_run_are_refused_or_left_out(
     assert not out.parent.exists()
     with pytest.raises(UserError, match="at least one run folder"):
         write_report([], out)
-    assert main(["report", nowhere, str(make_run(pictures=False).path), "-o", str(out)]) == 0
-    assert nowhere in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["report", nowhere, str(make_run(pictures=False).path), "-o", str(out)])
+    assert stop.value.code == 1  # a script must not take it for the whole
+    assert f"left out: run must be a folder that pretraining wrote (with a config.json), got {nowhere!r}" in (
+        capsys.readouterr().err
+    )
     text = Page(out).text
     assert "run must be a folder that pretraining wrote" in text
     assert "toy: a closer look" in text

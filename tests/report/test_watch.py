@@ -1,6 +1,7 @@
 """The live page: what it says of runs in every state, whom it answers, and what one can do on it in a browser."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -97,10 +98,22 @@ def test_a_run_is_read_again_when_it_goes_on_and_nothing_is_written(
     assert watched.state()["runs"] == []
 
 
+def test_a_run_that_diverged_does_not_hide_the_others(write_run: Callable[..., Run], tmp_path: Path) -> None:
+    run = write_run(tmp_path, "a", epochs=1)
+    line = {"epoch": 2.0, "step": 20, "loss": math.nan, "r2": math.inf, "images_per_second": 50.0}
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with running(tmp_path) as server:
+        text = ask(server, "/runs.json")[1]
+    (told,) = json.loads(text, parse_constant=pytest.fail)["runs"]  # a browser knows no NaN
+    assert (told["epoch"], told["loss"]) == (2, None)
+
+
 def test_only_this_machine_is_answered_and_only_with_runs(server: ThreadingHTTPServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     assert ask(server, "/runs.json")[0] == 200
     assert ask(server, "/runs.json", Host="evil.example")[0] == 400
+    assert ask(server, "/runs.json", Host="localhost")[0] == 200, "as with --port 80"
     assert ask(server, "/", method="POST")[0] == 501
     for path in ("/../etc/passwd", "/config.json", "/picture.png?run=../training", "/picture.png?run=stopped"):
         assert ask(server, path)[0] == 404, path

@@ -236,6 +236,17 @@ def test_where_weights_lay_on_a_machine_is_not_published(tool: Any, tmp_path: Pa
     assert made.environment == Run(RESULTS / "trials/speedrun/patch_4").environment
 
 
+def test_where_images_lay_on_a_machine_is_not_published(tool: Any, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(RESULTS / "runs/cifar10-pmae-100", tmp_path / "run"))
+    config = replace(run.config, data__source="/somewhere/else/cifar10", probe__data="/somewhere/else/probed.npz")
+    write_json(run.path / "config.json", to_dict(config))
+    run.add_results(labelled={"source": "/somewhere/else/scans", "labels": "/somewhere/else/scans.csv", "columns": {}})
+    made = tool("publish").publish(run, tmp_path / "runs")
+    assert not [path for path in made.glob("*.json*") if "somewhere" in path.read_text()]
+    assert Run(made).config.probe.data == "data/probed.npz"
+    assert Run(made).results["labelled"] == {"source": "data/scans", "labels": "data/scans.csv", "columns": {}}
+
+
 def test_operations_of_a_stopped_run_are_those_of_its_epochs(tool: Any, tmp_path: Path) -> None:
     whole = long_run(tmp_path, "whole", "cifar10-pmae-100")
     half = Run(Path(shutil.copytree(whole.path, tmp_path / "half")))

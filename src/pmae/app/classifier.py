@@ -24,7 +24,7 @@ from pmae.errors import UserError
 from pmae.evaluate.probes import nearest
 from pmae.files import read_object
 from pmae.models.maps import attention_maps, token_maps
-from pmae.report.pictures import lit, view_of
+from pmae.report.pictures import View, lit, view_of
 
 SHOWN = 5  # likeliest classes
 STARTING = "starting: 1 of 2, the page's library (10 to 30 s the first time)"
@@ -38,9 +38,15 @@ class Explained:
         self.dtype = np.dtype(classifier.card.dtype)
         self.labelled = labelled.take(spread(len(labelled.targets), BANK)) if labelled else None
         images = None if self.labelled is None else self.labelled.images.images
-        shown = np.zeros((1, *self.shape)) if images is None else images[: 2 * NEIGHBOURS]
-        self.view = view_of(np.asarray(shown, np.float64), self.dtype.name)
+        self.view = None if images is None else self._view(images[: 2 * NEIGHBOURS])
         self.bank = None if images is None else torch.from_numpy(classifier.embedder(images))
+
+    def _view(self, images: np.ndarray) -> View:
+        return view_of(np.asarray(images, np.float64), self.dtype.name)
+
+    def pictures(self, images: np.ndarray) -> np.ndarray:
+        """(N, H, W, 3) colours, in the range of the labelled images or, without them, in their own."""
+        return (self.view or self._view(images)).pictures(np.asarray(images, np.float64))
 
     def read(self, path: Path) -> np.ndarray:
         """A dropped file as `pmae predict` would read it; one of another size or depth is converted."""
@@ -49,7 +55,7 @@ class Explained:
             return pixels
         whole = self.dtype.kind != "f"
         low, high = (0.0, float(np.iinfo(self.dtype).max)) if whole else (0.0, 1.0)
-        if self.labelled is not None and self.dtype != np.uint8:
+        if self.view is not None and self.dtype != np.uint8:
             low, high = float(np.min(self.view.low)), float(np.max(self.view.high))
         return read_upload(path, self.shape, self.dtype, low, high)
 
@@ -87,7 +93,7 @@ def answer(material: Explained, path: str | None) -> str:
     (found,), (distance,) = own.answer(image[None])
     order = np.argsort(-found, kind="stable")[:SHOWN]
     looked, meaning = material.looked(image, int(order[0]))
-    picture = material.view.pictures(image[None].astype(np.float64))
+    picture = material.pictures(image[None])
     shown = {"image": picture[0], f"why {own.classes[order[0]]}": lit(picture, looked[None])[0]}
     label = own.names(found[None])[0] or "none of the labels"
     said = words(f"{label}: {found[order[0]]:.1%}", kind="score") + bars(own, found, order) + _drift(own, distance)
@@ -120,7 +126,7 @@ def neighbours(material: Explained, image: np.ndarray) -> str:
     targets = material.labelled.targets[places.numpy()]
     several = targets if targets.ndim == 2 else np.eye(len(material.classifier.classes))[targets]
     names = material.classifier.names(several)
-    found = material.view.pictures(np.asarray(material.labelled.images.images[places.numpy()], np.float64))
+    found = material.pictures(material.labelled.images.images[places.numpy()])
     captions = [f"{near:.2f} {name}" for near, name in zip(like, names, strict=True)]
     heading = f"The nearest of {len(material.bank):,} labelled images, by the cosine of their features"
     return words(heading, kind="score") + pictures(zip(captions, found, strict=True), "small")

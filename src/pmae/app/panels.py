@@ -135,8 +135,10 @@ def _why_not(space: Space, draw: Draw, units: Tensor, missing: float) -> str:
     return f" It cannot come closer: {things_of(space)} are hidden whole, and {step}. Another mask has another order."
 
 
-def walk(material: Material, image: np.ndarray, name: str, low: float, high: float) -> str:
+def walk(material: Material, image: np.ndarray, name: str, low: float | None, high: float | None) -> str:
     """What a band of the spectrum shows alone, what is left without it, and some of its basis images."""
+    if low is None or high is None:
+        raise UserError("from and to must be shares of the variance, got nothing")
     if low >= high:
         raise UserError(f"from must be below to ({high:.1%} of the variance), got {low:.1%}")
     space, x = material.space(name), material.standardized(image)

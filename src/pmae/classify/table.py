@@ -160,8 +160,8 @@ def _is_float(cell: object) -> bool:
             float(cell)
         except ValueError:
             return False
-        # To Python 1_2 is a number, to others the name of a class.
-        return "_" not in cell and not WHOLE.fullmatch(cell.strip())
+        # To Python 1_2, inf and nan are numbers, to others the names of classes.
+        return "_" not in cell and any(map(str.isdigit, cell)) and not WHOLE.fullmatch(cell.strip())
     return isinstance(cell, float)
 
 

@@ -17,6 +17,8 @@ from pmae.errors import require
 class Report:
     """Write one self-contained HTML page about one or several runs, or about classifiers that pmae finetune wrote.
 
+    A folder that cannot be read is named and left out; the exit code is then 1.
+
     examples:
       pmae report runs/a
       pmae report runs/a runs/b -o both.html    the first against each other, paired on the same test images
@@ -42,6 +44,8 @@ class Report:
         for sentence in refused:
             print(f"left out: {sentence}", file=sys.stderr)
         print("\n".join([*between, f"report: {self.out}"]))
+        if refused:
+            sys.exit(1)
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,12 @@ def joined(arguments: Sequence[str], option: str) -> list[str]:
     """The values of an option that was given several times behind its first mention: tyro takes the last alone."""
     rest, values, inside = list[str](), list[str](), False
     for argument in arguments:
-        inside = argument == option or (inside and not argument.startswith("--"))
-        if argument != option:
-            (values if inside else rest).append(argument)
+        name, equals, value = argument.partition("=")
+        if name == option:
+            inside, values = not equals, values + [value] * bool(equals)
+            continue
+        inside = inside and not argument.startswith("--")
+        (values if inside else rest).append(argument)
     return [*rest, option, *values] if values else list(arguments)
 
 

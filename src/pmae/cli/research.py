@@ -89,6 +89,7 @@ class Sweep(ManyRuns):
         require(bool(self.grid), "arguments", "a setting and its values, such as: ratio 0.1 0.2", self.grid)
         from pmae.config import replace
         from pmae.config_file import settings_given, with_settings
+        from pmae.files import folder_path
         from pmae.paper.recipes import recipe
         from pmae.report.page import write_page
         from pmae.report.tables import to_markdown
@@ -98,7 +99,7 @@ class Sweep(ManyRuns):
         given = {key: value for key, value in given.items() if value is not None}
         base = replace(recipe(self.recipe), train__device=self.device, data__root=self.root, **given)
         base = with_settings(base, dict(settings_given(self.settings)))
-        words, out = list(self.grid), Path(self.out)
+        words, out = list(self.grid), folder_path(self.out)
         if self.ratios:
             words = [word for word in words if word != RATIO] + [RATIO, *self.ratios]
         page = sweep(base, parse_grid(words, base), self.seeds, out, self.search, self.workers(), self.runs)
@@ -151,6 +152,7 @@ class Spaces(ManyRuns):
         from pmae.config import Config, DataConfig
         from pmae.config_file import settings_given, with_settings
         from pmae.data.sets import settled
+        from pmae.files import folder_path
         from pmae.report.page import write_page
         from pmae.report.tables import to_markdown
         from pmae.sweep.scoring import Scoring
@@ -164,7 +166,7 @@ class Spaces(ManyRuns):
         named = {name: value for name in ("spaces", "ratios", "mae_ratios") if (value := getattr(self, name))}
         epochs = 50 if self.epochs is None else self.epochs
         grid = SpaceGrid(data, epochs=epochs, seeds=self.seeds, settings=others, device=self.device, **named)
-        scoring = Scoring(Path(self.out), self.runs, (self.preset,), (), self.head_epochs, self.only_found)
+        scoring = Scoring(folder_path(self.out), self.runs, (self.preset,), (), self.head_epochs, self.only_found)
         with self.workers() or nullcontext() as workers:
             for part in self.parts or PARTS:
                 drawn = part == "figures"
@@ -217,6 +219,7 @@ class Paper(ManyRuns):
 
     def run(self) -> None:
         from pmae.config_file import settings_given
+        from pmae.files import folder_path
         from pmae.paper.runner import check, reproduce, status
         from pmae.paper.tables import RATIOS, RunChoices, items
         from pmae.report.tables import to_markdown
@@ -227,7 +230,7 @@ class Paper(ManyRuns):
         pretraining = RunChoices(*trained, self.root, self.device, self.methods)
         presets = self.preset or ("released" if self.recipe == "released" else "paper",)
         scored = (presets, self.protocols, self.head_epochs, self.only_found, self.pooling)
-        scoring = Scoring(Path(self.out), self.runs, *scored)
+        scoring = Scoring(folder_path(self.out), self.runs, *scored)
         if self.names == ("status",):
             print(to_markdown(status(pretraining, scoring)))
             return

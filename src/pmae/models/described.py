@@ -79,7 +79,9 @@ def described_weights(path: str, name: str | None = None) -> Described:
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     found = _of_timm(config) if "architecture" in config else _of_huggingface(config, folder)
     if name is not None and found.encoder is None:
-        found = _of_timm({"architecture": name})
+        known = _of_timm({"architecture": name})
+        # What is recorded of the pixels counts before what timm knows by the name.
+        found = known if found.mean is None else found._replace(encoder=known.encoder)
     elif name is not None and found.encoder is not None:
         found = found._replace(encoder=EncoderConfig(name, patch_size=found.encoder.patch_size))
     return _as_exported(found, folder / OURS) if (folder / OURS).is_file() else found
@@ -166,11 +168,13 @@ def _of_huggingface(config: dict[str, Any], folder: Path) -> Described:
     beside = folder / "preprocessor_config.json"
     pixels = read_object(beside) if beside.is_file() else {}
     scale = pixels.get("rescale_factor", BYTES) if pixels.get("do_rescale", True) else 1.0
-    require(isinstance(scale, float) and scale > 0, f"rescale_factor in {beside}", "a number above 0", scale)
+    scale = coerced(scale, Positive, f"rescale_factor in {beside}")
     mean, std = _numbers(pixels.get("image_mean")), _numbers(pixels.get("image_std"))
     crops = pixels.get("do_center_crop", "crop_size" in pixels)
     size = pixels.get("crop_size" if crops else "size")
     shape = _shape((config.get("num_channels", 3), *_sides(size or config.get("image_size"))))
+    if not pixels.get("do_normalize", True):  # the two are written all the same
+        mean, std = (0.0,) * shape[0], (1.0,) * shape[0]
     return Described(encoder_in(config), mean, std, scale, shape, _huggingface_reading(pixels, bool(crops), shape[1]))
 
 

@@ -20,7 +20,7 @@ from pmae.remote import local
 from pmae.runs import Run
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
-NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler|decoder)\..*|mask_token|embeddings\.mask_token"
+NOT_ENCODER = r"(head|head_dist|fc|classifier|pooler)\..*|decoder[._].*|mask_token|embeddings\.mask_token"
 """What a saved network may hold beside the encoder: classifiers, Hugging Face's pooler, MAE's decoder."""
 PREFIX = r"^(vit|dinov2|dinov2_with_registers|resnet|convnext|convnextv2)\."
 """What Hugging Face puts before an encoder's names where a head stands beside it."""
@@ -67,6 +67,7 @@ def load_weights(path: str, encoder: Encoder) -> Pretrained:
         tensors = _own_names(tensors, encoder, notes)
         if encoder.is_vit:
             _check_heads(origin, encoder, notes)
+            _check_mlp(tensors, encoder)
             tensors = _fit_vit(tensors, origin, encoder, notes)
         tensors = _fit_channels(tensors, encoder, notes)
     except UserError:
@@ -165,6 +166,16 @@ def _check_heads(origin: Origin, encoder: Encoder, notes: list[str]) -> None:
         notes.append(f"the number of heads is not recorded beside the weights; taken to be {heads}")
     elif origin.heads != heads:
         raise UserError(f"encoder.heads must be those of encoder.weights ({origin.heads}), got {heads}")
+
+
+def _check_mlp(tensors: dict[str, Tensor], encoder: Encoder) -> None:
+    """Where the MLPs alone are of another width, no setting helps: say so, instead of listing shapes."""
+    name = "blocks.0.mlp.fc1.weight"
+    shapes = [tuple(each[name].shape) for each in (encoder.net.state_dict(), tensors) if name in each]
+    if len(shapes) == 2 and shapes[0] != shapes[1] and shapes[0][1:] == shapes[1][1:]:
+        ours, given = (rows / width for rows, width in shapes)
+        rule = f"MLPs {ours:g} times as wide as the tokens, unless encoder names a timm network that has theirs"
+        raise UserError(f"encoder.weights must have {rule}, got {given:g} times as wide")
 
 
 def _fit_vit(tensors: dict[str, Tensor], origin: Origin, encoder: Encoder, notes: list[str]) -> dict[str, Tensor]:

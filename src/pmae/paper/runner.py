@@ -160,7 +160,7 @@ def _notes(filled: Sequence[CellRuns], needed: Requirements) -> Iterator[str]:
     """What a reader must know beside the numbers: about the data, how ratios were chosen, and what was not found."""
     runs = list(dict.fromkeys(run for one in filled for run in one.runs))
     data = [run.environment["data"] for run in runs]
-    yield from dict.fromkeys(f"{each['name']}: {note}" for each in data for note in each["notes"])
+    yield from dict.fromkeys(f"{each['name']}: {note}" for each in data for note in each.get("notes", []))
     yield from dict.fromkeys(_shared(runs))
     for name in dict.fromkeys(str(each["name"]) for each in data):
         if published_split(published_data(name)) != "test":

@@ -109,7 +109,8 @@ def probed_on(run: Contents) -> str:
     """The images that the quick probes of training are scored on: never the test images."""
     if run.config.probe.data:
         return f"validation images of {run.config.probe.data}"
-    own = "val" in run.data.get("counts", {}) and not run.held_out
+    unlabelled = "val" in run.data.get("unlabelled", ()) or run.held_out  # older versions note the latter at the end
+    own = "val" in run.data.get("counts", {}) and not unlabelled
     return "validation images" if own else "validation part of the training images"
 
 

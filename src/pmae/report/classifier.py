@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.errors import UserError
+from pmae.errors import UserError, require
 from pmae.files import write_text
 from pmae.intervals import Interval, wilson
 from pmae.plugins import command_line
@@ -43,8 +43,9 @@ class Chapter(NamedTuple):
 
 def write_classifier_report(paths: Sequence[Path | str], out: Path | str) -> None:
     """Write the page of these classifiers to `out`, and its tables and figures to the folder `<stem>_files`."""
-    out = Path(out)
+    out = Path(out).expanduser()
     for path in paths:
+        require(Path(path).expanduser().is_dir(), "runs", "folders that exist", str(path))
         if not is_classifier(path):
             raise UserError(f"runs must be classifiers or runs, not both on one page, got {str(path)!r}")
     read = [load(path, name) for path, name in zip(paths, distinct_names(paths), strict=True)]
@@ -62,7 +63,7 @@ def _chapter(one: ClassifierContents, anchor: str) -> Chapter:
     tables = [counts_table(one)]
     if part.confusion:
         named: dict[str, Any] = {"confusion": part.confusion, "classes": one.classes}
-        drawn = confusion(Score("finetune", one.card["pooling"], part.split, part.images, {}, **named))
+        drawn = confusion(Score("finetune", one.card.get("pooling", "mean"), part.split, part.images, {}, **named))
         said = f"{part.images:,} images of {part.split}: percent of each true class (row) given each answer (column)."
         drawings.append(replace(drawn, caption=said))
     if part.coverage:

@@ -17,7 +17,7 @@ from pmae.runs import Run
 from pmae.standing import scores_of, standing
 
 T = TypeVar("T")
-BROKEN = (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError)
+BROKEN = (UserError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, OSError, SafetensorError)
 """What a file with unexpected content can raise while it is read."""
 COMPONENTS = 24  # of the space, to be drawn
 

@@ -66,7 +66,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> tuple[list[str]
     A folder that could not be read is left out; if none could, nothing is written. Returns what a terminal should say
     too: why folders were left out, and the first run against each of the others.
     """
-    out = Path(out)
+    out = Path(out).expanduser()
     require(not out.is_dir(), "out", "a file such as report.html, not a folder", str(out))
     read, refused = load_all(runs)
     if not read:
@@ -164,7 +164,7 @@ def _figures_of(run: Contents) -> list[Drawing]:
             plan["components"] = samples.components
     if len(samples.epochs_kept(run)) > 1 and run.method == "PMAE" and not samples.is_signal(run):
         plan["reconstructions over the epochs"] = samples.over_epochs
-    if any(key.startswith("r2_band_") for line in run.signals for key in line):
+    if any(key.startswith("r2_band_") and line[key] is not None for line in run.signals for key in line):
         plan["R2 by band"] = charts.band_curves
     if score := main_score(run, with_classes=True):
         plan["confusion"] = lambda _: charts.confusion(score)

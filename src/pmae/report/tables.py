@@ -162,9 +162,11 @@ def accuracy_table(runs: Sequence[Contents], split: str) -> Table:
     found: dict[str, dict[str, Cell]] = {}
     for entrant in every:
         found.setdefault(entrant.name, {})[entrant.score.protocol] = entrant.score.accuracy
-    papers = [(e.score.protocol, *paper) for e in every if (paper := published_for(e.score, e.run.config))]
-    for protocol, value, method in papers:
-        found.setdefault(f"published: {method}", {})[protocol] = value
+    papers = [(e.score, *paper) for e in every if (paper := published_for(e.score, e.run.config))]
+    several = len({score.data for score, *_ in papers}) > 1
+    for score, value, method in papers:
+        name = f"published: {method}" + f", {score.data}" * several
+        found.setdefault(name, {})[score.protocol] = value
     rows: list[list[Cell]] = [[name, *(cells.get(p) for p in protocols)] for name, cells in found.items()]
     note = _accuracy_note([entrant.score for entrant in every], split)
     note += f" {published()['source']} {published()['setting']}" if papers else ""

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import socket
 import statistics
 import time
@@ -99,7 +100,7 @@ def described(run: Contents) -> dict[str, Any]:
         images = last["step"] / run.epoch * (run.config.train.batch_size or 0)
         left = (run.config.train.epochs or 0) - run.epoch
         left = left * images / max(statistics.median(speeds), 1e-9)
-    return {
+    told = {
         "name": run.name,
         "state": state,
         "epoch": round(run.epoch, 2),
@@ -112,6 +113,8 @@ def described(run: Contents) -> dict[str, Any]:
         "linear": measured.get("linear"),
         "pictures": _stamp(run.path / "samples.safetensors"),
     }
+    # JSON has no NaN: a browser would refuse the state of all runs for the sake of one that diverged.
+    return {key: None if isinstance(it, float) and not math.isfinite(it) else it for key, it in told.items()}
 
 
 def state_of(run: Contents) -> str:
@@ -143,8 +146,8 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*request)  # which answers at once
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        if self.headers.get("Host", "").rpartition(":")[0] not in HOSTS:
+        asked, host = urlsplit(self.path), self.headers.get("Host", "")
+        if {host, host.rpartition(":")[0]}.isdisjoint(HOSTS):  # a browser names no port where it is 80
             return self.answer(400, "text/plain", b"this page is for this machine alone")
         if asked.path == "/":
             return self.answer(200, "text/html; charset=utf-8", self.page)

@@ -148,9 +148,10 @@ def validation_images(run: Run) -> int | None:
     """How many images that accuracy is of; None where a run is probed on another set than its own."""
     if run.config.probe.data is not None:
         return None
-    counts = run.environment["data"]["counts"]
+    data = run.environment["data"]
+    counts, unlabelled = data["counts"], "val" in data.get("unlabelled", ())
     # What was held out by rule, in place of a split that was missing, has no labels.
-    own = None if "held_out" in run.results else counts.get("val")
+    own = None if unlabelled or "held_out" in run.results else counts.get("val")
     there = own or round(PROBED * counts["train"])
     return min(there, MOST_IMAGES["cpu" if run.environment["device"].startswith("CPU") else "cuda"] // 4)
 

@@ -195,6 +195,7 @@ def describe_environment(splits: Splits, device: torch.device) -> dict[str, Any]
             "hues": hues_of(splits.train),
             "counts": {name: len(part) for name, part in splits.parts.items()},
             "classes": list(splits.train.classes),
+            "unlabelled": [name for name, part in splits.parts.items() if part.labels is None],
             "notes": list(splits.notes),
             "fingerprint": fingerprint(splits),
         },
