@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 
+from pmae import api
 from pmae.cli import main
 
 
@@ -28,15 +29,19 @@ def _told(work: Callable[..., object], arguments: Sequence[object], said: str) -
     work(*arguments)
 
 
-def forked(arguments: Sequence[str], said: str = os.devnull, largest: int | None = None) -> ForkServerProcess:
+def forked(
+    arguments: Sequence[str], said: str = os.devnull, largest: int | None = None, figures: bool = True
+) -> ForkServerProcess:
     """`pmae` with these arguments in such a process.
 
     No file may grow beyond `largest` bytes: as on a full disk, writing answers with an error.
     """
-    return started(_run, list(arguments), largest, said=said)
+    return started(_run, list(arguments), largest, figures, said=said)
 
 
-def _run(arguments: list[str], largest: int | None = None) -> None:
+def _run(arguments: list[str], largest: int | None, figures: bool) -> None:
+    if not figures:
+        api.save_figures = lambda run: []
     if largest is not None:
         import resource
 
