@@ -1,5 +1,6 @@
 """Commands and calls in processes of their own, to be stopped and killed, without their imports."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,13 @@ def _told(work: Callable[..., object], arguments: Sequence[object], said: str) -
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     work(*arguments)
+
+
+def one_heap() -> None:
+    """From here on, as MALLOC_ARENA_MAX=1 would from the start: every arena keeps what it had, now more, now less, and
+    reserves addresses by the dozen of megabytes, which are not memory.
+    """
+    ctypes.CDLL("libc.so.6").mallopt(-8, 1)
 
 
 def forked(
