@@ -1,5 +1,6 @@
 """Commands and calls in processes of their own, to be stopped and killed, without their imports."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 
+from pmae import api
 from pmae.cli import main
 
 
@@ -28,15 +30,29 @@ def _told(work: Callable[..., object], arguments: Sequence[object], said: str) -
     work(*arguments)
 
 
-def forked(arguments: Sequence[str], said: str = os.devnull, largest: int | None = None) -> ForkServerProcess:
+def one_heap() -> None:
+    """From here on, as MALLOC_ARENA_MAX=1 would from the start: every arena keeps what it had, now more, now less, and
+    reserves addresses by the dozen of megabytes, which are not memory. What is freed goes back at once: a heap that
+    keeps it may have room for what a limit is to refuse.
+    """
+    trim_threshold, mmap_threshold, arena_max = -1, -3, -8
+    for option, value in ((trim_threshold, 2**17), (mmap_threshold, 2**17), (arena_max, 1)):
+        ctypes.CDLL("libc.so.6").mallopt(option, value)
+
+
+def forked(
+    arguments: Sequence[str], said: str = os.devnull, largest: int | None = None, figures: bool = True
+) -> ForkServerProcess:
     """`pmae` with these arguments in such a process.
 
     No file may grow beyond `largest` bytes: as on a full disk, writing answers with an error.
     """
-    return started(_run, list(arguments), largest, said=said)
+    return started(_run, list(arguments), largest, figures, said=said)
 
 
-def _run(arguments: list[str], largest: int | None = None) -> None:
+def _run(arguments: list[str], largest: int | None, figures: bool) -> None:
+    if not figures:
+        api.save_figures = lambda run: []
     if largest is not None:
         import resource
 

@@ -67,7 +67,7 @@ def test_minutes_make_an_ordinary_run_that_its_epochs_repeat(
 ) -> None:
     callbacks = set(TABLES["callback"])
     given = ["pretrain", "--data", str(array), *SMALL]
-    assert main([*given, "--minutes", "0.2", "--out", str(tmp_path / "run")]) == 0
+    assert main([*given, "--minutes", "0.1", "--out", str(tmp_path / "run")]) == 0
     printed, run = capsys.readouterr().out, Run(tmp_path / "run")
     epochs = run.config.train.epochs or 0
     assert epochs >= 1
@@ -75,7 +75,7 @@ def test_minutes_make_an_ordinary_run_that_its_epochs_repeat(
     assert run.results["pretrain"]["epoch"] == epochs
     assert run.config.probe.every == run.config.train.checkpoint_every == max(1, epochs // 10)
     assert f"<- {epochs:,} epoch" in printed
-    assert "into 0.2 minutes on this machine" in printed
+    assert "into 0.1 minutes on this machine" in printed
     assert not list(trials.iterdir())
     assert set(TABLES["callback"]) == callbacks
     again = api.pretrain(run.config, out=tmp_path / "again", until=1, quiet=True, figures=False)
@@ -86,7 +86,7 @@ def test_minutes_make_an_ordinary_run_that_its_epochs_repeat(
 
 def test_minutes_win_over_the_epochs_of_settings(tiny: Config, toy: Splits, tmp_path: Path, trials: Path) -> None:
     config = replace(tiny, train__epochs=10**6)
-    run = api.pretrain(config, toy, tmp_path / "run", minutes=0.2, quiet=True, figures=False)
+    run = api.pretrain(config, toy, tmp_path / "run", minutes=0.1, quiet=True, figures=False)
     assert 1 <= (run.config.train.epochs or 0) < 10**6
     assert run.config.train.checkpoint_every == tiny.train.checkpoint_every
     assert run.config.train.callbacks == ()

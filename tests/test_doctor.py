@@ -1,7 +1,6 @@
 """The doctor: a healthy machine passes, each trouble is named with what to do, and nothing it starts outlives it."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,8 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from tests.commands import started
+from tests.step_memory import first_step
 from torch._inductor import config as inductor
 
 from pmae import doctor
@@ -175,48 +176,14 @@ def test_a_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.Monke
     assert "pip install 'pmae[export]'" in extra.advice
 
 
-MEASURED = """
-import ctypes, os, re, sys
-from pathlib import Path
-import numpy as np
-import pmae
-from pmae.config import Config, replace
-from pmae.derive import resolve
-from pmae.doctor import view_bytes
-from pmae.method import build_method
-from pmae.train.step import Plain
-
-side, batch, shape = int(sys.argv[1]), int(sys.argv[2]), (3, int(sys.argv[1]), int(sys.argv[1]))
-given = replace(Config(), train__batch_size=batch, train__epochs=1, objective__contrastive_weight=1.0)
-given = replace(given, encoder__first_patch_size=0, space__name="patch_pca", train__device="cpu")
-model = build_method(resolve(given, 2 * batch, shape, gpu=False)[0], shape).train()
-print(view_bytes(model, shape, False))
-step = Plain.__call__
-
-def measured(self, inputs):
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    status = Path("/proc/self/status")
-    before = int(re.search(r"VmRSS:\\s+(\\d+)", status.read_text())[1])
-    step(self, inputs)
-    peak = int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1])
-    print((peak - before) * 1024 // (2 * batch), flush=True)
-    os._exit(0)  # the rest of the run is not what is measured
-
-Plain.__call__ = measured
-images = np.random.default_rng(0).integers(0, 255, (2 * batch, side, side, 3), dtype=np.uint8)
-pmae.pretrain(given, images=images, out=sys.argv[3], quiet=True, figures=False)
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("side", "batch"), [(32, 256), (160, 32)])
 def test_a_step_on_a_cpu_takes_what_was_foretold(side: int, batch: int, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", MEASURED, str(side), str(batch), str(tmp_path / "run")]
-    answer = subprocess.run(
-        words, capture_output=True, text=True, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    )
-    foretold, measured = map(int, answer.stdout.split())
+    process = started(first_step, side, batch, tmp_path / "run", said=str(tmp_path / "said"))
+    process.join(120)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 0, said
+    foretold, measured = map(int, said.split())
     assert 0.7 * measured < foretold < 1.4 * measured
 
 

@@ -3,7 +3,6 @@
 import ast
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from tests.commands import started
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +21,7 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.spaces import base
+from pmae.system import keep_freed_memory
 from pmae.train import loop, setup, step
 from pmae.train.environment import pick_device
 
@@ -43,28 +44,35 @@ def test_what_not_every_system_has_is_named_in_one_place() -> None:
     assert {file for file, _ in found} == {"system.py"}
 
 
-KEEPING = """
-import resource, sys
-import torch
-from pmae.system import keep_freed_memory
-step = lambda: torch.ones(2**24).add(1).sum()  # 64 MB, above what the allocator keeps by itself
-def faults():
-    for _ in range(10):  # until every block has found its place
-        step()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-given_back = faults()
-keep_freed_memory()
-print(given_back, faults())
-"""
+def keeping() -> None:
+    """Prints the page faults of twenty steps before and after freed memory is kept."""
+
+    def step() -> torch.Tensor:
+        return torch.ones(2**24).add(1).sum()  # 64 MB, above what the allocator keeps by itself
+
+    def faults() -> int:
+        import resource
+
+        for _ in range(10):  # until every block has found its place
+            step()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            step()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    torch.set_num_threads(1)
+    given_back = faults()
+    keep_freed_memory()
+    print(given_back, faults(), flush=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other allocators")
-def test_memory_that_a_step_frees_is_there_for_the_next_one() -> None:
-    done = subprocess.run([sys.executable, "-c", KEEPING], capture_output=True, text=True, check=True)
-    given_back, kept = map(int, done.stdout.split())
+def test_memory_that_a_step_frees_is_there_for_the_next_one(tmp_path: Path) -> None:
+    process = started(keeping, said=str(tmp_path / "said"))
+    process.join(120)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 0, said
+    given_back, kept = map(int, said.split())
     # A block whose place a smaller one has taken is made anew: now and then one, not two at every step. Where torch or
     # the system brings another allocator than glibc's, nothing may be given back in the first place.
     assert kept < max(1000, given_back / 8)

@@ -1,8 +1,6 @@
 """`pmae embed`: it reads as the run did, refuses in one line, and its memory does not grow with the images."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.commands import one_heap, started
 
 from pmae.cli import main
 from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig, replace
@@ -52,6 +51,14 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def peaks(run: Path, folders: list[str]) -> None:
+    """Embeds one folder after another and prints the most memory that the process has had by then."""
+    one_heap()
+    for folder in folders:
+        assert cli(run, "--data", folder, "-o", f"{folder}.npz") == 0
+        print(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line), flush=True)
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read where Linux tells it")
 def test_more_images_take_no_more_memory(tmp_path: Path) -> None:
     """1,500 further images of 28 kB are 41 MB; the peak may grow by what directory entries and rounding take."""
@@ -64,18 +71,12 @@ def test_more_images_take_no_more_memory(tmp_path: Path) -> None:
         (tmp_path / str(count)).mkdir()
         for number in range(count):
             os.link(tmp_path / f"{number % 10}.bmp", tmp_path / str(count) / f"{number:06d}.bmp")
-    code = (
-        "import sys\nfrom pmae.cli import main\nfor folder in sys.argv[2:]:\n"
-        "    assert main(['embed', sys.argv[1], '--data', folder, '-o', folder + '.npz', '--device', 'cpu']) == 0\n"
-        "    print(next(line for line in open('/proc/self/status') if 'VmHWM' in line))"
-    )
     folders = [str(tmp_path / str(count)) for count in (900, 2_400)]
-    one_heap = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # as many as threads take keep what they had, now more, now less
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(run.path), *folders], env=one_heap, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    few, many = (int(line.split()[1]) for line in done.stdout.splitlines() if "VmHWM" in line)
+    process = started(peaks, run.path, folders, said=str(tmp_path / "said"))
+    process.join(120)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 0, said
+    few, many = (int(line.split()[1]) for line in said.splitlines() if "VmHWM" in line)
     assert many - few < 25_000, f"{few:,} kB for 900 images and {many:,} kB for 2,400"
     found = np.load(tmp_path / "2400.npz")
     assert found["features"].shape == (2_400, 16)

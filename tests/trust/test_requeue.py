@@ -1,14 +1,16 @@
 """The script of docs/clusters.md under a scheduler that stops it: requeued, it ends with the weights of a whole run."""
 
+import contextlib
 import os
 import re
 import stat
 import subprocess
-import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.commands import forked
 
 from pmae import api
 from pmae.config import Config, DecoderConfig, EncoderConfig, TrainConfig
@@ -17,24 +19,8 @@ from pmae.files import write_json
 from pmae.runs import Run, read_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
-SRUN = """#!{python}
-# Runs a command as a step of a job; sends it a signal when it has written so many lines of metrics.
-import os, pathlib, random, signal, subprocess, sys, time
-without_figures = "import sys; from pmae import api, cli; api.save_figures = lambda run: []; sys.exit(cli.main())"
-process = subprocess.Popen([sys.executable, "-c", without_figures, *sys.argv[2:]])
-metrics, count = pathlib.Path("runs/slurm/metrics.jsonl"), lambda: len(metrics.read_bytes().splitlines())
-begun, number = (count() if metrics.exists() else 0), int(os.environ["WARNING_SIGNAL"])
-while process.poll() is None and number:
-    time.sleep(0.01)
-    if metrics.exists() and count() > begun + int(os.environ["AFTER_LINES"]):
-        process.send_signal(number)
-        try:
-            process.wait(30)  # the deadline: a scheduler kills what is still there
-        except subprocess.TimeoutExpired:
-            process.kill()
-        break
-sys.exit(process.wait() if process.wait() >= 0 else 128 - process.wait())
-"""
+SRUN = '#!/bin/bash\necho "$@"\nread code\nexit $code\n'
+"""A step of a job: says what is to be run, is told how that ended."""
 SCONTROL = '#!/bin/bash\necho "$@" >> requeued\n'
 
 
@@ -47,7 +33,7 @@ def scheduler(folder: Path) -> Path:
         script.replace("--data digits", '$([ -n "$resume" ] || echo ' + settings + ")")
     )
     (folder / "bin").mkdir()
-    for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(stat.S_IRWXU)
     return folder
@@ -56,11 +42,40 @@ def scheduler(folder: Path) -> Path:
 def submit(folder: Path, number: int, after: int) -> int:
     """One start of the job, warned by a signal after so many lines of metrics, or left alone."""
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    variables = {"PATH": path, "SLURM_JOB_ID": "7", "WARNING_SIGNAL": str(number), "AFTER_LINES": str(after)}
-    command = ["bash", "train.sbatch"]
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True)
-    assert done.returncode in (0, 128 + number), done.stderr
-    return done.returncode
+    environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": "7"}
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(["bash", "train.sbatch"], cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True)
+    assert job.stdout is not None
+    program, *arguments = job.stdout.readline().split()
+    assert program == "pmae"
+    code = step(folder, arguments, number, after)
+    job.communicate(f"{code}\n")
+    assert job.returncode == code
+    assert code in (0, 128 + number), (folder / "said").read_text()
+    return code
+
+
+def step(folder: Path, arguments: list[str], number: int, after: int) -> int:
+    """The exit code of a command in this folder that is sent a signal when it has written so many lines of metrics."""
+    with contextlib.chdir(folder):
+        process = forked(arguments, "said", figures=False)
+    metrics = folder / "runs" / "slurm" / "metrics.jsonl"
+    most = after + (count(metrics) if number else 0)
+    while number and process.is_alive():
+        time.sleep(0.01)
+        if count(metrics) > most:
+            os.kill(process.pid or 0, number)
+            process.join(30)  # the deadline: a scheduler kills what is still there
+            process.kill()
+            break
+    process.join()
+    code = process.exitcode
+    assert code is not None
+    return code if code >= 0 else 128 - code
+
+
+def count(metrics: Path) -> int:
+    return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
 
 
 def begin(folder: Path, epochs: int) -> None:
