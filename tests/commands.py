@@ -32,12 +32,9 @@ def _told(work: Callable[..., object], arguments: Sequence[object], said: str) -
 
 def one_heap() -> None:
     """From here on, as MALLOC_ARENA_MAX=1 would from the start: every arena keeps what it had, now more, now less, and
-    reserves addresses by the dozen of megabytes, which are not memory. What is freed goes back at once: a heap that
-    keeps it may have room for what a limit is to refuse.
+    reserves addresses by the dozen of megabytes, which are not memory.
     """
-    trim_threshold, mmap_threshold, arena_max = -1, -3, -8
-    for option, value in ((trim_threshold, 2**17), (mmap_threshold, 2**17), (arena_max, 1)):
-        ctypes.CDLL("libc.so.6").mallopt(option, value)
+    ctypes.CDLL("libc.so.6").mallopt(-8, 1)
 
 
 def forked(

@@ -1,13 +1,15 @@
-"""Trains on shards, in processes that are killed or may not grow."""
+"""Trains on shards. `python streamed.py SHARDS OUT ROOM` does it under a limit on address space, ROOM bytes above what
+the process has after training on eight images, and prints JSON.
+"""
 
 import json
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 import torch
-from tests.commands import one_heap
 
 from pmae.config import Config, DataConfig, DecoderConfig, EncoderConfig, TrainConfig, replace
 from pmae.data import batches
@@ -39,13 +41,8 @@ def train(config: Config, out: Path, resume: bool = False) -> None:
     pretrain(settled, splits, out, resume, quiet=True)
 
 
-def bounded(shards: str, out: Path, room: int) -> None:
-    """Trains under a limit on address space, so many bytes above what the process has after training on eight images,
-    and prints JSON. Patches of pixels, whose fit needs the statistics alone: they pass over all images, and so does
-    training.
-    """
-    torch.set_num_threads(1)
-    one_heap()
+def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
+    """Patches of pixels, whose fit needs the statistics alone: they pass over all images, and so does training."""
     # A pass takes 2**24 numbers at a time and the monitor 256 images: scaled down as the set is.
     batches.NUMBERS, monitor.MOST_IMAGES = 2**18, 16
     config = with_patches(config_for(shards, encoder__patch_size=64, train__batch_size=16, train__epochs=1))
@@ -65,8 +62,7 @@ def bounded(shards: str, out: Path, room: int) -> None:
         refused = False
     except MemoryError:
         refused = True
-    found = {"decoded": images.nbytes, "grown": after["VmHWM"] - before["VmRSS"], "whole_set_refused": refused}
-    print(json.dumps(found), flush=True)
+    return {"decoded": images.nbytes, "grown": after["VmHWM"] - before["VmRSS"], "whole_set_refused": refused}
 
 
 def killed(shards: str, out: Path, step: int) -> None:
@@ -86,3 +82,9 @@ def killed(shards: str, out: Path, step: int) -> None:
 def _status() -> dict[str, int]:
     lines = Path("/proc/self/status").read_text().splitlines()
     return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith("kB")}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    shards, out, room = sys.argv[1:]
+    print(json.dumps(bounded(shards, Path(out), int(room))))
