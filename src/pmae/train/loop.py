@@ -291,8 +291,9 @@ class Pretraining:
             values |= self._online_probe(model.encoder, standardize, self.looks)
         self._require_folder()
         save_samples(self.run, model, *looked_at, epoch)
-        told = {"epoch": epoch, "operations": operations(self.config, self.run.environment["data"], epoch), **values}
-        self.run.add_results(pretrain=told | self.model.space.measured())
+        spent = operations(self.config, self.run.environment["data"], epoch)
+        told = {} if spent is None else {"operations": spent}
+        self.run.add_results(pretrain={"epoch": epoch, **values, **self.model.space.measured(), **told})
         # Last, because it says that this epoch was measured: a run killed before it does so again.
         self.metrics |= values
         self._journal.write(epoch=self.step / self.steps, step=self.step, **values)
