@@ -157,6 +157,8 @@ def test_images_that_are_harder_than_those_of_training_are_told(
         assert [(one[2], one[3]) for one in told if one] == [
             (f"{find(found, 'knn', 'mean', split).accuracy.value:.1f}", split) for split in harder
         ]
+    untrained = suite.evaluate(encoder, other, standardize, only(SMALL, ["knn"]), method="random weights")
+    assert not any("by heart" in note for note in untrained.notes)
 
 
 def test_a_set_without_test_split_and_with_duplicates_says_so(

@@ -43,7 +43,7 @@ from pmae.evaluate.probes import (
 from pmae.evaluate.progress import Pace, Stages
 from pmae.evaluate.protocols import FewLabelsProtocol, FinetuneProtocol, KnnProtocol, ProbeProtocol, Protocols
 from pmae.models import Encoder
-from pmae.results import PRIMARY, Duplicates, EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
+from pmae.results import BASELINES, PRIMARY, Duplicates, EvaluatedData, Evaluation, FeatureShape, KAccuracy, Score
 from pmae.train.distributed import ONE_PROCESS, World
 
 FIXED = "fixed by the preset"
@@ -86,6 +86,8 @@ def evaluate(
         told = f"{label} {protocols.name} {splits.name} {fingerprint(splits.train)[:8]}"
         folder = folder / re.sub(r"[^\w.]+", "-", told)
     scores = _scores(data, protocols, tuple(seeds), folder, stages)
+    if method not in BASELINES:
+        data.notes += [note for score in scores if score.pooling == PRIMARY for note in harder(score)]
     return Evaluation(
         method,
         protocols.name,
@@ -253,8 +255,6 @@ def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
             by_k = tuple(KAccuracy(k, accuracy(shares[k], truth), validation[k], len(held)) for k in ks)
             named = {"protocol": "knn", "pooling": pooling, "chosen_on": chosen_on, "by_k": by_k}
             scores.append(data.score(split, [(0, shares[best], {"k": best})], **named))
-            if pooling == PRIMARY:
-                data.notes += harder(scores[-1], validation[best], len(held))
     return scores
 
 
