@@ -9,8 +9,13 @@ from pmae.runs import Run
 
 SETS = ("cifar10", "dermamnist", "bloodmnist")
 COLUMNS = {"linear": "linear", "mlp": "MLP", "knn": "k-NN", "finetune": "fine-tuned"}
-PUBLISHED = {"mae": "mae_std", "pmae": "pmae_oracle_components"}
-"""The published row that a method's long runs are set beside."""
+PUBLISHED = {
+    ("mae", False): "mae_std",
+    ("mae", True): "mae_random",
+    ("pmae", False): "pmae_oracle_components",
+    ("pmae", True): "pmae_random_components",
+}
+"""The published row that a method's long runs are set beside, by whether their ratio is random."""
 LONG = 800
 """Epochs of the paper's runs."""
 PAIR = (("mae", 0.75), ("pmae", 0.2))

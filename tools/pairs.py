@@ -16,8 +16,10 @@ CIFAR10 = (
     ("the released code's: `released`, `mae_released`", "cifar10-pmae-released-800", "cifar10-mae-released-800"),
 )
 MEDICAL = (
-    ("DermaMNIST", "dermamnist-pmae-paper-800", "dermamnist-mae-paper-800"),
-    ("BloodMNIST", "bloodmnist-pmae-paper-800", "bloodmnist-mae-paper-800"),
+    ("DermaMNIST, 20% of the variance, 75% of the patches", "dermamnist-pmae-paper-800", "dermamnist-mae-paper-800"),
+    ("DermaMNIST, random ratios", "dermamnist-pmae-paper-random-800", "dermamnist-mae-paper-random-800"),
+    ("BloodMNIST, 20% and 75%", "bloodmnist-pmae-paper-800", "bloodmnist-mae-paper-800"),
+    ("BloodMNIST, random ratios", "bloodmnist-pmae-paper-random-800", "bloodmnist-mae-paper-random-800"),
 )
 HOW = (("paper", "cls", "val"), ("paper", "cls", "test"), ("strong", "mean", "test"))
 """Preset, features and images: as the paper has the medical sets and the others, and as we do."""

@@ -77,13 +77,16 @@ def _paper_set(data: str, folder: Path) -> str:
     name = published()["data"][data]
     header = [f"{name}, {LONG} epochs", "preset", "images", "features", *COLUMNS.values(), "operations"]
     lines = [line(header), "|---" * len(header) + "|"]
-    for method, key in PUBLISHED.items():
+    for (method, random), key in PUBLISHED.items():
+        alike = {k: runs for k, runs in kinds.items() if (k.method, k.ratio is None) == (method, random)}
+        if random and not alike:
+            continue
         said = [published_accuracy(protocol, key, data) for protocol in COLUMNS]
         shown = ["" if value is None else f"{value:.1f}" for value in said]
         place = [f"**{published()['methods'][key]}: published**", "paper", published_split(data), "[CLS]"]
         lines.append(line([*place, *shown, ""]))
-        for kind, runs in kinds.items():
-            lines += _measured(kind, runs) if kind.method == method else []
+        for kind, runs in alike.items():
+            lines += _measured(kind, runs)
     return "\n".join([*lines, ""])
 
 
