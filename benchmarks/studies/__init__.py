@@ -176,6 +176,8 @@ FRONTIER = Study(
         "drop-path": "--encoder.drop-path 0.1",
         "heads-3": "--encoder.heads 3",
         "patch-2": "--patch-size 2",
+        "prediction": "--objective.contrastive-weight 0 --objective.local-views 0",
+        "data2vec": "--objective.contrastive data2vec --objective.local-views 0",
     },
     f"{OURS} --objective.local-views 2 --patch-size 4 --epochs 30 --batch-size 512 --probe.every 10",
     HELD_OUT,
