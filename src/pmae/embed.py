@@ -63,12 +63,18 @@ class Embedder:
         self.names = feature_names(encoder, pooling)
         self.last = LastBlocks(self.encoder, BLOCKS) if pooling == LAST_BLOCKS else None
 
-    def __call__(self, images: np.ndarray | OnDemand) -> np.ndarray:
-        """The features of all images, in order; of those on the disk a batch is read at a time."""
+    def __call__(self, images: np.ndarray | OnDemand, seen: Callable[[int], None] = lambda count: None) -> np.ndarray:
+        """The features of all images, in order; of those on the disk a batch is read at a time, and `seen` is told."""
         parts = (images[start : start + self.batch_size] for start in range(0, len(images), self.batch_size))
-        if self.device.type != "cuda":
-            return np.concatenate([found.cpu().numpy() for part in parts for found in self._parts(part)])
-        return np.concatenate([features() for features in read_ahead(self._begin, parts, 1)])
+        if self.device.type == "cuda":
+            made = (features() for features in read_ahead(self._begin, parts, 1))
+        else:
+            made = (found.cpu().numpy() for part in parts for found in self._parts(part))
+        found = []
+        for features in made:
+            found.append(features)
+            seen(len(features))
+        return np.concatenate(found)
 
     def ahead(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, np.ndarray]]:
         """Chunks of images with their features: the next ones are computed while these are written."""

@@ -24,12 +24,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix
 
 import pmae
-from pmae.classify import FinetuneConfig
+from pmae.classify import FinetuneConfig, fit
 from pmae.classify.calibrate import calibration_error, fit_reference, fit_temperature, nll, reliability
 from pmae.classify.finetune import finetune
 from pmae.classify.fit import loss_for, regression
 from pmae.cli import main
 from pmae.evaluate import finetune as loop
+from pmae.evaluate import progress
 from pmae.evaluate.probes import logistic_regression
 from pmae.runs import Run
 from pmae.train import journal
@@ -70,6 +71,19 @@ def test_training_lowers_the_validation_loss_and_is_kept(
     adapted = {"blocks.0.attn.qkv.weight", "blocks.1.mlp.fc2.weight"}
     assert adapted <= set(changed)
     assert method == "full" or all(name.endswith("weight") and "blocks" in name for name in changed)
+
+
+def test_how_long_it_takes_is_told_before_it_begins(
+    run: Run, labelled: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(fit, "LONG", 0.0)
+    code, said = command("finetune", run.path, "--data", labelled, "--out", tmp_path / "clf", *QUICK)
+    assert code == 0, said
+    assert re.search(r"features, \d+ of \d+ images, about 0:00:0\d left", said)
+    assert re.search(
+        r"at most 4 epochs, about 0:0\d:\d\d on this CPU \(a linear head alone took 0:00:0\d: --method linear\)", said
+    )
 
 
 def test_a_linear_head_is_that_of_scikit_learn(linear: Path, labelled: Path) -> None:

@@ -1,9 +1,11 @@
 """Fine-tuning that is kept: a linear head alone, the whole network, or low-rank adapters; then calibrated."""
 
 import math
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from pmae.evaluate.augment import Loss, augmented, draw_noise
 from pmae.evaluate.features import batch_of, evaluating, extract, order
 from pmae.evaluate.finetune import Classifier, EarlyStopping, finetune
 from pmae.evaluate.probes import statistics
+from pmae.evaluate.progress import Pace
 from pmae.evaluate.protocols import FinetuneProtocol, preset
 from pmae.models import Encoder
 from pmae.train import journal
@@ -43,16 +46,22 @@ larger ones."""
 PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 """Of a linear head's squared weights, from which the best on the validation part is chosen."""
 MOST_STEPS = 1000
+LONG = 300.0  # seconds of training on a CPU that are told before it begins
 Say = Callable[[str], None]
 
 
 class Trained(NamedTuple):
-    """An encoder, the head on it, and the history of both."""
+    """An encoder, the head on it and the history of both; where the head alone was trained, also what it saw.
+
+    That is the features of train and val, and the seconds that they took.
+    """
 
     encoder: Encoder
     weight: Tensor
     bias: Tensor
     history: dict[str, Any]
+    features: tuple[np.ndarray, np.ndarray] | None = None
+    seconds: float = 0.0
 
 
 def fit(
@@ -72,12 +81,10 @@ def fit(
     assert val is not None
     standardize = start.standardize.to(where)
     start = start._replace(standardize=standardize)
-    linear = config.method == "linear"
-    made = _linear(start, data, config, where, say if linear else lambda message: None)
-    if not linear:
+    made = _linear(start, data, config, where, say)
+    if config.method != "linear":
         made = _network(start, made, data, config, where, folder, say)
-    embedder = Embedder(made.encoder.eval(), standardize, config.pooling, where)
-    seen, unseen = (embedder(part.images.images) for part in (data.train, val))
+    seen, unseen = made.features or _features(start._replace(encoder=made.encoder), data, config, where, say)
     weight, bias = made.weight.double().cpu(), made.bias.double().cpu()
     temperature = fit_temperature(unseen.astype(np.float64) @ weight.numpy().T + bias.numpy(), val.targets)
     reference = fit_reference(seen, unseen)
@@ -102,8 +109,10 @@ def fit(
 def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, say: Say) -> Trained:
     """Logistic regression on standardized features, with the penalty that is best on the validation part."""
     assert data.val is not None
-    embedder = Embedder(start.encoder.eval(), start.standardize, config.pooling, device)
-    train, held = (embedder(part.images.images).astype(np.float64) for part in (data.train, data.val))
+    began = time.monotonic()
+    features = _features(start, data, config, device, say)
+    seconds = time.monotonic() - began
+    train, held = (part.astype(np.float64) for part in features)
     mean, std = (part.numpy()[0] for part in statistics(torch.from_numpy(train)))
     tried: dict[float, float] = {}
     heads: dict[float, tuple[np.ndarray, np.ndarray]] = {}
@@ -111,11 +120,23 @@ def _linear(start: Start, data: LabelledData, config: FinetuneConfig, device: to
         weight, bias = regression((train - mean) / std, data.train.targets, penalty, config.class_weights == "balanced")
         heads[penalty] = weight / std, bias - (weight / std) @ mean
         tried[penalty] = nll(held @ heads[penalty][0].T + heads[penalty][1], data.val.targets)
-        say(f"penalty {penalty:g}: validation loss {tried[penalty]:.4f}")
+        if config.method == "linear":
+            say(f"penalty {penalty:g}: validation loss {tried[penalty]:.4f}")
     best = min(tried, key=lambda penalty: tried[penalty])
     history = {"penalty": best, "validation_losses": {f"{penalty:g}": loss for penalty, loss in tried.items()}}
     weight, bias = heads[best]
-    return Trained(start.encoder, torch.from_numpy(weight), torch.from_numpy(bias), history)
+    return Trained(start.encoder, torch.from_numpy(weight), torch.from_numpy(bias), history, features, seconds)
+
+
+def _features(
+    start: Start, data: LabelledData, config: FinetuneConfig, device: torch.device, say: Say
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the head sees of the images of train and val."""
+    assert data.val is not None
+    embedder = Embedder(start.encoder.eval(), start.standardize, config.pooling, device)
+    train, val = data.train.images.images, data.val.images.images
+    pace = Pace("features", len(train) + len(val), "images", say)
+    return embedder(train, pace.add), embedder(val, pace.add)
 
 
 def regression(x: np.ndarray, targets: np.ndarray, penalty: float, balanced: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -168,6 +189,8 @@ def _network(
     stopping = EarlyStopping(lambda model: _loss_on(model, held, start.standardize, val.targets), patience)
     temperature = _first_temperature(linear, train, targets, start, protocol, config)
     head = linear.weight / temperature, linear.bias / temperature
+    times = _times(epochs, linear, len(train), len(held)) if device.type == "cpu" else ""
+    say(f"at most {epochs} epochs{times}; it stops after {patience} without a lower validation loss")
     # In Python nothing is shown unless it is asked for.
     with ProgressLine(epochs, say=say, live=say is journal.say, left="left at most") as line:
         settings = (start.standardize, protocol, config.seed, folder, _teller(line, epochs, stopping))
@@ -181,12 +204,18 @@ def _network(
     return Trained(tuned, kept.head.weight.detach(), kept.head.bias.detach(), history)
 
 
+def _times(epochs: int, linear: Trained, train: int, held: int) -> str:
+    """About how long epochs take, from how long features did: a step of training takes three times that."""
+    seconds = epochs * linear.seconds * (3 * train + held) / (train + held)
+    long, short = (timedelta(seconds=round(value)) for value in (seconds, linear.seconds))
+    return f", about {long} on this CPU (a linear head alone took {short}: --method linear)" if seconds > LONG else ""
+
+
 def _teller(line: ProgressLine, epochs: int, stopping: EarlyStopping) -> Callable[[int, float], None]:
     """What to call after every epoch, to show both losses on a line."""
 
     def tell(epoch: int, loss: float) -> None:
         if epoch == 0:
-            line.note(f"at most {epochs} epochs; it stops after {stopping.patience} without a lower validation loss")
             line.note(f"before training, with a linear head: validation loss {stopping.losses[0]:.4f}")
         losses = f"loss {loss:.4f}  validation loss {stopping.losses[-1]:.4f}"
         line.show(f"epoch {epoch + 1}/{epochs}  {losses}", epoch + 1)
