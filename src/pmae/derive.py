@@ -111,7 +111,7 @@ RULES = (
     Rule("optim.encoder_rate", lambda c: c.goes_on, 1.0, "its weights learned from these very images, and go on"),
     Rule("optim.layer_decay", lambda c: c.goes_on, 1.0, ""),
     Rule("train.epochs", None, lambda c: min(800, max(10, round(c.images_seen / c.count))),
-         "about {c.images_seen:,} images seen, 10 to 800 epochs"),
+         "about {c.images_seen:,} images seen, 10 to 800 epochs; --minutes sets a time instead"),
     Rule("optim.warmup_epochs", lambda c: (c.adapts or c.goes_on) and c.config.optim.warmup_steps is None,
          lambda c: round(0.2 * c.epochs, 2), "20% of the epochs, as the encoder has learned before"),
     Rule("optim.warmup_epochs", lambda c: c.config.optim.warmup_steps is None, lambda c: round(0.05 * c.epochs, 2),
