@@ -187,13 +187,14 @@ def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def harder(score: Score) -> list[str]:
-    """Whether k-NN is worse on the images that are scored than on held-out training images, by more than chance."""
+def harder(score: Score, name: str) -> list[str]:
+    """Whether k-NN on the representation of this name is worse on the images that are scored than on held-out training
+    images, by more than chance."""
     for one in score.by_k:
         count, high = one.images or 0, score.accuracy.high
         chosen = one.k == score.by_seed[0].chosen["k"]
         if chosen and high is not None and high < 100 * (wilson(round(one.validation * count), count).low or 0.0):
             shares = f"{100 * one.validation:.1f}% of held-out training images and {score.accuracy.value:.1f}%"
             why = "they are of another kind, or the encoder knows its training images by heart"
-            return [f"k-NN is right for {shares} of {score.split}: {why}"]
+            return [f"k-NN on {name} is right for {shares} of {score.split}: {why}"]
     return []
