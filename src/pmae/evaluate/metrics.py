@@ -88,6 +88,24 @@ def evaluate_scores(
     return found
 
 
+def share_of(right: np.ndarray, groups: np.ndarray | None = None) -> Interval:
+    """How many of (N,) are right, with Wilson's interval; where images are of `groups`, for their effective number.
+
+    Images of a group say much the same, so they count for fewer, the more the groups differ (Kish 1965). Where all or
+    none are right nothing tells how alike they are, and each group counts for one.
+    """
+    count = len(right)
+    if groups is None or not count:
+        return wilson(right.sum(), count)
+    own = np.unique(groups, return_inverse=True)[1].reshape(-1)
+    share, number = right.mean(), int(own.max()) + 1
+    if share in (0, 1) or number == 1:
+        return wilson(share * number, number)
+    variance = number / (number - 1) * (np.bincount(own, right - share) ** 2).sum() / count**2
+    effective = min(count, share * (1 - share) / variance) if variance else count
+    return wilson(share * effective, effective)
+
+
 class Ranking(NamedTuple):
     """The images in the order of their score for one class, and where the class's own stand in it."""
 
