@@ -59,12 +59,12 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
 def coverage(found: np.ndarray, targets: np.ndarray, groups: np.ndarray | None) -> list[dict[str, Any]]:
     """How many images are left, and how often they are right, if only answers of a least probability are taken."""
     sure, right = judged(found, targets)
-    rows = []
+    rows = list[dict[str, Any]]()
     for least in LEAST:
         own = sure >= least
         share = share_of(right[own], None if groups is None else groups[own])
-        counts = {"probability": least, "images": int(own.sum()), "right": int(right[own].sum())}
-        rows.append(counts | {"low": share.low, "high": share.high})
+        row = {"probability": least, "images": int(own.sum()), "right": int(right[own].sum())}
+        rows.append({**row, "low": share.low, "high": share.high})
     return rows
 
 

@@ -231,7 +231,7 @@ def write_onnx(source: Source, folder: Path) -> None:
     optional("format onnx", "export", *ONNX_PACKAGES)
     names = list(source.features(source.images()[:1]))
     graph = trace(source)
-    named = {"input_names": ["images"], "output_names": names, "dynamic_shapes": BATCH}
+    named: dict[str, Any] = {"input_names": ["images"], "output_names": names, "dynamic_shapes": BATCH}
     made: Any = torch.onnx.export(graph, **named, dynamo=True, verbose=False)
     _forget_names(made.model.graph)
     if source.head:
