@@ -50,7 +50,7 @@ ALLOWED = {
     "sweep": LEAVES
     | FILES
     | {"derive", "masking", "spaces", "models", "data", "method", "evaluate.protocols", "report", "results", "standing"}
-    | {"train.environment", "api", "paper.recipes"},
+    | {"train.environment", "train.checkpoint", "api", "paper.recipes"},
     "paper": LEAVES
     | FILES
     | {"derive", "evaluate.protocols", "flops", "report", "results", "api", "sweep"}

@@ -299,7 +299,7 @@ def test_mistakes_are_one_sentence_and_nothing_is_written(
         ([tmp_path / "nowhere", *where], "run must be a folder that pretraining wrote, or weights that"),
         ([tmp_path / "other", *where], "run must be a folder that pretraining wrote, or weights that"),
         ([alone, *where], "must have a config.json beside them that tells their network"),
-        ([tmp_path / "relu", *where], "must have a config.json beside them that tells their network"),
+        ([tmp_path / "relu", *where], "config.json must be 'gelu', got 'relu'"),
         ([head, *where], "does not fit the encoder"),
         ([vit, "--data", tmp_path / "five.npz", "--out", out], "with the 3 channels of the weights, or grey, got 5"),
         ([vit, "--data", tmp_path / "bare.npz", "--out", out], "must have labels to be evaluated, got none"),

@@ -120,7 +120,8 @@ def answers_of(run: Run) -> dict[str, Tensor]:
     scores = pretrained(scores_of(standing(run.evaluations)))
     pooling = primary_pooling(scores)
     kept = {score.key: known[score.key] for score in scores if score.key in known and _is_compared(score, pooling)}
-    return {key: each.byte() if each.max() < 256 else each for key, each in kept.items()}
+    # A seed that diverged answers -1, which a byte has not.
+    return {key: each.byte() if 0 <= each.min() <= each.max() < 256 else each for key, each in kept.items()}
 
 
 def _is_compared(score: Score, pooling: str) -> bool:

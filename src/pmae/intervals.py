@@ -28,11 +28,11 @@ class Interval:
         return Interval(*(None if share is None else 100 * share for share in parts))
 
 
-def wilson(right: int, count: int) -> Interval:
+def wilson(right: float, count: float) -> Interval:
     """A share with Wilson's interval, which holds for few images too, and where all of them or none are right."""
     if not count:
         return Interval()
-    share, least = right / count, NORMAL**2
+    share, least = float(right / count), NORMAL**2
     centre = (right + least / 2) / (count + least)
     half = NORMAL * math.sqrt(count * share * (1 - share) + least / 4) / (count + least)
     return Interval(share, max(centre - half, 0.0), min(centre + half, 1.0))

@@ -15,6 +15,7 @@ from sklearn.calibration import calibration_curve
 import pmae
 from pmae.classify import FinetuneConfig
 from pmae.classify.calibrate import BINS, calibration_error, reliability
+from pmae.evaluate.metrics import evaluate_scores, share_of
 from pmae.intervals import wilson
 from pmae.report.classifier import advice, verdict
 from pmae.report.classifier_contents import load
@@ -41,6 +42,21 @@ def test_a_share_has_wilsons_interval(right: int, count: int) -> None:
     found, judge = wilson(right, count), binomtest(right, count).proportion_ci(method="wilson")
     assert (found.value, found.low, found.high) == pytest.approx((right / count, judge.low, judge.high), abs=1e-6)
     assert wilson(0, 0).value is None
+
+
+def test_where_images_are_of_groups_an_interval_is_over_these() -> None:
+    """As wide as that of resampled groups; and copies of an image tell no more than the image."""
+    rng = np.random.default_rng(0)
+    right = np.arange(400) % 400 < 260
+    for groups in (np.arange(400) // 4, rng.integers(60, size=400)):
+        scores, labels = np.stack([~right, right], 1).astype(float), np.ones(400, int)
+        judge, found = evaluate_scores(scores, labels, 4000, groups=groups)["accuracy"], share_of(right, groups)
+        assert (found.value, found.low, found.high) == pytest.approx((judge.value, judge.low, judge.high), abs=0.015)
+    copied, groups = np.repeat(right[::40], 40), np.repeat(np.arange(10), 40)
+    assert share_of(copied, groups).high - share_of(copied, groups).low > 0.5
+    assert share_of(np.ones(40), groups[:40] + np.arange(40) % 4) == wilson(4, 4)
+    assert share_of(right) == wilson(260, 400)
+    assert share_of(right[:0], groups[:0]).value is None
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_a_test_part_is_asked_for_and_shares_no_patient(
     assert [(score["split"], score["images"]) for score in scores(tmp_path / "clf")] == [("val", 12), ("test", 12)]
     assert command("report", tmp_path / "clf", "-o", tmp_path / "clf.html")[0] == 0
     told = (tmp_path / "clf.html").read_text(encoding="utf-8")
-    assert told.count("Intervals are over images, not over their 3 groups: too narrow.") == 2
+    assert told.count("Intervals are over its 3 groups.") == 2
     again = labelled_images(str(tmp_path / "clf"), load_classifier(tmp_path / "clf"), None, pytest.fail)
     assert again is not None, "the explorer finds the images again by the same columns"
     assert len(again.targets) == 60

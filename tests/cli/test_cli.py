@@ -207,6 +207,11 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (lambda tmp: ["--data", "digits", "--recipe"], "--recipe: expected 1 values"),
         (lambda tmp: ["--data", "digits", "--train.engine", "graph"], "must run on CUDA"),
         (lambda tmp: ["--data", "cifar10", "--root", str(tmp)], "pmae data cifar10 --root"),
+        (
+            lambda tmp: ["--data", "digits", "--train.batch_size=8", "--batch-size", "4"],
+            "--batch-size and --train.batch-size must agree where both are given, got 4 and 8",
+        ),
+        (lambda tmp: ["--seed", "0", "--data", "digits", "--train.seed", "1"], "must agree where both are given"),
         (lambda tmp: ["--resume"], "run must be a folder that pretraining wrote"),
         (lambda tmp: ["--resume", "--recipe", "paper"], "must not be combined"),
         (
@@ -272,6 +277,7 @@ def test_help_all_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
         ("--optim.betas 0.8 .9", ("optim", "betas", (0.8, 0.9))),
         ("--train.batch_size 32", ("train", "batch_size", 32)),
         ("--batch-size=32 --batch-size 64", ("train", "batch_size", 64)),
+        ("--epochs 3 --train.epochs 3", ("train", "epochs", 3)),
         ("--augment.no-flip", ("augment", "flip", False)),
         ("--recipe released --optim.warmup-epochs None", ("optim", "warmup_epochs", None)),
         ("--data 7", ("data", "source", "7")),

@@ -152,6 +152,7 @@ def test_onnx_takes_raw_values_in_batches_of_any_size(make_run: Any, tmp_path: P
     export(run.path, "onnx", tmp_path / "out")
     assert_private(tmp_path / "out")
     session = onnxruntime.InferenceSession(tmp_path / "out/encoder.onnx", providers=["CPUExecutionProvider"])
+    assert [each.shape[0] for each in (*session.get_inputs(), *session.get_outputs())] == ["batch"] * 3
     for count in (1, 5):
         images = raw_images((1, 16, 24), "uint16", count)
         cls, mean = session.run(["cls", "mean"], {"images": images.astype(np.float32)})

@@ -253,6 +253,8 @@ def no_network_no_writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict
         {"num_attention_heads": 4, "image_size": 10**30, "patch_size": 4},
         {"num_attention_heads": 4, "image_size": 64, "patch_size": 4},
         {"architecture": "vit_tiny_patch16_224", "model_args": [1]},
+        {"num_attention_heads": 4, "image_size": [8, 16], "patch_size": [2, 4]},
+        {"num_attention_heads": 4, "image_size": 16, "patch_size": 4, "hidden_act": "relu"},
     ],
 )
 def test_a_damaged_config_beside_the_weights_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from sklearn.decomposition import PCA
 from pmae.cli import main
 from pmae.config import DataConfig
 from pmae.errors import UserError
+from pmae.files import write_json
 from pmae.runs import Run
 from pmae.spaces import SPACES
 from pmae.sweep.space_figures import figures_page
@@ -118,7 +119,17 @@ def test_a_killed_table_goes_on_where_it_was(
     printed = capsys.readouterr().out
     assert "pca-0.2-seed0" not in printed  # trained and evaluated before the second began
     assert "cosine-0.2-seed0: goes on" in printed
-    assert [row["space"] for row in rows(tmp_path / "spaces.csv")] == ["pca", "cosine"]
+    found = rows(tmp_path / "spaces.csv")
+    assert [row["space"] for row in found] == ["pca", "cosine"]
+    # What is still to be scored, and can no longer be, is trained again from the checkpoint before.
+    (path,) = (tmp_path / "runs").glob("cosine*")
+    write_json(path / "results.json", {"pretrain": Run(path).results["pretrain"]})
+    (path / "checkpoints/epoch_0002/encoder.safetensors").write_bytes(b"damaged")
+    assert spaces(*common, "--out", tmp_path) == 0
+    said = capsys.readouterr()
+    assert "cosine-0.2-seed0: goes on" in said.out
+    assert "epoch_0002 is damaged and the one before it is used" in said.err
+    assert rows(tmp_path / "spaces.csv")[1]["linear %"] == found[1]["linear %"]
 
 
 def test_images_without_labels_are_compared_by_r2_alone(tmp_path: Path) -> None:
@@ -183,6 +194,8 @@ def test_fitted_spaces_show_their_basis_and_hide_what_adds_up(files: Path, monke
         assert abs(mine.ravel() @ axis) == pytest.approx(1, abs=1e-3)
     assert seen[0].share[:3] == pytest.approx(reference.explained_variance_ratio_, rel=1e-3)
     assert {one.space for one in seen} == set(chosen)
+    # Of 16x24x3 numbers pretraining on a CPU keeps 512 leading components, and the rest as one more.
+    assert len(seen[0].share) == 513
     for one in seen:
         whole = one.visible + one.hidden * std[:, None, None]
         assert np.allclose(whole, np.moveaxis(image[1], 2, 0), atol=0.05)

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from pmae.api import evaluate, pretrain
 from pmae.cli import parsed
@@ -19,12 +20,13 @@ from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.evaluate.protocols import only, preset
-from pmae.files import write_json
+from pmae.files import read_tensors, write_json, write_tensors
 from pmae.flops import flops_per_image
 from pmae.intervals import Interval
 from pmae.report.contents import load
 from pmae.report.difference import difference
 from pmae.runs import Run
+from pmae.standing import scores_of
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "results"
@@ -215,6 +217,12 @@ def test_a_run_is_published_in_small(tool: Any, tmp_path: Path) -> None:
     assert Run(made).results == Run(source).results
     assert Run(made).environment == Run(source).environment
     assert Run(made).metrics() == Run(source).metrics()
+    # True classes, the answers of a seed, and those of one that diverged.
+    answers = torch.tensor([[0, 9], [9, 9], [-1, -1]], dtype=torch.int16)
+    write_tensors(folder / "answers.safetensors", {score.key: answers.clone() for score in scores_of(run.evaluations)})
+    kept = read_tensors(publish.publish(run, tmp_path / "runs") / "answers.safetensors")
+    assert kept
+    assert all(torch.equal(each.short(), answers) for each in kept.values())
     other = replace(run.config, optim__base_lr=3e-4)
     write_json(folder / "config.json", to_dict(other))
     with pytest.raises(UserError, match="holds a run of other settings"):

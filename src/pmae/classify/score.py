@@ -10,9 +10,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from pmae.classify.calibrate import calibration_error, judged, nll, probabilities, reliability
 from pmae.classify.labels import Labelled
 from pmae.classify.model import CHANCE, ImageClassifier
-from pmae.evaluate.metrics import SeedPredictions, score_of
+from pmae.evaluate.metrics import SeedPredictions, score_of, share_of
 from pmae.files import read_object
-from pmae.intervals import wilson
 
 RESAMPLES = 1000
 LEAST, MISTAKES = (0.5, 0.8, 0.9, 0.95, 0.99), 12
@@ -26,12 +25,16 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
     found, raw = probabilities(logits, multi), logits * classifier.card.temperature
     groups = part.images.groups
     if multi:
-        metrics = _several(found, part.targets, classifier.classes)
+        metrics = _several(found, part.targets, classifier.classes, groups)
     else:  # with bootstrap intervals, each class's, and the confusion matrix
         named = {"protocol": "finetune", "pooling": classifier.card.pooling, "split": ""}
         predictions = [SeedPredictions(0, found, {})]
         measured = asdict(score_of(predictions, part.targets, classifier.classes, RESAMPLES, groups, **named))
         metrics = {key: measured[key] for key in ("metrics", "per_class", "confusion", "notes")}
+        for number, row in enumerate(metrics["per_class"]):
+            own = part.targets == number
+            recall = share_of(found[own].argmax(1) == number, None if groups is None else groups[own])
+            row |= {"recall_low": recall.low, "recall_high": recall.high}
     drifted = float((classifier.reference.distances(features) > classifier.reference.threshold).mean())
     bins, before = (reliability(claimed, part.targets) for claimed in (found, probabilities(raw, multi)))
     sure = {
@@ -44,17 +47,25 @@ def score(classifier: ImageClassifier, part: Labelled, split: str) -> dict[str, 
     }
     told = {"split": split, "images": len(part.targets), **metrics, "calibration": sure, "drifted": drifted}
     if groups is not None:
-        told["groups"] = len(np.unique(groups))
+        told |= {"groups": len(np.unique(groups)), "over_groups": True}
     if multi:
         return told
-    return told | {"coverage": coverage(found, part.targets), "mistakes": mistakes(found, part, classifier.classes)}
+    return told | {
+        "coverage": coverage(found, part.targets, groups),
+        "mistakes": mistakes(found, part, classifier.classes),
+    }
 
 
-def coverage(found: np.ndarray, targets: np.ndarray) -> list[dict[str, Any]]:
+def coverage(found: np.ndarray, targets: np.ndarray, groups: np.ndarray | None) -> list[dict[str, Any]]:
     """How many images are left, and how often they are right, if only answers of a least probability are taken."""
     sure, right = judged(found, targets)
-    taken = ((least, sure >= least) for least in LEAST)
-    return [{"probability": least, "images": int(own.sum()), "right": int(right[own].sum())} for least, own in taken]
+    rows = list[dict[str, Any]]()
+    for least in LEAST:
+        own = sure >= least
+        share = share_of(right[own], None if groups is None else groups[own])
+        row = {"probability": least, "images": int(own.sum()), "right": int(right[own].sum())}
+        rows.append({**row, "low": share.low, "high": share.high})
+    return rows
 
 
 def mistakes(found: np.ndarray, part: Labelled, classes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -74,7 +85,9 @@ def mistakes(found: np.ndarray, part: Labelled, classes: tuple[str, ...]) -> lis
     ]
 
 
-def _several(found: np.ndarray, targets: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:
+def _several(
+    found: np.ndarray, targets: np.ndarray, classes: tuple[str, ...], groups: np.ndarray | None
+) -> dict[str, Any]:
     """Of several labels an image: average precision and area under the ROC curve of each class, and their means."""
     answers, rows = found >= CHANCE, []
     for number, name in enumerate(classes):
@@ -84,7 +97,7 @@ def _several(found: np.ndarray, targets: np.ndarray, classes: tuple[str, ...]) -
         right = float((answers[:, number] == truth).mean())
         row = {"name": name, "average_precision": precision, "auc": auc, "accuracy": right, "support": int(truth.sum())}
         rows.append(row)
-    exact = asdict(wilson(int((answers == targets).all(1).sum()), len(targets)))
+    exact = asdict(share_of((answers == targets).all(1), groups))
     means = {key: _mean([row[key] for row in rows]) for key in ("average_precision", "auc", "accuracy")}
     metrics = {"exact_match": exact, **{f"mean_{key}": mean for key, mean in means.items()}}
     return {"metrics": metrics, "per_class": rows}

@@ -2,11 +2,12 @@
 
 import contextlib
 import io
+import operator
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -143,7 +144,16 @@ class Pretrain(Common):
         found = parse(cls, arguments, "pretrain", cls(settings=Start.among(arguments).base()))
         if found.minutes is not None and {"--epochs", "--train.epochs"} & set(options):
             raise UserError(f"--minutes must be left out where --epochs is given, got {found.minutes:g}")
+        found.require_agreement({option.replace("_", "-") for option in options})
         return found
+
+    def require_agreement(self, typed: Set[str]) -> None:
+        """Refuse a setting whose short and dotted options were both typed, with different values."""
+        for name, setting in SHORT.items():
+            short, dotted = (f"--{each.replace('_', '-')}" for each in (name, setting))
+            value, other = getattr(self, name), operator.attrgetter(setting)(self.settings)
+            if dotted in typed and value not in (None, other):
+                raise UserError(f"{short} and {dotted} must agree where both are given, got {value} and {other}")
 
     def configured(self) -> Config:
         """The settings, the short options among them."""

@@ -88,6 +88,24 @@ def evaluate_scores(
     return found
 
 
+def share_of(right: np.ndarray, groups: np.ndarray | None = None) -> Interval:
+    """How many of (N,) are right, with Wilson's interval; where images are of `groups`, for their effective number.
+
+    Images of a group say much the same, so they count for fewer, the more the groups differ (Kish 1965). Where all or
+    none are right nothing tells how alike they are, and each group counts for one.
+    """
+    count = len(right)
+    if groups is None or not count:
+        return wilson(right.sum(), count)
+    own = np.unique(groups, return_inverse=True)[1].reshape(-1)
+    share, number = right.mean(), int(own.max()) + 1
+    if share in (0, 1) or number == 1:
+        return wilson(share * number, number)
+    variance = number / (number - 1) * (np.bincount(own, right - share) ** 2).sum() / count**2
+    effective = min(count, share * (1 - share) / variance) if variance else count
+    return wilson(share * effective, effective)
+
+
 class Ranking(NamedTuple):
     """The images in the order of their score for one class, and where the class's own stand in it."""
 
@@ -187,13 +205,14 @@ def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def harder(score: Score) -> list[str]:
-    """Whether k-NN is worse on the images that are scored than on held-out training images, by more than chance."""
+def harder(score: Score, name: str) -> list[str]:
+    """Whether k-NN on the representation of this name is worse on the images that are scored than on held-out training
+    images, by more than chance."""
     for one in score.by_k:
         count, high = one.images or 0, score.accuracy.high
         chosen = one.k == score.by_seed[0].chosen["k"]
         if chosen and high is not None and high < 100 * (wilson(round(one.validation * count), count).low or 0.0):
             shares = f"{100 * one.validation:.1f}% of held-out training images and {score.accuracy.value:.1f}%"
             why = "they are of another kind, or the encoder knows its training images by heart"
-            return [f"k-NN is right for {shares} of {score.split}: {why}"]
+            return [f"k-NN on {name} is right for {shares} of {score.split}: {why}"]
     return []

@@ -87,7 +87,7 @@ def evaluate(
         folder = folder / re.sub(r"[^\w.]+", "-", told)
     scores = _scores(data, protocols, tuple(seeds), folder, stages)
     if method not in BASELINES:
-        data.notes += [note for score in scores if score.pooling == PRIMARY for note in harder(score)]
+        data.notes += [note for score in scores if score.pooling == PRIMARY for note in harder(score, label)]
     return Evaluation(
         method,
         protocols.name,

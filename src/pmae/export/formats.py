@@ -212,11 +212,15 @@ class Deployed(nn.Module):
         return features if self.head is None else self.head.outputs(self.linear(features[self.head.pooling]))
 
 
+BATCH = ({0: Dim("batch")},)
+"""The one dimension that an exported graph leaves open."""
+
+
 def trace(source: Source) -> ExportedProgram:
     """The graph for any number of images, without the paths of this machine's files."""
     example = torch.zeros(2, *source.shape)
     with torch.no_grad():
-        program = torch.export.export(Deployed(source).eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
+        program = torch.export.export(Deployed(source).eval(), (example,), dynamic_shapes=BATCH)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     return program
@@ -227,7 +231,8 @@ def write_onnx(source: Source, folder: Path) -> None:
     optional("format onnx", "export", *ONNX_PACKAGES)
     names = list(source.features(source.images()[:1]))
     graph = trace(source)
-    made: Any = torch.onnx.export(graph, input_names=["images"], output_names=names, dynamo=True, verbose=False)
+    named: dict[str, Any] = {"input_names": ["images"], "output_names": names, "dynamic_shapes": BATCH}
+    made: Any = torch.onnx.export(graph, **named, dynamo=True, verbose=False)
     _forget_names(made.model.graph)
     if source.head:
         told = {"classes": list(source.head.classes), "multi_label": source.head.multi_label}

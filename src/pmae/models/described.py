@@ -16,6 +16,7 @@ from pmae.errors import UserError, require
 from pmae.files import read_object
 from pmae.models.encoder import is_vit_name
 from pmae.models.huggingface import encoder_in
+from pmae.models.weights import config_beside
 from pmae.remote import local
 from pmae.runs import Run
 from pmae.validation import Count, Positive, Proportion, coerced
@@ -76,7 +77,7 @@ def described_weights(path: str, name: str | None = None) -> Described:
     if (place / "checkpoints").is_dir():
         return Described(Run(place).config.encoder)
     folder = place if place.is_dir() else place.parent
-    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = config_beside(folder)
     found = _of_timm(config) if "architecture" in config else _of_huggingface(config, folder)
     if name is not None and found.encoder is None:
         known = _of_timm({"architecture": name})

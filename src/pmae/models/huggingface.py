@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pmae.config import EncoderConfig
+from pmae.errors import require
 
 VITS = ("vit", "vit_mae")
 """Hugging Face's `model_type`s that are timm's plain ViT."""
@@ -82,14 +83,16 @@ CONVNEXT_BLOCK = {
 }
 
 
+def require_usual_activation(config: Mapping[str, Any], where: str) -> None:
+    """Refuse another activation than timm's networks have: it leaves no trace in the tensors, so it would go unseen."""
+    usual = "relu" if config.get("model_type") == "resnet" else "gelu"
+    require(config.get("hidden_act", usual) == usual, f"hidden_act in {where}", repr(usual), config.get("hidden_act"))
+
+
 def encoder_in(config: Mapping[str, Any]) -> EncoderConfig | None:
     """The settings that build the network of a config.json; None for one that timm has not, or that is not known."""
     kind, width, patch = config.get("model_type"), config.get("hidden_size"), config.get("patch_size")
     patch = patch[-1] if isinstance(patch, list) else patch  # of signals, (1, patch)
-    # Another activation leaves no trace in the tensors and would load in silence.
-    usual = "relu" if kind == "resnet" else "gelu"
-    if config.get("hidden_act", usual) != usual:
-        return None
     if kind in VITS:
         depth, heads = (config.get(name) for name in ("num_hidden_layers", "num_attention_heads"))
         return EncoderConfig("vit_tiny", patch, width, depth, heads)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors, read_torch
 from pmae.models.encoder import Encoder, build_encoder
-from pmae.models.huggingface import to_timm
+from pmae.models.huggingface import require_usual_activation, to_timm
 from pmae.remote import local
 from pmae.runs import Run
 
@@ -108,8 +108,15 @@ def _locate(path: Path) -> tuple[Path, Origin]:
         rule = "a run folder, a .safetensors, .pth, .pt or .bin file or a folder with one such file"
         found = f" with {len(files)} of them" if path.is_dir() else ""
         raise UserError(f"encoder.weights must be {rule}, got {str(path)!r}{found}")
-    beside = files[0].parent / "config.json"
-    return files[0], _origin_in(read_object(beside), str(beside)) if beside.is_file() else Origin()
+    return files[0], _origin_in(config_beside(files[0].parent), str(files[0].parent / "config.json"))
+
+
+def config_beside(folder: Path) -> dict[str, Any]:
+    """What timm's or Hugging Face's config.json in a folder of weights says; empty where there is none."""
+    file = folder / "config.json"
+    config = read_object(file) if file.is_file() else {}
+    require_usual_activation(config, str(file))
+    return config
 
 
 def _origin_in(config: dict[str, Any], where: str) -> Origin:
@@ -146,6 +153,7 @@ def _recorded(image: Any, patch: Any, heads: Any, where: str) -> Origin:
         whole = all(type(number) is int and 0 < number <= LARGEST for number in value)
         require(whole or value == (None,), f"{name} in {where}", f"whole, from 1 to {LARGEST:,}", value)
     require(rows <= height and columns <= width, f"patch_size in {where}", f"at most {height}x{width}", patch)
+    require(rows == columns or height == 1, f"patch_size in {where}", "square, as patches of images are here", patch)
     return Origin((height // rows, width // columns), heads)
 
 

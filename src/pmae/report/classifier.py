@@ -211,8 +211,7 @@ def coverage_table(one: ClassifierContents) -> Table:
     """What is gained by leaving unsure answers to a person."""
     rows: list[list[Cell]] = []
     for own in one.main.coverage:
-        share, right = 100 * own.images / one.main.images, wilson(own.right, own.images).percent
-        rows.append([f"{own.probability:.0%}", own.images, share, right])
+        rows.append([f"{own.probability:.0%}", own.images, 100 * own.images / one.main.images, own.share.percent])
     header = ("least probability", "images", "answered (%)", "right (%)")
     said = "If less sure answers are left to a person: how many images are answered, and how often they are right."
     said = f"{said} {one.main.caution}".strip()
@@ -227,8 +226,10 @@ def counts_table(one: ClassifierContents) -> Table:
         name, support = str(own["name"]), int(own["support"])
         start: list[Cell] = [name, seen.get(name), support]
         if part.confusion:
-            found = wilson(round((own["recall"] or 0) * support), support).percent
-            rows.append([*start, found, _percent(own["precision"])])
+            found = wilson(round((own["recall"] or 0) * support), support)
+            if own.get("recall_low") is not None:
+                found = replace(found, low=own["recall_low"], high=own["recall_high"])
+            rows.append([*start, found.percent, _percent(own["precision"])])
         else:
             rows.append([*start, *(_percent(own[key]) for key in ("average_precision", "auc", "accuracy"))])
     kinds = ("recall (%)", "precision (%)") if part.confusion else ("average precision (%)", "AUC (%)", "accuracy (%)")

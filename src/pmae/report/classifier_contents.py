@@ -6,7 +6,7 @@ from typing import Any
 
 from pmae.errors import UserError
 from pmae.files import read_object
-from pmae.intervals import Fraction, Interval
+from pmae.intervals import Fraction, Interval, wilson
 from pmae.runs import CLASSIFIER
 from pmae.validation import Count, Positive, WholeNumber, coerced
 
@@ -40,6 +40,14 @@ class Covered:
     probability: Fraction
     images: WholeNumber
     right: WholeNumber
+    low: Fraction | None = None
+    high: Fraction | None = None
+
+    @property
+    def share(self) -> Interval:
+        """How often they are right; older versions had no interval here."""
+        plain = wilson(self.right, self.images)
+        return plain if self.low is None else Interval(plain.value, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -68,11 +76,16 @@ class HeldOut:
     mistakes: tuple[Mistake, ...] = ()
     groups: Count | None = None
     """That its images are of, such as patients."""
+    over_groups: bool = False
+    """Whether all intervals are over these, as those of older versions were not."""
 
     @property
     def caution(self) -> str:
-        """What to know of an interval over single images."""
-        return f"Intervals are over images, not over their {self.groups:,} groups: too narrow." if self.groups else ""
+        """What intervals are over, where images are of groups."""
+        if not self.groups:
+            return ""
+        narrow = f"Intervals are over images, not over their {self.groups:,} groups: too narrow."
+        return f"Intervals are over its {self.groups:,} groups." if self.over_groups else narrow
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from pmae import api
 from pmae.config import replace
-from pmae.errors import require, require_known
+from pmae.errors import UserError, require, require_known
 from pmae.evaluate.protocols import Protocols, only, preset
 from pmae.results import PROTOCOLS, Score
 from pmae.runs import Run
 from pmae.standing import primary, scores_of
 from pmae.sweep.find import RunIndex, has_pictures, splits
+from pmae.train.checkpoint import require_whole
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ class Requirements:
         return {protocols: epochs for protocols, epochs in found.items() if epochs}
 
     def can_be_met(self, run: Run) -> bool:
-        """Whether a run has the pictures and the numbers, or the checkpoints to get those."""
-        return (has_pictures(run) or not self.pictures) and (bool(run.checkpoints()) or not self.missing(run))
+        """Whether a run has the pictures and the numbers, or whole checkpoints to get those."""
+        lacking = {epoch for epochs in self.missing(run).values() for epoch in epochs}
+        return (has_pictures(run) or not self.pictures) and all(_holds_encoder(run, epoch) for epoch in lacking)
 
     def evaluate(self, run: Run) -> None:
         """Evaluate what is missing into the run's results.json."""
@@ -96,6 +98,14 @@ class Requirements:
             print(f"  {run.path.name}: {', '.join(lacking)} [{protocols.name}]", flush=True)
             given = (run.path, only(protocols, lacking), splits(data), epochs, False, seeds, self.device)
             api.evaluate(*given, figures=False)
+
+
+def _holds_encoder(run: Run, epoch: int) -> bool:
+    """Whether a run has the encoder of an epoch as it was written."""
+    try:
+        return require_whole(run.checkpoint(epoch), "encoder.safetensors").is_file()
+    except UserError:
+        return False
 
 
 def unscored(run: Run, protocols: Protocols, epochs: Sequence[int]) -> list[str]:

@@ -13,6 +13,7 @@ from pmae.config import Config
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.data.images import as_tensor
 from pmae.data.sets import with_held_out
+from pmae.derive import resolve
 from pmae.errors import require
 from pmae.report.page import Page
 from pmae.report.pictures import View, hidden_pixels, view_of
@@ -50,9 +51,11 @@ def figures_page(grid: SpaceGrid, images: int | None = None, picture: int = 0) -
 
     Masks are shown on one held-out image, `picture` of them. Signals have no pictures: only their spectra are drawn.
     """
-    configs = {space: grid.config(space) for space in grid.spaces}
     whole, device = with_held_out(splits(grid.data)), pick_device(grid.device)
     train, shown = whole.train, whole.test or whole.val or whole.train
+    seen = len(train), grid.shape, train.vectors, device.type == "cuda", str(train.images.dtype)
+    # As pretraining would have them: of large images a CPU keeps leading components alone.
+    configs = {space: resolve(grid.config(space), *seen)[0] for space in grid.spaces}
     count = min(len(train) if images is None else images, len(train))
     require(count >= 2, "images", "at least 2", images)
     require(0 <= picture < len(shown), "picture", f"the number of a held-out image, 0 to {len(shown) - 1}", picture)
