@@ -1,6 +1,7 @@
 """Commands and calls in processes of their own, to be stopped and killed, without their imports."""
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,8 @@ def started(work: Callable[..., object], *arguments: object, said: str = os.devn
 def _told(work: Callable[..., object], arguments: Sequence[object], said: str) -> None:
     # Where tests run in the background of a shell, their children would ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.freeze()  # what the server imported: a collection would look through it, and copy the memory it lies in
+    os.fsync = lambda handle: None  # as in the tests' own process
     with open(said, "wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

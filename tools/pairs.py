@@ -29,8 +29,9 @@ def pairs_table(pairs: Sequence[tuple[str, str, str]], folder: Path = RUNS) -> s
     """A line a pair and way of scoring: PMAE less MAE with a 95% interval, bold where it is more than chance."""
     lines = [line(["PMAE above MAE, in points", "preset", "images", *COLUMNS.values()]), "|---" * 7 + "|"]
     for what, *names in pairs:
+        runs = [Run(folder / name) for name in names]
         for preset, pooling, split in HOW:
-            found = [_scores(Run(folder / name), preset, pooling, split) for name in names]
+            found = [_scores(run, preset, pooling, split) for run in runs]
             shown = [gain(between(*(each.get(protocol, []) for each in found))) for protocol in COLUMNS]
             if any(shown):
                 lines.append(line([what, f"{preset}, {'[CLS]' if pooling == 'cls' else pooling}", split, *shown]))

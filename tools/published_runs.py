@@ -103,18 +103,28 @@ def _method(config: Config, differs: Sequence[str]) -> str:
 
 def _differing(config: Config, data: dict[str, Any], name: str) -> list[str] | None:
     """The settings of a run that this recipe would not have given it; None if its data or length allows no such run."""
-    wanted = replace(recipe(name), data__source=config.data.source, train__epochs=config.train.epochs)
-    count, shape = data["counts"]["train"], tuple(data["shape"])
-    try:
-        usual, _ = resolve(wanted, count, shape)
-        wanted, _ = resolve(replace(wanted, optim__name=config.optim.name), count, shape)
-    except UserError:
+    given = (name, config.data.source, config.train.epochs, data["counts"]["train"], tuple(data["shape"]))
+    usual, wanted = _resolved(*given), _resolved(*given, optimizer=config.optim.name)
+    if usual is None or wanted is None:
         return None
     # The rate that follows from another optimizer need not be told beside it.
     mine, other = flat(config), flat(wanted) | {"optim.name": usual.optim.name}
     return [f"{key}={mine[key]}" for key in mine if key not in VARIED and mine[key] != other[key]]
 
 
+@functools.cache  # most runs have one of a few lengths and sets
+def _resolved(
+    name: str, source: str, epochs: int | None, count: int, shape: tuple[int, int, int], optimizer: str | None = None
+) -> Config | None:
+    """A recipe on this data for so long, with its own optimizer or another; None where it allows no such run."""
+    wanted = replace(recipe(name), data__source=source, train__epochs=epochs)
+    try:
+        return resolve(replace(wanted, optim__name=optimizer) if optimizer else wanted, count, shape)[0]
+    except UserError:
+        return None
+
+
+@functools.cache  # a table asks for every row of a run
 def operations(*runs: Run) -> str:
     """Operations of a whole pretraining (per image, times images, times epochs) as `1.6e16`; a dash if not counted.
 
@@ -143,7 +153,8 @@ def all_scores(run: Run) -> list[Score]:
 
 def of_encoder(run: Run) -> list[Score]:
     """Every score of a run's own encoder at its last epoch."""
-    return [score for score in all_scores(run) if not score.is_baseline and score.epoch == run.config.train.epochs]
+    last = run.config.train.epochs
+    return [score for score in all_scores(run) if not score.is_baseline and score.epoch == last]
 
 
 def cell(scores: Sequence[Score]) -> str:

@@ -118,9 +118,10 @@ def accuracy_tables(split: str, folder: Path = RUNS) -> str:
             rows: dict[str, dict[str, str]] = {}
             for kind in (kind for kind in order if kind.data == data):
                 run = kinds[kind][0]
+                config = run.config
                 for score in all_scores(run):
                     if (score.preset, score.split) == (preset, split):
-                        row = rows.setdefault(_representation(kind, run.config, score), {})
+                        row = rows.setdefault(_representation(kind, config, score), {})
                         row |= {
                             score.protocol: cell([score]),
                             "operations": "" if score.is_baseline else operations(run),
@@ -139,9 +140,10 @@ def photograph_table(data: str = "imagenette", folder: Path = RUNS) -> str:
     rows: dict[str, dict[str, Score]] = {}
     spent: dict[str, str] = {}
     for kind, run in kinds:
-        seed = f", seed {run.config.train.seed}" * (run.config.train.seed > 0)
+        config = run.config
+        seed = f", seed {config.train.seed}" * (config.train.seed > 0)
         for score in (score for score in all_scores(run) if score.split == "test"):
-            name = _representation(kind, run.config, score) + ("" if score.is_baseline else seed)
+            name = _representation(kind, config, score) + ("" if score.is_baseline else seed)
             rows.setdefault(name, {})[score.protocol] = score
             spent[name] = "0" if score.is_baseline else operations(run)
     ordered = sorted(rows, key=lambda name: -(rows[name]["linear"].accuracy.value or 0))

@@ -160,6 +160,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)
     monkeypatch.setattr(doctor, "ask", lambda name, *given, **_: list(CHECKS[name].run(*given)))
     monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's own number, 15, waits for all other tests
+    monkeypatch.setenv("RAY_enable_worker_prestart", "0")  # one run needs no worker for every core
     for name, settings in protocols.PRESETS.items():
         monkeypatch.setitem(protocols.PRESETS, name, short(settings))
     yield

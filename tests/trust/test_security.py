@@ -198,8 +198,9 @@ def test_a_page_about_hostile_names_is_harmless(offline: tuple[Path, list[int], 
 
 
 def test_a_page_about_a_folder_that_is_no_run_is_harmless(
-    offline: tuple[Path, list[int], list[str]], tmp_path: Path
+    offline: tuple[Path, list[int], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pmae.report.page.write_beside", lambda *_: None)  # seconds of figures of the run
     (tmp_path / "<script>alert(1)").mkdir()
     write_report([offline[0] / "<script>run", tmp_path / "<script>alert(1)"], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
