@@ -1,4 +1,4 @@
-"""The short-sequence kernels against float64 attention, run on the CPU by Triton's interpreter."""
+"""The attention kernels, for short sequences and longer ones, against float64, run by Triton's interpreter."""
 
 import copy
 from typing import Any
@@ -23,8 +23,11 @@ CASES += [(dtype, *shape) for dtype in ("bfloat16", "float16") for shape in HALF
 BOUND = {"float32": 3e-6, "bfloat16": 2**-7, "float16": 2**-10}  # in units of the largest element: an ulp or two
 SUM_SHAPES = [(5, 12, 16), (40, 3, 24), (65, 1, 24)]
 SUMS = [(dtype, *shape) for dtype in BOUND for shape in SUM_SHAPES]
+FLASH_SHAPES = [("float32", 129, 2, 16), ("float32", 192, 1, 24), ("bfloat16", 130, 2, 32), ("float16", 197, 1, 64)]
+"""One token more than whole blocks, whole blocks alone, and two and five beyond."""
 SPECIAL = dict.fromkeys(("strided", "layer", "group", "last token"), BOUND["float32"])
 SPECIAL |= {f"sums {dtype}": bound for dtype, bound in BOUND.items()}
+SPECIAL |= {f"flash {dtype}": bound for dtype, bound in BOUND.items()}
 SPECIAL["sharp"] = 2e-3  # scores of several thousand, whose float32 rounding alone is near 3e-4 in the exponent
 
 
@@ -59,6 +62,24 @@ def sum_errors(dtype: str, tokens: int, heads: int, width: int) -> list[float]:
     found, sums = torch.full_like(qkv, torch.nan), torch.full((2, 3 * heads * width), torch.nan)
     backward_into(found, sums, qkv, grad, heads, width**-0.5)
     return [distance(found, expected), distance(sums, expected.sum(1))]
+
+
+def flash_errors(dtype: str, tokens: int, heads: int, width: int, scale: float | None = None) -> list[float]:
+    """Errors of the kernels for longer sequences: output, gradient, and its sums, each written into given memory."""
+    from pmae.fast import flash_kernels
+
+    scale = scale or width**-0.5
+    qkv, grad = (torch.randn(2, tokens, n * heads * width).to(getattr(torch, dtype)) for n in (3, 1))
+    expected, pull = torch.func.vjp(lambda exact: reference(exact, heads, scale), qkv.double())
+    out, to, sums = (
+        torch.full_like(grad, torch.nan),
+        torch.full_like(qkv, torch.nan),
+        torch.full((2, 3 * heads * width), torch.nan),
+    )
+    log_sum = flash_kernels.forward_into(out, qkv, heads, scale)
+    flash_kernels.backward_into(to, sums, qkv, out, log_sum, grad, scale)
+    exact = pull(grad.double())[0]
+    return [distance(out, expected), distance(to, exact), distance(sums, exact.sum(1))]
 
 
 def last_token_errors(tokens: int, share: str) -> list[float]:
@@ -97,6 +118,8 @@ def interpret(patch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     for tokens in (17, 33, 65):
         found |= {f"last token gets {share} of {tokens}": last_token_errors(tokens, share) for share in ("all", "none")}
     found |= {f"sharp {tokens}": errors(torch.randn(1, tokens, 96) * 30, 2, 1.0) for tokens in (17, 20, 33, 65)}
+    found |= {f"flash {case_key(case)}": flash_errors(*case) for case in FLASH_SHAPES}
+    found["sharp flash"] = flash_errors("float32", 133, 1, 16, scale=900.0)
     found["strided"] = errors(torch.randn(1, 96, 17).transpose(1, 2), 2, 0.3)
     found["layer"] = layer_errors()
     for tokens, group in [(n, group) for n in (17, 20) for group in (1, 2, 4)]:

@@ -20,6 +20,7 @@ BOUND = {"float32": 2e-5, "bfloat16": 0.03}
 DROPPED = {"5 tokens": (5, 24, 1)}
 LAST = {
     "3 of 130 tokens": (130, 16, 1, 3),
+    "3 of 321 tokens": (321, 8, 1, 3),
     "6 of 9 tokens": (9, 32, 2, 6),
     "1 of 5 tokens": (5, 24, 1, 1),
     "all of 5 tokens": (5, 24, 1, 5),

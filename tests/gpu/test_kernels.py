@@ -12,7 +12,7 @@ from torch.nn import functional
 from pmae import fast, masking
 from pmae.fast import blocks
 
-TOKENS = (5, 17, 33, 50, 65, 197, 257)
+TOKENS = (5, 17, 33, 50, 65, 197, 257, 330)
 HEADS = ((12, 16), (16, 32), (5, 24), (1, 16))
 BOUND = {torch.float32: 2e-3, torch.bfloat16: 1e-2}
 """Relative to the norm; float32 allows for matrix units that round to TF32."""
@@ -49,6 +49,31 @@ def test_attention_forward_and_backward(
     assert exact.grad is not None
     assert_within(f"attention forward, {dtype}", relative(out, expected), BOUND[dtype])
     assert_within(f"attention backward, {dtype}", relative(qkv.grad, exact.grad), BOUND[dtype])
+
+
+@pytest.mark.parametrize(("heads", "width"), [(12, 16), (16, 32), (5, 24), (6, 64)])
+@pytest.mark.parametrize("tokens", [129, 197, 224, 257, 320])
+def test_attention_over_longer_sequences(tokens: int, heads: int, width: int, assert_within: Within) -> None:
+    """Twice, as a program reads what its own warps have written: a race would give two answers."""
+    from pmae.fast import flash_kernels
+
+    torch.manual_seed(tokens)
+    qkv, grad = (torch.randn(64, tokens, n * heads * width, device="cuda").bfloat16() for n in (3, 1))
+    exact = qkv.double().requires_grad_()
+    expected = exact_attention(exact, heads, width**-0.5)
+    expected.backward(grad.double())
+    assert exact.grad is not None
+    found = []
+    for _ in range(2):
+        out, to = torch.full_like(grad, torch.nan), torch.full_like(qkv, torch.nan)
+        sums = torch.full((64, 3 * heads * width), torch.nan, device="cuda")
+        log_sum = flash_kernels.forward_into(out, qkv, heads, width**-0.5)
+        flash_kernels.backward_into(to, sums, qkv, out, log_sum, grad, width**-0.5)
+        found.append([out, to, sums])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    exacts = {"forward": expected.detach(), "backward": exact.grad, "sums": exact.grad.sum(1)}
+    for (what, reference), got in zip(exacts.items(), found[0], strict=True):
+        assert_within(f"longer attention, {what}", relative(got, reference), BOUND[torch.bfloat16])
 
 
 def network(tokens: int, heads: int, drop: float = 0.0) -> VisionTransformer:

@@ -8,7 +8,7 @@ from sklearn.decomposition import PCA as Reference
 
 from pmae.config import SpaceConfig
 from pmae.errors import UserError
-from pmae.spaces import PCA, pca
+from pmae.spaces import PCA, build_space, pca
 from pmae.spaces.moments import covariance_of
 from pmae.spaces.pca import leading_components
 
@@ -82,20 +82,25 @@ def test_too_many_pixels_name_the_bytes() -> None:
         PCA((3, 224, 224))
 
 
-def test_rounded_products_stay_near_and_only_where_they_may() -> None:
-    x = torch.tensor(data(300, 48), dtype=torch.float32).view(300, 3, 4, 4)
-    space = PCA((3, 4, 4))
+@pytest.mark.parametrize("name", ["pca", "patch_pca", "cosine", "fourier", "wavelet"])
+def test_rounded_products_stay_near_and_only_where_they_may(name: str) -> None:
+    x = torch.tensor(data(300, 192), dtype=torch.float32).view(300, 3, 8, 8)
+    space = build_space(SpaceConfig(name), (3, 8, 8))
     space.fit([x])
     z = space.project(x)
     assert torch.equal(space.project_bf16(x), z)
     assert torch.equal(space.reconstruct_bf16(z), space.reconstruct(z))
+    before = set(space.state_dict())
     space.allow_bf16()
     assert torch.equal(space.project(x), z)
     # Factors have eight bits, which costs every component a 2^-9 of the image's typical number; so has the result.
     whole, own = z.square().mean().sqrt(), z.square().mean(0).sqrt()
-    assert ((space.project_bf16(x) - z).square().mean(0).sqrt() < 2**-8 * (whole + own)).all()
-    assert (space.reconstruct_bf16(z) - x).square().mean().sqrt() < 2**-8 * whole
-    assert "components_bf16" not in space.state_dict()
+    rounded = space.project_bf16(x)
+    assert rounded.dtype == torch.float32
+    assert (rounded - z).abs().max() > 0
+    assert ((rounded - z).square().mean(0).sqrt() < 2**-8 * (whole + own)).all()
+    assert 0 < (space.reconstruct_bf16(z) - x).square().mean().sqrt() < 2**-8 * whole
+    assert set(space.state_dict()) == before
 
 
 def test_a_prediction_learns_through_rounded_products() -> None:

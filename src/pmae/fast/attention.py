@@ -1,4 +1,4 @@
-"""Attention over short sequences in timm's blocks: one kernel on a GPU, torch's own or matrix multiplications on a CPU.
+"""Attention in timm's blocks: kernels of ours on a GPU, torch's own or matrix multiplications on a CPU.
 
 Importing this needs no Triton.
 """
@@ -18,16 +18,25 @@ except ImportError:  # no Triton: a machine without a GPU, or not Linux
     short_attention = None
 
 LIMIT = 128
-"""The most tokens the kernels take. Beyond, torch's fused attention is as fast; microseconds on an H200 for both
-directions of a batch of 512 in bfloat16, ours and torch's: 113 and 418 for 65 tokens and 12 heads of 16."""
+"""The most tokens the kernels for short sequences take. Microseconds on an H200 for both directions of a batch of 512
+in bfloat16, ours and torch's: 113 and 418 for 65 tokens and 12 heads of 16."""
+FLASH_LIMIT = 320
+"""The most tokens those for longer ones take; beyond, torch's are as fast. The same of a batch of 256, torch's copies
+included: 660 and 1,049 for 197 tokens and 16 heads of 32, 407 and 510 for 6 heads of 64, 552 and 1,203 for 257 tokens
+and 12 heads of 16; but 1,330 and 1,036 for 577 tokens and 6 heads of 64 (a batch of 128)."""
 FASTEST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """torch's own kernels, the fastest first; it skips those that cannot, or not deterministically where that is asked."""
-WIDEST = 64  # the widest head they take: a program holds a head in its registers
+WIDEST = 64  # the widest head that either takes: a program holds a head in its registers
 
 
 def available(device: torch.device, tokens: int, head_dim: int) -> bool:
-    """Whether the kernels run on this device for sequences and heads of this size."""
+    """Whether those for short sequences run on this device for sequences and heads of this size."""
     return short_attention is not None and 1 <= tokens <= LIMIT and head_dim <= WIDEST and on_recent_gpu(device)
+
+
+def takes_flash(tokens: int, head_dim: int) -> bool:
+    """Whether a stack of blocks leaves attention over so many tokens to the kernels for longer sequences."""
+    return LIMIT < tokens <= FLASH_LIMIT and head_dim <= WIDEST
 
 
 class Attended(NamedTuple):

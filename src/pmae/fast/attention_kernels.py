@@ -5,7 +5,7 @@ qkv: for so few keys the probabilities are cheaper to compute again than to fetc
 matrix stays in the registers of one warp, and a program takes a group of heads. Beyond, a program takes one head, whose
 keys lie in two tiles, the largest power of two below their number and what is left of it, because matrix units want
 powers of two: 65 tokens are 64 and 16, not 128. Backward, where it pays, so do the queries. Longer sequences are for
-torch's own attention.
+`flash_kernels`.
 """
 
 from math import gcd

@@ -23,8 +23,7 @@ from pmae.fast import attention
 from pmae.fast.attention import Attended
 
 try:
-    from pmae.fast import kernels
-    from pmae.fast.attention_kernels import backward_into, forward_into
+    from pmae.fast import attention_kernels, flash_kernels, kernels
 except ImportError:  # no Triton: a machine without a GPU, or not Linux
     kernels = None  # type: ignore[assignment]
 
@@ -98,7 +97,7 @@ class Stack(torch.autograd.Function):
         """Each block keeps what its backward reads; what its GEMMs read lies in one tensor for all blocks."""
         (heads, scale, eps, bare), shape, stream, branch = how, x.shape, x.flatten(0, 1), None
         kept: list[Tensor] = []
-        graphs: list[Attended | None] = []
+        beside: list[Attended | Tensor | None] = []
         depth, hidden_width, (rows, width) = len(params) // PARTS, params[8].shape[0], stream.shape
         few = rows if last is None else shape[0] * last
         read: dict[str, Any] = {"device": x.device, "dtype": params[2].dtype}
@@ -109,7 +108,7 @@ class Stack(torch.autograd.Function):
             w1, b1, w_qkv, b_qkv, w_proj, b_proj, w2, b2, w_in, b_in, w_out, b_out = _of(params, block)
             before, *stats = kernels.add_norm(stream, branch, w1, b1, eps, normed[block], of_branch)
             qkv = torch.addmm(b_qkv, normed[block], w_qkv.t())
-            graphs.append(_attend(attended[block], qkv.unflatten(0, shape[:2]), heads, scale))
+            beside.append(_attend(attended[block], qkv.unflatten(0, shape[:2]), heads, scale))
             branch = torch.addmm(b_proj, attended[block], w_proj.t())
             # One token of each sequence would be a view with gaps, and the kernels read rows without any.
             stream = _last_tokens(before.view(shape), len(branch)).flatten(0, 1).contiguous()
@@ -120,7 +119,7 @@ class Stack(torch.autograd.Function):
         out = torch.empty(few, width, **read)
         end, *stats = kernels.add_norm(stream, branch, params[-2], params[-1], eps, out, of_branch)
         ctx.save_for_backward(*params, *kept, end, *stats, *inputs, factors)
-        ctx.heads, ctx.scale, ctx.shape, ctx.count, ctx.graphs = heads, scale, shape, len(params), graphs
+        ctx.heads, ctx.scale, ctx.shape, ctx.count, ctx.beside = heads, scale, shape, len(params), beside
         return (end if bare else out).view(shape[0], -1, width)
 
     @staticmethod
@@ -139,6 +138,7 @@ class Stack(torch.autograd.Function):
         # Gradients of what each GEMM put out: qkv, proj, fc1, fc2.
         outputs = [inputs[0].new_empty(depth, rows, size) for size in (3 * width, width, hidden_width, width)]
         to_qkv, (to_proj, to_hidden, to_branch) = outputs[0], (_by_block(each, few) for each in outputs[1:])
+        attended = _by_block(inputs[1], few)
         grad_out, g = grad_out.reshape(few, width).contiguous(), None
         weight, partial = params[-2], norms[-1]
         for block in reversed(range(depth)):
@@ -150,12 +150,7 @@ class Stack(torch.autograd.Function):
             normed, partial, to = (x2, mean_2, rstd_2), norms[2 * block + 1], to_proj[block]
             g = kernels.norm_backward(grad_out, normed, w2, g, partial, to, of_attention[block])
             grad_out, g, qkv = to @ w_proj, _among_all(g, ctx.shape), qkv.unflatten(0, ctx.shape[:2])
-            graph: Attended | None = ctx.graphs.pop()
-            if graph:
-                graph.backward_into(to_qkv[block].view_as(qkv), of_qkv[block], grad_out)
-            else:
-                grad_out = _among_all(grad_out, ctx.shape)
-                backward_into(to_qkv[block], of_qkv[block], qkv, grad_out, ctx.heads, ctx.scale)
+            _attend_backward(ctx, to_qkv[block].view_as(qkv), of_qkv[block], qkv, attended[block], grad_out)
             grad_out = to_qkv[block] @ w_qkv
             normed, weight, partial = normed_1, w1, norms[2 * block]
         g = kernels.norm_backward(grad_out, normed, weight, g, partial)
@@ -183,17 +178,33 @@ def _among_all(rows: Tensor, shape: torch.Size) -> Tensor:
     return functional.pad(rows.view(shape[0], -1, shape[2]), (0, 0, missing, 0)).flatten(0, 1) if missing else rows
 
 
-def _attend(out: Tensor, qkv: Tensor, heads: int, scale: float) -> Attended | None:
-    """Attention (B, N, W) of every token; `out` takes the rows of each sequence's last ones."""
-    if qkv.shape[1] > attention.LIMIT:
+def _attend(out: Tensor, qkv: Tensor, heads: int, scale: float) -> Attended | Tensor | None:
+    """Attention (B, N, W) of every token; `out` takes the rows of each sequence's last ones.
+
+    Back comes what its backward reads beside qkv and `out`.
+    """
+    (batch, tokens, width), short = qkv.shape, qkv.shape[1] <= attention.LIMIT
+    if not short and not attention.takes_flash(tokens, width // (3 * heads)):
         return Attended.into(out, qkv, heads, scale)
-    if len(out) == qkv.shape[0] * qkv.shape[1]:
-        forward_into(out, qkv, heads, scale)
-        return None
-    whole = out.new_empty(*qkv.shape[:2], out.shape[1])
-    forward_into(whole, qkv, heads, scale)
-    out.view(len(whole), -1, out.shape[1]).copy_(_last_tokens(whole, len(out)))
-    return None
+    all_read = len(out) == batch * tokens
+    whole = out if all_read else out.new_empty(batch * tokens, out.shape[1])
+    kept = (attention_kernels if short else flash_kernels).forward_into(whole, qkv, heads, scale)
+    if not all_read:
+        out.view(batch, -1, out.shape[1]).copy_(_last_tokens(whole.view(batch, tokens, -1), len(out)))
+    return kept
+
+
+def _attend_backward(ctx: Any, to: Tensor, sums: Tensor, qkv: Tensor, out: Tensor, grad_out: Tensor) -> None:
+    """The gradient in qkv and its sums over tokens, from that of the rows that `_attend` gave, blocks in reverse."""
+    kept = ctx.beside.pop()
+    if isinstance(kept, Attended):
+        kept.backward_into(to, sums, grad_out)
+        return
+    grad_out = _among_all(grad_out, ctx.shape)  # rows that nobody read have no gradient
+    if kept is None:
+        attention_kernels.backward_into(to, sums, qkv, grad_out, ctx.heads, ctx.scale)
+    else:
+        flash_kernels.backward_into(to, sums, qkv, _among_all(out, ctx.shape), kept, grad_out, ctx.scale)
 
 
 def _of_weights(to: Tensor, seen: Tensor, few: int) -> tuple[Tensor, ...]:

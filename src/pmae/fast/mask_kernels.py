@@ -50,29 +50,41 @@ def _keys(noise, columns, K: tl.constexpr):
 
 
 @triton.jit
-def _below(noise, share, threshold, K: tl.constexpr, TILE: tl.constexpr):
-    """Share and number of the components below a threshold."""
-    total, count = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.int32)
+def _shares_below(noise, share, first, second, third, K: tl.constexpr, TILE: tl.constexpr):
+    """The shares of the components below each of three thresholds."""
+    a, b, c = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
     for start in range(0, K, TILE):
         columns = start + tl.arange(0, TILE)
-        inside = _keys(noise, columns, K) < threshold
-        total += tl.where(inside, tl.load(share + columns, mask=columns < K, other=0.0), 0.0)
-        count += inside.to(tl.int32)
-    return tl.sum(total, 0), tl.sum(count, 0)
+        key, part = _keys(noise, columns, K), tl.load(share + columns, mask=columns < K, other=0.0)
+        a += tl.where(key < first, part, 0.0)
+        b += tl.where(key < second, part, 0.0)
+        c += tl.where(key < third, part, 0.0)
+    return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0)
+
+
+@triton.jit
+def _count_below(noise, first, second, K: tl.constexpr, TILE: tl.constexpr):
+    a, b = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
+    for start in range(0, K, TILE):
+        key = _keys(noise, start + tl.arange(0, TILE), K)
+        a += (key < first).to(tl.int32)
+        b += (key < second).to(tl.int32)
+    return tl.sum(a, 0), tl.sum(b, 0)
 
 
 @triton.jit
 def _hide_many_kernel(noise, share, ratio, hidden, K: tl.constexpr, TILE: tl.constexpr):
-    """The same for rows that no program holds: they are read again for every bit of the threshold, from the cache."""
+    """The same for rows that no program holds: they are read again, from the cache, for every two bits."""
     row = tl.program_id(0).to(tl.int64) * K
     noise, hidden, target = noise + row, hidden + row, tl.load(ratio)
-    low, high = 0, 16777216
-    for _ in range(24):
-        middle = (low + high) // 2
-        below = _below(noise, share, middle, K, TILE)[0] <= target
-        low, high = tl.where(below, middle, low), tl.where(below, high, middle)
-    without, count = _below(noise, share, low, K, TILE)
-    together, all_of_them = _below(noise, share, high, K, TILE)
+    low, step = 0, 16777216
+    for _ in range(12):
+        step = step // 4
+        a, b, c = _shares_below(noise, share, low + step, low + 2 * step, low + 3 * step, K, TILE)
+        low += step * ((a <= target).to(tl.int32) + (b <= target).to(tl.int32) + (c <= target).to(tl.int32))
+    high = low + 1
+    without, together, _ = _shares_below(noise, share, low, high, high, K, TILE)
+    count, all_of_them = _count_below(noise, low, high, K, TILE)
     chosen = _threshold(low, high, without, together, count, all_of_them, target, K)
     for start in range(0, K, TILE):
         columns = start + tl.arange(0, TILE)

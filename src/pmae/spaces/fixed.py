@@ -45,6 +45,7 @@ class Orthonormal(Space):
     mean: Tensor
     tolerance = 1e-5
     has_bands = True
+    may_round = False
 
     def __init__(self, shape: tuple[int, int, int], config: SpaceConfig | None = None) -> None:
         super().__init__(shape, config)
@@ -76,6 +77,17 @@ class Orthonormal(Space):
 
     def reconstruct(self, z: Tensor) -> Tensor:
         return self.inverse_transform(z + self.mean)
+
+    def allow_bf16(self) -> None:
+        self.may_round = True
+
+    def project_bf16(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.may_round):
+            return self.project(x).to(x.dtype)
+
+    def reconstruct_bf16(self, z: Tensor) -> Tensor:
+        with torch.autocast(z.device.type, torch.bfloat16, enabled=self.may_round):
+            return self.reconstruct(z).to(z.dtype)
 
     def group_by(self, labels: np.ndarray) -> None:
         """One mask group a label; labels have one number a coefficient, in any order and with gaps."""
