@@ -1,6 +1,7 @@
 """The fused stack of blocks against timm's own blocks in float64, run on the CPU by Triton's interpreter."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -40,10 +41,11 @@ class Times(nn.Module):
         return x * self.factors[:, None, None].to(x)
 
 
-def blocks_of(width: int, heads: int) -> tuple[nn.Sequential, nn.LayerNorm]:
+def blocks_of(width: int, heads: int, **options: Any) -> tuple[nn.Sequential, nn.LayerNorm]:
     """Two blocks and a norm whose every parameter is random, biases too."""
     torch.manual_seed(0)
-    blocks, norm = nn.Sequential(*(Block(width, heads, qkv_bias=True) for _ in range(2))), nn.LayerNorm(width, eps=1e-6)
+    blocks = nn.Sequential(*(Block(width, heads, qkv_bias=True, **options) for _ in range(2)))
+    norm = nn.LayerNorm(width, eps=1e-6)
     for layer in blocks.modules():
         if isinstance(layer, nn.LayerNorm):
             layer.eps = 1e-6
@@ -73,9 +75,9 @@ def distance(got: list[Tensor], expected: list[Tensor]) -> float:
     return max(ratio if ratio == ratio else float("inf") for ratio in ratios)
 
 
-def errors(tokens: int, width: int, heads: int, last: int | None, dtype: str, depth: int = 2) -> float:
+def errors(tokens: int, width: int, heads: int, last: int | None, dtype: str, depth: int = 2, **options: Any) -> float:
     """The fused stack against timm in float64."""
-    blocks, norm = blocks_of(width, heads)
+    blocks, norm = blocks_of(width, heads, **options)
     blocks, x = blocks[:depth], torch.randn(2, tokens, width)
     expected = run(copy.deepcopy(blocks).double(), copy.deepcopy(norm).double(), x.double(), False, last)
     return distance(run(in_dtype(blocks, dtype), norm, x, True, last), expected)
@@ -148,6 +150,7 @@ def interpret(patch: pytest.MonkeyPatch) -> dict[str, float]:
     }
     answer |= {f"{name} {dtype} drop": drop_errors(*case, dtype) for dtype in BOUND for name, case in DROPPED.items()}
     answer |= {f"bare {dtype}": bare_errors(dtype) for dtype in BOUND}
+    answer |= {f"scaled {dtype}": errors(5, 24, 1, 3, dtype, init_values=0.1) for dtype in BOUND}
     return answer | {"eval": idle_difference(False, 0.5), "rate 0": idle_difference(True, 0.0)}
 
 
@@ -175,6 +178,12 @@ def test_the_last_tokens_of_one_block_and_of_dropped_branches(found: dict[str, f
 @pytest.mark.parametrize("dtype", BOUND)
 def test_without_a_last_norm_the_residual_stream_comes_out(found: dict[str, float], dtype: str) -> None:
     assert found[f"bare {dtype}"] < BOUND[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_layer_scale_is_timms_and_learns(found: dict[str, float], dtype: str) -> None:
+    """As DINOv2 and DeiT III have it; its gradient is among those compared."""
+    assert found[f"scaled {dtype}"] < BOUND[dtype]
 
 
 @pytest.mark.parametrize("case", DROPPED)
@@ -223,6 +232,7 @@ def test_stochastic_depth_is_fused_and_a_foreign_module_in_its_place_is_not(monk
     assert stack._fusable(with_places(blocks, some_rates()), norm, x)
     for foreign in (Times(torch.ones(1)), nn.Dropout(0.5), type("OtherDropPath", (DropPath,), {})(0.5)):
         assert not stack._fusable(with_places(blocks, [nn.Identity(), foreign]), norm, x)
+    assert stack._fusable(blocks_of(48, 3, init_values=0.1)[0].bfloat16(), norm, x)
     blocks[1].ls1 = DropPath(0.5)
     assert not stack._fusable(blocks, norm, x)
 
@@ -238,8 +248,9 @@ def test_only_plain_blocks_with_bf16_weights_are_fused(monkeypatch: pytest.Monke
     assert not stack._fusable(blocks, nn.Identity(), x)
     with torch.no_grad():
         assert stack._fusable(blocks, nn.Identity(), x)
-    other = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, init_values=1e-5)
-    assert not stack._fusable(other.blocks.bfloat16(), other.norm, x)
+    for other in ({"qk_norm": True}, {"proj_bias": False}, {"qkv_bias": False}, {"scale_mlp_norm": True}):
+        net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, **other)
+        assert not stack._fusable(net.blocks.bfloat16(), net.norm, x)
     blocks[0].mlp.act = nn.ReLU()
     assert not stack._fusable(blocks, norm, x)
 

@@ -76,25 +76,29 @@ def test_attention_over_longer_sequences(tokens: int, heads: int, width: int, as
         assert_within(f"longer attention, {what}", relative(got, reference), BOUND[torch.bfloat16])
 
 
-def network(tokens: int, heads: int, drop: float = 0.0) -> VisionTransformer:
+def network(tokens: int, heads: int, drop: float = 0.0, layer_scale: float | None = None) -> VisionTransformer:
     """A ViT of two blocks whose sequences have this many tokens, [CLS] among them."""
     torch.manual_seed(0)
     net = VisionTransformer(
         img_size=(4, 4 * (tokens - 1)), patch_size=4, embed_dim=16 * heads, depth=2, num_heads=heads,
-        num_classes=0, drop_path_rate=drop,
+        num_classes=0, drop_path_rate=drop, init_values=layer_scale,
     )  # fmt: skip
     return net.cuda()
 
 
-@pytest.mark.parametrize("last", [None, 3])
-@pytest.mark.parametrize("heads", [3, 12])
-@pytest.mark.parametrize("tokens", TOKENS)
-def test_fused_blocks_are_timms_in_float64(tokens: int, heads: int, last: int | None, assert_within: Within) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "heads", "last", "layer_scale"),
+    [(tokens, heads, last, None) for tokens in TOKENS for heads in (3, 12) for last in (None, 3)]
+    + [(tokens, 6, last, 0.1) for tokens in (17, 257) for last in (None, 3)],
+)
+def test_fused_blocks_are_timms_in_float64(
+    tokens: int, heads: int, last: int | None, layer_scale: float | None, assert_within: Within
+) -> None:
     """Norms, GEMMs, GELU, bias sums and attention together, as training runs them: bf16 weights, fp32 residuals.
 
     The error may be twice that of timm's own blocks under autocast, whose last norm does not round its output.
     """
-    net = network(tokens, heads)
+    net = network(tokens, heads, layer_scale=layer_scale)
     exact = copy.deepcopy(net).double()
     autocast = copy.deepcopy(net)
     rounded = copy.deepcopy(net)

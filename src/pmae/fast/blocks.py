@@ -8,14 +8,14 @@ depth leaves out. Where only the last tokens of each sequence are read, the othe
 which needs their keys and values. Importing this needs no Triton.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
 from timm.layers.patch_embed import PatchEmbed
-from timm.models.vision_transformer import Block
+from timm.models.vision_transformer import Block, LayerScale  # type: ignore[attr-defined]  # where every timm has both
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -65,10 +65,22 @@ def run_blocks(blocks: nn.Sequential, norm: nn.Module, x: Tensor, last: int | No
 def _run_fused(blocks: Any, norm: Any, x: Tensor, last: int | None = None) -> Tensor:
     bare = isinstance(norm, nn.Identity)
     norm = blocks[0].norm1 if bare else norm  # a stand-in, whose result nobody reads
-    layers = [m for b in blocks for m in (b.norm1, b.attn.qkv, b.attn.proj, b.norm2, b.mlp.fc1, b.mlp.fc2)] + [norm]
-    tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+    tensors = [tensor for block in blocks for tensor in _parameters(block)] + [norm.weight, norm.bias]
     factors = _draw_factors([place for b in blocks for place in (b.drop_path1, b.drop_path2)], x)
     return Stack.apply(x, (blocks[0].attn.num_heads, blocks[0].attn.scale, norm.eps, bare), factors, last, *tensors)
+
+
+def _parameters(block: Any) -> Iterator[Tensor]:
+    """A block's `PARTS` tensors in the order in which they are used."""
+    for layer, scale in (
+        (block.norm1, None), (block.attn.qkv, None), (block.attn.proj, block.ls1),
+        (block.norm2, None), (block.mlp.fc1, None), (block.mlp.fc2, block.ls2),
+    ):  # fmt: skip
+        if isinstance(scale, LayerScale):  # into the layer before it: one product a weight instead of one a token
+            yield (layer.weight * scale.gamma[:, None]).to(layer.weight.dtype)
+            yield (layer.bias * scale.gamma).to(layer.bias.dtype)
+        else:
+            yield from (layer.weight, layer.bias)
 
 
 def _draw_factors(places: list[nn.Module], x: Tensor) -> Tensor | None:
@@ -258,10 +270,11 @@ def _is_plain(block: Any) -> bool:
     if type(block) is not Block or not attention.is_plain(block.attn) or type(block.mlp) is not Mlp:
         return False
     attn: Any = block.attn
-    extras = [block.ls1, block.ls2, block.mlp.norm]
+    extras = [block.mlp.norm, *(scale for scale in (block.ls1, block.ls2) if type(scale) is not LayerScale)]
     extras += [place for place in (block.drop_path1, block.drop_path2) if type(place) is not DropPath]
     dropped = (attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p)
     gelu = type(block.mlp.act) is nn.GELU and block.mlp.act.approximate == "none"
     in_bf16 = all(p.dtype == torch.bfloat16 for m in (attn.qkv, block.mlp.fc1) for p in m.parameters())
     plain = all(isinstance(extra, nn.Identity) for extra in extras) and not any(dropped)
-    return plain and gelu and in_bf16 and attn.qkv.bias is not None
+    biased = all(layer.bias is not None for layer in (attn.qkv, attn.proj, block.mlp.fc1, block.mlp.fc2))
+    return plain and gelu and in_bf16 and biased
