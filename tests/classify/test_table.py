@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,25 @@ def test_what_is_wrong_with_columns_is_one_sentence(
     assert message in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "clf").exists()
+
+
+@pytest.mark.parametrize("words", ["finetune {run} --labels {table}", "pretrain --data.labels folders --epochs 1"])
+def test_a_split_of_which_nothing_can_be_read_is_one_sentence(
+    words: str, run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(labelled, folder / "train")
+    (folder / "test" / "down").mkdir(parents=True)
+    (folder / "test" / "down" / "x.png").write_text("no picture")
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*.png"))
+    rows = [{"file": file.as_posix(), "label": file.parts[1], "split": file.parts[0]} for file in files]
+    table = write_table(tmp_path / "t.csv", rows)
+    given = words.format(run=run.path, table=table).split()
+    code, said = command(*given, "--data", folder, "--out", tmp_path / "out")
+    assert code == 2
+    assert "--data must have a readable image in every split, got none in test: 'test/down/x.png'" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_patient_without_a_name_is_refused_by_the_row_of_the_file(labelled: Path, tmp_path: Path) -> None:
