@@ -111,7 +111,9 @@ class Evaluate(OtherData):
             protocols = replace(protocols, few=few)
         anything = bool(self.protocols or protocols.few or self.masks)
         require(anything, "protocols", "one or more of linear, mlp, knn and finetune", self.protocols)
-        require(not self.masks or self.layers == 1, "layers", "left out with masks, which probe patches", self.layers)
+        for name in ("layers", "epochs", "seeds", "shots", "label_fraction") if self.masks else ():
+            given = getattr(self, name)
+            require(given == getattr(type(self), name), name, "left out with masks, which probe patches", given)
         return protocols
 
     @property
