@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import pmae
 from pmae.app.classifier import labelled_images
@@ -16,7 +18,10 @@ from pmae.classify.labels import LabelledData, as_splits, read_labelled, with_te
 from pmae.classify.model import load_classifier
 from pmae.classify.table import Columns
 from pmae.config import DataConfig
+from pmae.data.augment import Standardize
+from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
+from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import only, preset
 from pmae.report.advice import advice
 from pmae.report.contents import load
@@ -156,6 +161,35 @@ def test_what_is_wrong_with_columns_is_one_sentence(
     assert message in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "clf").exists()
+
+
+def test_pretraining_is_watched_by_a_table_of_other_names(labelled: Path, tmp_path: Path, command: Command) -> None:
+    folder = shutil.copytree(labelled, tmp_path / "images")
+    write_table(folder / "scans.csv", patients(folder))
+    size = ("--encoder.width", "16", "--encoder.depth", "1", "--encoder.heads", "2", "--device", "cpu", "--epochs", "1")
+    given = ("pretrain", "--data", labelled, *size, "--probe-data", folder / "scans.csv")
+    code, said = command(*given, "--probe.columns", *WORDS[1:], "--out", tmp_path / "run")
+    assert code == 0, said
+    assert "quick k-NN, validation images" in said
+    code, said = command(*given, "--out", tmp_path / "other")
+    assert (code, "--probe-data: labels: " in said, len(said.splitlines())) == (2, True, 1), said
+
+
+def test_no_patient_is_on_both_sides_of_what_watches_pretraining() -> None:
+    groups = np.repeat(np.arange(12), 3)
+    images = np.broadcast_to(groups[:, None, None, None], (36, 1, 4, 4)).astype(np.float32)
+    train = ImageSet(images, groups % 2, ("a", "b"), groups=groups)
+    standardize, seen = Standardize(torch.zeros(1, 1, 1), torch.ones(1, 1, 1)), list[set[float]]()
+
+    class Pixels(nn.Module):
+        def features(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            seen.append(set(x[:, 0, 0, 0].tolist()))
+            return {"mean": x.flatten(1)}
+
+    online_probe(Splits("scans", train))(Pixels(), standardize, torch.device("cpu"))  # type: ignore[arg-type]
+    fitted, scored = seen
+    assert scored
+    assert not fitted & scored
 
 
 @pytest.mark.parametrize("words", ["finetune {run} --labels {table}", "pretrain --data.labels folders --epochs 1"])

@@ -112,6 +112,11 @@ def folder_of(path: Path, sizes: list[tuple[int, int]]) -> Path:
     return path
 
 
+def unlabelled(tmp: Path) -> Path:
+    np.save(tmp / "x.npy", np.zeros((9, 8, 8), np.uint8))
+    return tmp / "x.npy"
+
+
 def missing(tmp: Path) -> list[object]:
     return ["--data", tmp / "nowhere.npy"]
 
@@ -215,10 +220,15 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (lambda tmp: ["--resume"], "run must be a folder that pretraining wrote"),
         (lambda tmp: ["--resume", "--recipe", "paper"], "must not be combined"),
         (
-            lambda tmp: ["--data", "digits", "--probe-data", "a.csv"],
-            "--probe-data must be a named set, a .npz file or a",
+            lambda tmp: ["--data", "digits", "--probe-data", "no/a.csv"],
+            "--probe-data: data.source: there is no file or folder no/a.csv",
         ),
-        (lambda tmp: ["--data", "digits", "--probe-data", "photos"], "--probe-data must have images of the shape"),
+        (lambda tmp: ["--data", "digits", "--probe-data", unlabelled(tmp)], "--probe-data: data 'x' must have labels"),
+        (lambda tmp: ["--data", "photos", "--probe-data", "digits"], "--probe-data must have images of the shape"),
+        (
+            lambda tmp: ["--data", "digits", "--probe.columns", "label=diagnosis"],
+            "--probe.columns must be left out where probe.data is not given",
+        ),
     ],
 )
 def test_a_mistake_is_one_clear_error_and_leaves_nothing(
