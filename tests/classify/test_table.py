@@ -1,6 +1,7 @@
 """Tables as they lie around: columns of other names, rows without labels, several images of one patient."""
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -88,6 +89,36 @@ def test_no_patient_is_both_trained_on_and_held_out(labelled: Path, tmp_path: Pa
     assert len(val) == 12
     assert set(data.val.targets) == set(data.train.targets) == {0, 1, 2}
     assert any("12 of 60 training images, all of 3 groups, are held out to stop" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_patient_of_half_the_images_is_trained_on(seed: int, labelled: Path, tmp_path: Path) -> None:
+    rows = patients(labelled)
+    for row in rows[1::2]:
+        row["patient"] = "seen for years"
+    data = with_validation(of_patients(tmp_path, labelled, rows), 0.15, seed)
+    assert data.val is not None
+    assert 9 <= len(data.val.targets) <= 12
+
+
+def test_patients_with_labels_that_nobody_else_has_together_are_held_out(
+    run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    draw = np.random.default_rng(0).random((60, 8)) < 0.4
+    rows = [
+        {
+            "file": row["image_id"],
+            "patient": row["patient"],
+            **{f"finding {i}": int(there) for i, there in enumerate(own)},
+        }
+        for row, own in zip(patients(labelled), draw, strict=True)
+    ]
+    table = write_table(tmp_path / "t.csv", rows)
+    given = ("--data", labelled, "--labels", table, "--columns", WORDS[-1], "--method", "linear")
+    code, said = command("finetune", run.path, *given, "--out", tmp_path / "clf")
+    assert code == 0, said
+    (held,) = re.findall(r"(\d+) of 60 training images, all of \d groups, are held out to stop", said)
+    assert 8 <= int(held) <= 20
 
 
 def test_a_test_part_is_asked_for_and_shares_no_patient(

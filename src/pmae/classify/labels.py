@@ -102,14 +102,20 @@ def with_test(data: LabelledData, share: float | None, seed: int) -> LabelledDat
 def _with_part(data: LabelledData, name: str, share: float, seed: int, use: str) -> LabelledData:
     if getattr(data, name) is not None:
         return data
-    # Of images with several labels, each combination is a class here.
-    strata = np.unique(data.train.targets, axis=0, return_inverse=True)[1].reshape(-1)
     groups = data.train.images.groups
-    kept, held = hold_out(strata, share, seed, groups)
+    kept, held = hold_out(_strata(data.train.targets), share, seed, groups)
     whole = "" if groups is None else f", all of {len(np.unique(groups[held]))} groups,"
     told = f"{len(held)} of {len(data.train.targets)} training images{whole} are held out {use}"
     parts: dict[str, Any] = {"train": data.train.take(kept), name: data.train.take(held)}
     return data._replace(**parts, notes=(*data.notes, told))
+
+
+def _strata(targets: np.ndarray) -> np.ndarray:
+    """The class of each image; of several labels the rarest, as combinations may be as many as images; -1 for none."""
+    if targets.ndim == 1:
+        return targets
+    rarest = np.where(targets > 0, targets.sum(0), np.inf).argmin(1)
+    return np.where(targets.any(1), rarest, -1)
 
 
 def _check(data: LabelledData) -> None:
