@@ -177,6 +177,10 @@ def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_pa
             [*WORDS[:3], "group=person"],
             "t.csv (image_id, diagnosis, patient, split), got 'person'",
         ),
+        (
+            [*WORDS[:3], "split=fold"],
+            "t.csv (image_id, diagnosis, patient, split), got 'fold'",
+        ),
         (WORDS, "group 'P0' must be of one split, as its images are alike (patient in"),
         ([], "got ['diagnosis', 'image_id', 'patient', 'split']; columns, as in label=NAME, say what"),
     ],

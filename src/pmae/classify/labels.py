@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.classify.table import USUAL, Columns, Table, groups_of, is_table, read_table
+from pmae.classify.table import USUAL, Columns, Table, cells_of, groups_of, is_table, read_table
 from pmae.config import DataConfig
 from pmae.data.files import FileSamples, split_called
 from pmae.data.images import ImageSet, Splits, require_finite
@@ -144,7 +144,8 @@ def _from_table(path: Path, folder: Path, config: DataConfig, columns: Columns) 
     require(config.max_images is None, "data.max_images", "left unset for a table of files", config.max_images)
     table = read_table(path, columns)
     files = [str(row[columns.file]) for row in table.rows]
-    splits = [_split_of(row.get(columns.split) or "train", path) for row in table.rows]
+    given = cells_of(columns.split, USUAL.split, table.rows, path) or [""] * len(files)
+    splits = [_split_of(cell or "train", path) for cell in given]
     groups = groups_of(table, path, columns)
     _check_files(files, splits, folder, path, table)
     _check_groups(groups, splits, path, columns)
