@@ -413,8 +413,9 @@ def test_the_twin_is_trained_on_the_images_of_the_run_whatever_is_scored(array: 
 @pytest.mark.usefixtures("no_figures")
 def test_evaluating_without_labels_is_refused(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
-    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    assert main(["evaluate", str(tmp_path / "run"), "--with", "mae"]) == 2
     assert "must have labels" in capsys.readouterr().err
+    assert not (tmp_path / "run-mae").exists(), "no hours are spent on a twin that cannot be scored"
 
 
 @pytest.mark.usefixtures("no_figures")
