@@ -246,6 +246,15 @@ def test_a_split_of_which_nothing_can_be_read_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
+def test_columns_that_are_called_alike_are_refused(labelled: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("file,label,label\nacross/000.png,a,b\ndown/020.png,b,a\n")
+    with pytest.raises(
+        UserError, match=r"labels: .*t.csv must be a table whose columns have different names, got .*'label', 'label'"
+    ):
+        read_labelled(DataConfig(str(labelled)), table)
+
+
 def test_a_patient_without_a_name_is_refused_by_the_row_of_the_file(labelled: Path, tmp_path: Path) -> None:
     rows = patients(labelled)
     rows[0]["diagnosis"] = rows[5]["patient"] = ""

@@ -125,17 +125,20 @@ def _read_rows(path: Path, columns: Columns) -> Rows:
         raise UserError(f"labels: there is no file {str(path)!r}")
     with failing_as(f"labels: {path} cannot be read as a table"):
         if path.suffix.lower() == ".parquet":
-            rows: Rows = _parquet().read_table(path).to_pylist()
+            table = _parquet().read_table(path)
+            names, rows = table.column_names, table.to_pylist()
         else:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 # Where decimals have a comma, spreadsheets write semicolons between cells.
                 cells = ";" if "," not in file.readline() else ","
                 file.seek(0)
-                rows = list(csv.DictReader(file, delimiter=cells, strict=True, skipinitialspace=True))
+                reader = csv.DictReader(file, delimiter=cells, strict=True, skipinitialspace=True)
+                names, rows = list(reader.fieldnames or ()), list(reader)
     require(bool(rows), f"labels: {path}", "a table with rows", "none")
-    count = len([name for name in rows[0] if name is not None])
+    named = list(filter(None, names))  # spreadsheets add columns without a name
+    require(len(set(named)) == len(named), f"labels: {path}", "a table whose columns have different names", names)
     for number, row in enumerate(rows, 2):
-        require(None not in row, f"row {number} of {path}", f"of {count} cells, as its header", list(row.values()))
+        require(None not in row, f"row {number} of {path}", f"of {len(names)} cells, as its header", list(row.values()))
     rule = f"a table with a column {columns.file!r}, and {columns.label!r} or one for each class"
     if columns.file not in rows[0]:
         said = f"labels: {path} must be {rule}, got {sorted(map(str, rows[0]))}"
