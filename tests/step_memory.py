@@ -13,16 +13,19 @@ from pmae.config import Config, replace
 from pmae.derive import resolve
 from pmae.doctor import view_bytes
 from pmae.method import build_method
+from pmae.train.environment import pick_precision
 from pmae.train.step import Plain
 
 
-def first_step(side: int, batch: int, out: Path) -> None:
+def first_step(side: int, batch: int, precision: str, out: Path) -> None:
     """Prints both numbers of bytes, and ends its process after the first step of a run."""
     torch.set_num_threads(1)
     shape = (3, side, side)
     given = replace(Config(), train__batch_size=batch, train__epochs=1, objective__contrastive_weight=1.0)
     given = replace(given, encoder__first_patch_size=0, space__name="patch_pca", train__device="cpu")
+    given = replace(given, train__precision=precision)
     model = build_method(resolve(given, 2 * batch, shape, gpu=False)[0], shape).train()
+    model.precision = pick_precision(precision, torch.device("cpu"))
     print(view_bytes(model, shape, False))
     step = Plain.__call__
 

@@ -45,7 +45,10 @@ ALLOWED = {
     | FILES
     | {"models", "fast", "data", "spaces", "results", "train.schedule"}
     | {"train.distributed"},
-    "pretraining": LEAVES | FILES | {"budget", "derive", "models", "data", "train", "evaluate.probes"},
+    "pretraining": LEAVES
+    | FILES
+    | {"budget", "derive", "models", "data", "train", "evaluate.probes"}
+    | {"classify.labels", "classify.table"},
     # Sweeps and the paper train and evaluate whole runs through the front door and show them, so they stand above both.
     "sweep": LEAVES
     | FILES

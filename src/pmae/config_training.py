@@ -114,4 +114,6 @@ class ProbeConfig(Settings):
     every: Count | None = None
     """Epochs between two looks; a tenth of the epochs if not given."""
     data: str | None = None
-    """A labelled set to probe on, if not the one that is trained on: a name or a path."""
+    """A labelled set to probe on, if not the one that is trained on: a name, a path or a table of files beside it."""
+    columns: tuple[str, ...] = ()
+    """Of that table, as in label=diagnosis group=patient; file, label and split if not given."""

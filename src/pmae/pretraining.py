@@ -10,16 +10,18 @@ from typing import Any, Self
 from torch.utils.data import DataLoader, Dataset
 
 from pmae.budget import settings_within
+from pmae.classify.labels import as_splits, read_labelled
+from pmae.classify.table import Columns
 from pmae.config import Config, DataConfig, replace
 from pmae.config_file import describe
 from pmae.data.arrays import from_arrays, from_torch
 from pmae.data.color import hues_of
 from pmae.data.images import ImageSet, Splits, fingerprint, require_finite, require_like
 from pmae.data.limit import limited
-from pmae.data.sets import converts, is_sharded, load, load_settled, read_like, with_held_out
+from pmae.data.sets import load_settled, read_like, with_held_out
 from pmae.data.streamed import untold
 from pmae.derive import resolve
-from pmae.errors import require
+from pmae.errors import UserError, require
 from pmae.evaluate.probes import online_probe
 from pmae.models.described import adopted
 from pmae.models.encoder import require_network
@@ -105,9 +107,8 @@ def prepare(config: Config, images: Any, resume: bool, draw: Callable[[Run], obj
     asked = config.data
     # Images may take minutes to read; what is wrong without them is told before.
     require_network(config.encoder.name)
-    table = str(config.probe.data).lower().endswith(".csv")
-    rule = "a named set, a .npz file or a folder whose subfolders are classes (pmae evaluate takes a table)"
-    require(not table, "probe.data", rule, config.probe.data)
+    rule = "left out where probe.data is not given"
+    require(config.probe.data is not None or not config.probe.columns, "probe.columns", rule, config.probe.columns)
     if config.encoder.weights and not resume:  # a run that has begun may not need them any more
         require_weights(config.encoder.weights)
     data, whole = load_settled(asked) if images is None else (asked, in_memory(images, asked))
@@ -119,13 +120,12 @@ def prepare(config: Config, images: Any, resume: bool, draw: Callable[[Run], obj
         reasons["data.resize"] = "squares of at most 224 pixels where the sizes of files differ or are large"
     if data.channels != asked.channels:
         reasons["data.channels"] = "some files are grey and others in color"
-    probe = load(_probe_data(config, splits.train)) if config.probe.data else splits
+    probe = _probe_data(config, splits.train) if config.probe.data else splits
     require_like("probe.data", probe.train, splits.train.shape, str(splits.train.images.dtype))
     # Of the images that are not trained on; fitting tells of NaN in the others.
-    held_out = {f"the {name} images": part for name, part in splits.parts.items() if name != "train"}
-    probing = {f"{name} of probe.data": part for name, part in probe.parts.items() if probe is not splits}
-    for name, part in {**held_out, **probing}.items():
-        require_finite(name, part.images)
+    for name, part in splits.parts.items():
+        if name != "train":
+            require_finite(f"the {name} images", part.images)
     return Prepared(config, reasons, given, whole, splits, probe, draw)
 
 
@@ -157,18 +157,15 @@ def in_memory(images: Any, config: DataConfig) -> Splits:
     return limited(Splits("array", found), config)
 
 
-def _probe_data(config: Config, train: ImageSet) -> DataConfig:
-    """Labelled images: signals and vectors laid out as those that are trained on, files resized as they are.
-
-    Of a folder of image files, subfolders are the classes.
-    """
+def _probe_data(config: Config, train: ImageSet) -> Splits:
+    """Labelled images: signals and vectors laid out as those that are trained on, files resized as they are."""
     layout = config.data.layout if train.shape[1] == 1 else "auto"
-    found = DataConfig(config.probe.data or "", root=config.data.root, layout=layout)
-    if not converts(found):
-        return found
-    labels: Any = "none" if is_sharded(found) else "folders"
-    how = dataclasses.replace(config.data, source=found.source, layout=layout, labels=labels, max_images=None)
-    return read_like(how, train.shape)
+    changes: dict[str, Any] = {"source": config.probe.data, "layout": layout, "labels": "none", "max_images": None}
+    reading = read_like(dataclasses.replace(config.data, **changes), train.shape)
+    try:
+        return as_splits(read_labelled(reading, columns=Columns.typed(config.probe.columns))[1])
+    except UserError as error:
+        raise UserError(f"probe.data: {error}") from error
 
 
 def add_adaptation(run: Run) -> str | None:

@@ -260,7 +260,8 @@ class SegmentationScore:
         mean = self.miou.percent
         each = "  ".join(f"{name}: {'none' if iou is None else f'{100 * iou:.1f}'}" for name, iou in self.iou.items())
         right = f"pixels right {100 * self.accuracy:.1f}"
-        return f"{mean.value:.1f} (95% interval {mean.low:.1f} to {mean.high:.1f})   {right}   {each}"
+        sure = "no interval" if mean.low is None else f"95% interval {mean.low:.1f} to {mean.high:.1f}"
+        return f"{mean.value:.1f} ({sure})   {right}   {each}"
 
 
 @dataclass(frozen=True)

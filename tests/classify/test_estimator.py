@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV
@@ -85,6 +85,8 @@ def test_images_of_a_group_are_held_out_together_or_not_at_all(run: Run) -> None
 
 def test_a_fitted_pmae_is_kept_frozen_while_settings_are_searched() -> None:
     images = stripes(LABELS)
+    with pytest.raises(NotFittedError):
+        PMAEClassifier(FrozenEstimator(PMAE())).fit(images, LABELS)
     frozen = FrozenEstimator(PMAE(config=TINY, epochs=1, random_state=0, device="cpu").fit(images))
     search = GridSearchCV(PMAEClassifier(frozen, device="cpu"), {"class_weights": ["none", "balanced"]}, cv=2)
     search.fit(images, LABELS)

@@ -253,7 +253,7 @@ def test_images_may_have_several_labels_or_none(
         names = ("bars", "upright")
         rows = [{"file": row["file"], **{name: int(name in row["label"]) for name in names}} for row in rows]
     table = write_table(tmp_path / "t.csv", rows)
-    more = ("--method", method, "--class-weights", "balanced", *QUICK)
+    more = ("--method", method, "--class-weights", "balanced", *(QUICK if method == "full" else QUICK[2:]))
     code, said = command("finetune", run.path, "--data", labelled, "--labels", table, *more, "--out", tmp_path / "c")
     assert code == 0, said
     kept = pmae.load_classifier(tmp_path / "c", "cpu")
@@ -263,6 +263,11 @@ def test_images_may_have_several_labels_or_none(
         assert score["metrics"]["mean_average_precision"] > 0.8
         assert set(kept.predict(stripes(np.repeat(np.arange(3), 9), seed=3))) <= {"", "bars", "upright", "bars;upright"}
     assert [row["name"] for row in score["per_class"]] == ["bars", "upright"]
+    asked = ("--data", labelled, "--top-k", "2", "-o", tmp_path / "p.csv")
+    code, said = command("predict", tmp_path / "c", *asked)
+    rule = "--top-k must be 1 where images may have several labels, each of which has its probability, got 2"
+    assert (code, rule in said) == (2, True), said
+    assert not (tmp_path / "p.csv").exists()
 
 
 def test_results_say_confusion_and_calibration_on_a_test_part(run: Run, tmp_path: Path, command: Command) -> None:
@@ -277,6 +282,23 @@ def test_results_say_confusion_and_calibration_on_a_test_part(run: Run, tmp_path
     assert test["confusion"] == confusion_matrix(labels, found.argmax(1)).tolist()
     assert test["calibration"]["nll"] == pytest.approx(nll(np.log(found), labels), abs=1e-6)
     assert "calibration_error" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--method linear --epochs 5", "--epochs must be left out for a linear head, whose fit has no epochs, got 5"),
+        ("--method linear --lr 0.1", "--lr must be left out for a linear head, whose fit has no epochs, got 0.1"),
+        ("--method linear --patience 3", "--patience must be left out for a linear head"),
+        ("--rank 4", "--rank must be left out but for method lora, got 4"),
+    ],
+)
+def test_a_setting_that_a_method_does_not_have_is_refused(
+    words: str, message: str, run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    code, said = command("finetune", run.path, "--data", labelled, *words.split(), "--out", tmp_path / "c")
+    assert (code, message in said) == (2, True), said
+    assert not (tmp_path / "c").exists()
 
 
 class Killed(Exception):

@@ -1,13 +1,17 @@
 """Tables as they lie around: columns of other names, rows without labels, several images of one patient."""
 
 import json
+import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import pmae
 from pmae.app.classifier import labelled_images
@@ -15,7 +19,10 @@ from pmae.classify.labels import LabelledData, as_splits, read_labelled, with_te
 from pmae.classify.model import load_classifier
 from pmae.classify.table import Columns
 from pmae.config import DataConfig
+from pmae.data.augment import Standardize
+from pmae.data.images import ImageSet, Splits
 from pmae.errors import UserError
+from pmae.evaluate.probes import online_probe
 from pmae.evaluate.protocols import only, preset
 from pmae.report.advice import advice
 from pmae.report.contents import load
@@ -84,6 +91,36 @@ def test_no_patient_is_both_trained_on_and_held_out(labelled: Path, tmp_path: Pa
     assert any("12 of 60 training images, all of 3 groups, are held out to stop" in note for note in data.notes)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_patient_of_half_the_images_is_trained_on(seed: int, labelled: Path, tmp_path: Path) -> None:
+    rows = patients(labelled)
+    for row in rows[1::2]:
+        row["patient"] = "seen for years"
+    data = with_validation(of_patients(tmp_path, labelled, rows), 0.15, seed)
+    assert data.val is not None
+    assert 9 <= len(data.val.targets) <= 12
+
+
+def test_patients_with_labels_that_nobody_else_has_together_are_held_out(
+    run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    draw = np.random.default_rng(0).random((60, 8)) < 0.4
+    rows = [
+        {
+            "file": row["image_id"],
+            "patient": row["patient"],
+            **{f"finding {i}": int(there) for i, there in enumerate(own)},
+        }
+        for row, own in zip(patients(labelled), draw, strict=True)
+    ]
+    table = write_table(tmp_path / "t.csv", rows)
+    given = ("--data", labelled, "--labels", table, "--columns", WORDS[-1], "--method", "linear")
+    code, said = command("finetune", run.path, *given, "--out", tmp_path / "clf")
+    assert code == 0, said
+    (held,) = re.findall(r"(\d+) of 60 training images, all of \d groups, are held out to stop", said)
+    assert 8 <= int(held) <= 20
+
+
 def test_a_test_part_is_asked_for_and_shares_no_patient(
     run: Run, labelled: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -140,6 +177,10 @@ def test_an_evaluation_holds_patients_out_whole(run: Run, labelled: Path, tmp_pa
             [*WORDS[:3], "group=person"],
             "t.csv (image_id, diagnosis, patient, split), got 'person'",
         ),
+        (
+            [*WORDS[:3], "split=fold"],
+            "t.csv (image_id, diagnosis, patient, split), got 'fold'",
+        ),
         (WORDS, "group 'P0' must be of one split, as its images are alike (patient in"),
         ([], "got ['diagnosis', 'image_id', 'patient', 'split']; columns, as in label=NAME, say what"),
     ],
@@ -155,6 +196,63 @@ def test_what_is_wrong_with_columns_is_one_sentence(
     assert message in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "clf").exists()
+
+
+def test_pretraining_is_watched_by_a_table_of_other_names(labelled: Path, tmp_path: Path, command: Command) -> None:
+    folder = shutil.copytree(labelled, tmp_path / "images")
+    write_table(folder / "scans.csv", patients(folder))
+    size = ("--encoder.width", "16", "--encoder.depth", "1", "--encoder.heads", "2", "--device", "cpu", "--epochs", "1")
+    given = ("pretrain", "--data", labelled, *size, "--probe-data", folder / "scans.csv")
+    code, said = command(*given, "--probe.columns", *WORDS[1:], "--out", tmp_path / "run")
+    assert code == 0, said
+    assert "quick k-NN, validation images" in said
+    code, said = command(*given, "--out", tmp_path / "other")
+    assert (code, "--probe-data: labels: " in said, len(said.splitlines())) == (2, True, 1), said
+
+
+def test_no_patient_is_on_both_sides_of_what_watches_pretraining() -> None:
+    groups = np.repeat(np.arange(12), 3)
+    images = np.broadcast_to(groups[:, None, None, None], (36, 1, 4, 4)).astype(np.float32)
+    train = ImageSet(images, groups % 2, ("a", "b"), groups=groups)
+    standardize, seen = Standardize(torch.zeros(1, 1, 1), torch.ones(1, 1, 1)), list[set[float]]()
+
+    class Pixels(nn.Module):
+        def features(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            seen.append(set(x[:, 0, 0, 0].tolist()))
+            return {"mean": x.flatten(1)}
+
+    online_probe(Splits("scans", train))(Pixels(), standardize, torch.device("cpu"))  # type: ignore[arg-type]
+    fitted, scored = seen
+    assert scored
+    assert not fitted & scored
+
+
+@pytest.mark.parametrize("words", ["finetune {run} --labels {table}", "pretrain --data.labels folders --epochs 1"])
+def test_a_split_of_which_nothing_can_be_read_is_one_sentence(
+    words: str, run: Run, labelled: Path, tmp_path: Path, command: Command
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(labelled, folder / "train")
+    (folder / "test" / "down").mkdir(parents=True)
+    (folder / "test" / "down" / "x.png").write_text("no picture")
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*.png"))
+    rows = [{"file": file.as_posix(), "label": file.parts[1], "split": file.parts[0]} for file in files]
+    table = write_table(tmp_path / "t.csv", rows)
+    given = words.format(run=run.path, table=table).split()
+    code, said = command(*given, "--data", folder, "--out", tmp_path / "out")
+    assert code == 2
+    assert "--data must have a readable image in every split, got none in test: 'test/down/x.png'" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_columns_that_are_called_alike_are_refused(labelled: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("file,label,label\nacross/000.png,a,b\ndown/020.png,b,a\n")
+    with pytest.raises(
+        UserError, match=r"labels: .*t.csv must be a table whose columns have different names, got .*'label', 'label'"
+    ):
+        read_labelled(DataConfig(str(labelled)), table)
 
 
 def test_a_patient_without_a_name_is_refused_by_the_row_of_the_file(labelled: Path, tmp_path: Path) -> None:

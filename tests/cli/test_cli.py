@@ -112,6 +112,11 @@ def folder_of(path: Path, sizes: list[tuple[int, int]]) -> Path:
     return path
 
 
+def unlabelled(tmp: Path) -> Path:
+    np.save(tmp / "x.npy", np.zeros((9, 8, 8), np.uint8))
+    return tmp / "x.npy"
+
+
 def missing(tmp: Path) -> list[object]:
     return ["--data", tmp / "nowhere.npy"]
 
@@ -215,10 +220,15 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (lambda tmp: ["--resume"], "run must be a folder that pretraining wrote"),
         (lambda tmp: ["--resume", "--recipe", "paper"], "must not be combined"),
         (
-            lambda tmp: ["--data", "digits", "--probe-data", "a.csv"],
-            "--probe-data must be a named set, a .npz file or a",
+            lambda tmp: ["--data", "digits", "--probe-data", "no/a.csv"],
+            "--probe-data: data.source: there is no file or folder no/a.csv",
         ),
-        (lambda tmp: ["--data", "digits", "--probe-data", "photos"], "--probe-data must have images of the shape"),
+        (lambda tmp: ["--data", "digits", "--probe-data", unlabelled(tmp)], "--probe-data: data 'x' must have labels"),
+        (lambda tmp: ["--data", "photos", "--probe-data", "digits"], "--probe-data must have images of the shape"),
+        (
+            lambda tmp: ["--data", "digits", "--probe.columns", "label=diagnosis"],
+            "--probe.columns must be left out where probe.data is not given",
+        ),
     ],
 )
 def test_a_mistake_is_one_clear_error_and_leaves_nothing(
@@ -403,8 +413,9 @@ def test_the_twin_is_trained_on_the_images_of_the_run_whatever_is_scored(array: 
 @pytest.mark.usefixtures("no_figures")
 def test_evaluating_without_labels_is_refused(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1) == 0
-    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    assert main(["evaluate", str(tmp_path / "run"), "--with", "mae"]) == 2
     assert "must have labels" in capsys.readouterr().err
+    assert not (tmp_path / "run-mae").exists(), "no hours are spent on a twin that cannot be scored"
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -17,6 +17,8 @@ from sklearn.metrics import accuracy_score, jaccard_score
 from tests.classify.conftest import make_run
 from timm.models.swin_transformer import SwinTransformer
 
+from pmae.classify.labels import as_splits, read_labelled
+from pmae.classify.table import Columns
 from pmae.cli import main
 from pmae.config import DataConfig, EncoderConfig
 from pmae.data.images import ImageSet, Splits
@@ -117,6 +119,29 @@ def reference(maps: list[torch.Tensor], data: MaskedData) -> np.ndarray:
     model = LogisticRegression(C=1.0, max_iter=2000).fit(np.array(rows), labels, sample_weight=weights)
     logits = ((tokens[1] - mean) / std) @ model.coef_.T + model.intercept_
     return np.stack([resize(own, (SIDE, SIDE), order=1, mode="edge", anti_aliasing=False).argmax(-1) for own in logits])
+
+
+def test_no_patient_has_masks_on_both_sides_and_an_interval_is_over_patients(tmp_path: Path, command: Any) -> None:
+    scenes(tmp_path)
+    run = make_run(tmp_path / "run", shape=(3, SIDE, SIDE))
+    rows = [f"sub/{i}.png,{i % 2},P{i // 3}" for i in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["file,label,patient", *rows]))
+    words = ("--data", tmp_path / "images", "--masks", tmp_path / "masks", "--device", "cpu", "--no-baselines")
+    table = ("--labels", tmp_path / "t.csv", "--columns", "group=patient")
+    code, said = command("evaluate", run.path, *words, *table)
+    assert code == 0, said
+    assert said.startswith("images with masks: 9 to fit on, 3 to score\n")
+    found = run.results["segmentation"]["scores"]["pmae epoch 1"]
+    assert found["images"] == 3
+    assert found["miou"]["low"] is found["miou"]["high"] is None, "resamples of one patient say nothing of others"
+    assert "(no interval)" in said
+    assert command("report", run.path, "-o", tmp_path / "r.html")[0] == 0
+    places = read_masked(as_splits(read_labelled(*given_table(tmp_path))[1]), tmp_path / "masks")
+    assert not set(places.train.images.groups) & set(places.test.images.groups)
+
+
+def given_table(folder: Path) -> tuple[DataConfig, Path, Columns]:
+    return DataConfig(str(folder / "images")), folder / "t.csv", Columns(group="patient")
 
 
 def test_parts_depths_and_black_and_white_masks(tmp_path: Path) -> None:
@@ -232,6 +257,9 @@ def test_a_mistake_in_masks_is_one_sentence(tmp_path: Path, command: Any) -> Non
     masks = tmp_path / "nowhere"
     assert "masks must be a folder of PNG files" in said()
     assert "layers must be left out with masks, which probe patches, got 2" in said("--layers", "2")
+    masks = tmp_path / "masks"
+    for option, value in {"--epochs": "1", "--seeds": "2", "--shots": "3", "--label-fraction": "0.5"}.items():
+        assert f"{option} must be left out with masks" in said(option, value)
     assert "segmentation" not in run.results
 
 

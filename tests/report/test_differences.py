@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
+from scipy.stats import binomtest, bootstrap
 
 from pmae.intervals import Interval
 from pmae.report.difference import difference
@@ -84,3 +84,14 @@ def test_groups_of_several_sizes_are_drawn_whole_as_scipy_draws_them() -> None:
     how = {"method": "percentile", "n_resamples": 10_000, "paired": True, "vectorized": True, "random_state": 0}
     reference = bootstrap((sums, sizes), ratio, **how).confidence_interval
     assert (found.low, found.high) == pytest.approx((100 * reference.low, 100 * reference.high), abs=0.5)
+
+
+@pytest.mark.parametrize("differing", range(1, 9))
+@pytest.mark.parametrize("views", [1, 20])
+def test_no_more_is_clear_than_by_a_sign_test_where_few_images_or_patients_differ(differing: int, views: int) -> None:
+    mine = np.ones((1, 50 * views), bool)
+    theirs = np.repeat(np.arange(50) >= differing, views)[None]
+    groups = np.repeat(np.arange(50), views)
+    for units in (slice(None), slice(differing * views)):  # among others, and alone
+        pair = (replace(scored(right[:, units]), groups=groups[units]) for right in (mine, theirs))
+        assert difference(*pair).clear == (binomtest(differing, differing).pvalue < 0.05)

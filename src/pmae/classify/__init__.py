@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from pmae.errors import require
 from pmae.validation import Count, Positive, Settings, Share, WholeNumber
 
 
@@ -34,3 +35,10 @@ class FinetuneConfig(Settings):
     """Of the adapters, for lora."""
     seed: WholeNumber = 0
     """Of everything random."""
+
+    def check(self) -> None:
+        for name in ("epochs", "lr", "patience") if self.method == "linear" else ():
+            given = getattr(self, name)
+            require(given is None, f"finetune.{name}", "left out for a linear head, whose fit has no epochs", given)
+        own = self.method == "lora" or self.rank == FinetuneConfig.rank
+        require(own, "finetune.rank", "left out but for method lora", self.rank)

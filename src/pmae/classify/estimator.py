@@ -158,6 +158,7 @@ class PMAEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.encoder, Run | str | Path):
             return load_start(self.encoder, images)
         if isinstance(self.encoder, FrozenEstimator):
+            check_is_fitted(self.encoder)
             fitted = self.encoder.estimator.fitted_
         else:
             model = PMAE(device=self.device, random_state=self.random_state) if self.encoder is None else self.encoder

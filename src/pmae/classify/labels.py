@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmae.classify.table import USUAL, Columns, Table, groups_of, is_table, read_table
+from pmae.classify.table import USUAL, Columns, Table, cells_of, groups_of, is_table, read_table
 from pmae.config import DataConfig
 from pmae.data.files import FileSamples, split_called
 from pmae.data.images import ImageSet, Splits, require_finite
@@ -102,14 +102,20 @@ def with_test(data: LabelledData, share: float | None, seed: int) -> LabelledDat
 def _with_part(data: LabelledData, name: str, share: float, seed: int, use: str) -> LabelledData:
     if getattr(data, name) is not None:
         return data
-    # Of images with several labels, each combination is a class here.
-    strata = np.unique(data.train.targets, axis=0, return_inverse=True)[1].reshape(-1)
     groups = data.train.images.groups
-    kept, held = hold_out(strata, share, seed, groups)
+    kept, held = hold_out(_strata(data.train.targets), share, seed, groups)
     whole = "" if groups is None else f", all of {len(np.unique(groups[held]))} groups,"
     told = f"{len(held)} of {len(data.train.targets)} training images{whole} are held out {use}"
     parts: dict[str, Any] = {"train": data.train.take(kept), name: data.train.take(held)}
     return data._replace(**parts, notes=(*data.notes, told))
+
+
+def _strata(targets: np.ndarray) -> np.ndarray:
+    """The class of each image; of several labels the rarest, as combinations may be as many as images; -1 for none."""
+    if targets.ndim == 1:
+        return targets
+    rarest = np.where(targets > 0, targets.sum(0), np.inf).argmin(1)
+    return np.where(targets.any(1), rarest, -1)
 
 
 def _check(data: LabelledData) -> None:
@@ -138,7 +144,8 @@ def _from_table(path: Path, folder: Path, config: DataConfig, columns: Columns) 
     require(config.max_images is None, "data.max_images", "left unset for a table of files", config.max_images)
     table = read_table(path, columns)
     files = [str(row[columns.file]) for row in table.rows]
-    splits = [_split_of(row.get(columns.split) or "train", path) for row in table.rows]
+    given = cells_of(columns.split, USUAL.split, table.rows, path) or [""] * len(files)
+    splits = [_split_of(cell or "train", path) for cell in given]
     groups = groups_of(table, path, columns)
     _check_files(files, splits, folder, path, table)
     _check_groups(groups, splits, path, columns)

@@ -53,6 +53,8 @@ def predict(
         classifier = load_classifier(classifier, str(where), batch_size)
     own, card = classifier, classifier.card
     require(1 <= top_k <= len(card.classes), "top_k", f"from 1 to the number of classes ({len(card.classes)})", top_k)
+    rule = "1 where images may have several labels, each of which has its probability"
+    require(top_k == 1 or not card.multi_label, "top_k", rule, top_k)
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise UserError(f"out must end in .csv or .parquet, got {str(out)!r}")
     reading = data if isinstance(data, DataConfig) else reading_for(own, str(data))

@@ -75,10 +75,9 @@ def read_table(path: Path, columns: Columns) -> Table:
     """The labelled rows of a table; one without a label is left out, as it can be neither learned nor scored."""
     rows = _read_rows(path, columns)
     numbers = range(2, len(rows) + 2)
-    if columns.label not in rows[0]:
-        _require_column(columns.label, USUAL.label, rows, path)
+    cells = cells_of(columns.label, USUAL.label, rows, path)
+    if cells is None:
         return Table(rows, *_class_columns(rows, path, columns), numbers)
-    cells = [row[columns.label] for row in rows]
     for number, cell in zip(numbers, cells, strict=True):
         require(not _is_float(cell), f"{columns.label} in row {number} of {path}", "a name or a whole number", cell)
     several = [[part.strip() for part in str("" if c is None else c).split(SEPARATOR) if part.strip()] for c in cells]
@@ -97,18 +96,21 @@ def read_table(path: Path, columns: Columns) -> Table:
 
 def groups_of(table: Table, path: Path, columns: Columns) -> list[str] | None:
     """The group of every row; None where no column is named that tells."""
-    if columns.group not in table.rows[0]:
-        _require_column(columns.group, USUAL.group, table.rows, path)
+    cells = cells_of(columns.group, USUAL.group, table.rows, path)
+    if cells is None:
         return None
-    found = ["" if row[columns.group] is None else str(row[columns.group]).strip() for row in table.rows]
+    found = ["" if cell is None else str(cell).strip() for cell in cells]
     for number, name in zip(table.numbers, found, strict=True):
         require(name != "", f"{columns.group} in row {number} of {path}", "a name or a number", "nothing")
     return found
 
 
-def _require_column(name: str, usual: str, rows: Rows, path: Path) -> None:
-    """Refuse a column that was asked for by name and is not there."""
+def cells_of(name: str, usual: str, rows: Rows, path: Path) -> list[Any] | None:
+    """A column, or None where it is not there; one that was asked for by name must be."""
+    if name in rows[0]:
+        return [row[name] for row in rows]
     require(name == usual, "columns", f"among those of {path} ({', '.join(map(str, rows[0]))})", name)
+    return None
 
 
 def _parquet() -> Any:
@@ -123,17 +125,20 @@ def _read_rows(path: Path, columns: Columns) -> Rows:
         raise UserError(f"labels: there is no file {str(path)!r}")
     with failing_as(f"labels: {path} cannot be read as a table"):
         if path.suffix.lower() == ".parquet":
-            rows: Rows = _parquet().read_table(path).to_pylist()
+            table = _parquet().read_table(path)
+            names, rows = table.column_names, table.to_pylist()
         else:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 # Where decimals have a comma, spreadsheets write semicolons between cells.
                 cells = ";" if "," not in file.readline() else ","
                 file.seek(0)
-                rows = list(csv.DictReader(file, delimiter=cells, strict=True, skipinitialspace=True))
+                reader = csv.DictReader(file, delimiter=cells, strict=True, skipinitialspace=True)
+                names, rows = list(reader.fieldnames or ()), list(reader)
     require(bool(rows), f"labels: {path}", "a table with rows", "none")
-    count = len([name for name in rows[0] if name is not None])
+    named = list(filter(None, names))  # spreadsheets add columns without a name
+    require(len(set(named)) == len(named), f"labels: {path}", "a table whose columns have different names", names)
     for number, row in enumerate(rows, 2):
-        require(None not in row, f"row {number} of {path}", f"of {count} cells, as its header", list(row.values()))
+        require(None not in row, f"row {number} of {path}", f"of {len(names)} cells, as its header", list(row.values()))
     rule = f"a table with a column {columns.file!r}, and {columns.label!r} or one for each class"
     if columns.file not in rows[0]:
         said = f"labels: {path} must be {rule}, got {sorted(map(str, rows[0]))}"

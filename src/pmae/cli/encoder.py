@@ -1,6 +1,6 @@
 """`pmae evaluate`, `embed` and `export`: what a trained encoder is good for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -89,10 +89,9 @@ class Evaluate(OtherData):
         require(not (given and self.twin), "with", "left out for weights, which were not pretrained here", self.twin)
         require(isinstance(place, Run) or self.out is not None, "out", "a new folder for the scores of weights", None)
         reading, splits = self.labelled(place) or (None, None)
-        runs = [self.path, *([str(api.pretrain_twin(self.path).path)] if self.twin else [])]
         epochs, whole = self.epochs or (None,), not self.no_baselines
         new: dict[str, Any] = {"data": reading, "out": self.out, "encoder": self.encoder}
-        for path in runs:
+        for path in self.runs():
             if self.masks:
                 run = api.segment(path, self.masks, splits, whole, self.device, print, **new)
             else:
@@ -100,6 +99,14 @@ class Evaluate(OtherData):
                 run = api.evaluate(path, protocols, splits, epochs, whole, self.seeds, self.device, print, **new)
             if is_main():
                 print("\n".join([*([] if self.masks else told(run)), f"next: {command_line('report', run.path)}"]))
+
+    def runs(self) -> Iterator[str]:
+        """The run and then its twin, trained only now: what cannot be scored has been refused."""
+        from pmae.api import pretrain_twin
+
+        yield self.path
+        if self.twin:
+            yield str(pretrain_twin(self.path).path)
 
     def measures(self) -> "Protocols":
         """What is measured besides masks, and how."""
@@ -111,7 +118,9 @@ class Evaluate(OtherData):
             protocols = replace(protocols, few=few)
         anything = bool(self.protocols or protocols.few or self.masks)
         require(anything, "protocols", "one or more of linear, mlp, knn and finetune", self.protocols)
-        require(not self.masks or self.layers == 1, "layers", "left out with masks, which probe patches", self.layers)
+        for name in ("layers", "epochs", "seeds", "shots", "label_fraction") if self.masks else ():
+            given = getattr(self, name)
+            require(given == getattr(type(self), name), name, "left out with masks, which probe patches", given)
         return protocols
 
     @property

@@ -120,7 +120,7 @@ class Common(Start):
     decoder: Text = None
     """released, text or small; derived if not given."""
     probe_data: Text = None
-    """A labelled set with which the encoder is probed while it trains."""
+    """A labelled set, or a table of files beside it, with which the encoder is probed while it trains."""
     verbose: Switch = False
     """Print every setting, not only what was given or derived."""
 

@@ -124,6 +124,10 @@ def read_samples(found: SampleSet, config: DataConfig) -> Splits:
         need = sum(part.images.nbytes for part in sets.values())
         require_room(need, f"{count:,} images of {width}x{height} pixels and {channels} channels")
         sets = {split: part.loaded() for split, part in sets.items()}
+        empty = [split for split, part in sets.items() if not len(part)]
+        if empty:
+            told = f"none in {' and '.join(empty)}: {unreadable}"
+            raise UserError(f"data.source must have a readable image in every split, got {told}")
         notes += unreadable.warn()
     elif unreadable.left_out:
         without = unreadable.left_out

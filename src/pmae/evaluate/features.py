@@ -176,13 +176,17 @@ def hold_out(
 
 
 def _hold_out_groups(labels: np.ndarray, share: float, seed: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole groups in random order, each if a class in it lacks held-out images and all in it keep some."""
+    """Whole groups in random order, each if a class in it lacks held-out images and all in it keep some.
+
+    One of more images than are wanted altogether comes after all others: it would be most of what there is to train on.
+    """
     numbers, members = (np.unique(of, return_inverse=True)[1].reshape(-1) for of in (labels, groups))
     counts = np.zeros((members.max() + 1, numbers.max() + 1), np.int64)
     np.add.at(counts, (members, numbers), 1)
     total, out, chosen = counts.sum(0), np.zeros(counts.shape[1], np.int64), np.zeros(len(counts), bool)
     wanted = np.maximum(np.round(share * total), 1)
-    for group in np.random.default_rng(seed).permutation(len(counts)):
+    drawn = np.random.default_rng(seed).permutation(len(counts))
+    for group in drawn[np.argsort(counts[drawn].sum(1) > wanted.sum(), kind="stable")]:
         own = counts[group]
         if (out[own > 0] < wanted[own > 0]).any() and (out + own < total)[own > 0].all():
             out, chosen[group] = out + own, True

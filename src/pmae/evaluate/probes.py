@@ -248,7 +248,7 @@ def online_probe(splits: Splits) -> Callable[[Representation, Standardize, torch
     if train.labels is None or (val is not None and val.labels is not None):
         fit, score = train, val or train
     else:
-        fit, score = (train.take(part) for part in hold_out(train.labels, PROBED))
+        fit, score = (train.take(part) for part in hold_out(train.labels, PROBED, groups=train.groups))
 
     def probe(encoder: Representation, standardize: Standardize, device: torch.device) -> dict[str, float]:
         most = MOST_IMAGES.get(device.type, MOST_IMAGES["cpu"])

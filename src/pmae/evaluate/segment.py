@@ -21,7 +21,7 @@ from pmae.data.decode import ORIENTATION, Header, read_header
 from pmae.data.images import ImageSet, Splits, as_tensor
 from pmae.data.resize import as_square
 from pmae.errors import UserError, require
-from pmae.evaluate.features import ORDER, mixed
+from pmae.evaluate.features import ORDER, hold_out, mixed
 from pmae.evaluate.metrics import confusion
 from pmae.evaluate.probes import logistic_regression, statistics
 from pmae.intervals import Interval
@@ -100,12 +100,18 @@ def _two_parts(found: dict[str, tuple[ImageSet, list[Path]]], seed: int) -> list
     images, paths = found["train"]
     if held is None:
         require(len(images) >= 2, "masks", "two or more", len(images))
-        order = np.random.default_rng(mixed(seed, ORDER)).permutation(len(images))
-        count = max(1, round(HELD_OUT * len(images)))
-        split = {"test": np.sort(order[:count]), "train": np.sort(order[count:])}
-        held = images.take(split["test"]), [paths[i] for i in split["test"]]
-        images, paths = images.take(split["train"]), [paths[i] for i in split["train"]]
+        sides = _held_out(images, seed)
+        return [(images.take(side), [paths[i] for i in side]) for side in sides]
     return [(images, paths), held]
+
+
+def _held_out(images: ImageSet, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted positions to fit on and to score: of whole groups, where there are any."""
+    if images.groups is not None:
+        return hold_out(np.zeros(len(images)), HELD_OUT, seed, images.groups)
+    order = np.random.default_rng(mixed(seed, ORDER)).permutation(len(images))
+    count = max(1, round(HELD_OUT * len(images)))
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def read_mask(
@@ -174,7 +180,7 @@ def segmentation_probe(tokens: Tokens, standardize: Standardize, data: MaskedDat
         known = targets >= 0
         parts = zip(answer, targets, known, strict=True)
         counts += [confusion(own[where], target[where], classes) for own, target, where in parts]
-    return scored(np.stack(counts), [str(value) for value in data.values])
+    return scored(np.stack(counts), [str(value) for value in data.values], data.test.images.groups)
 
 
 def _chunks(data: Masked, standardize: Standardize) -> Any:
@@ -200,15 +206,17 @@ def _training_tokens(tokens: Tokens, standardize: Standardize, data: Masked, cla
     return x, found / found.sum(1, keepdim=True)
 
 
-def scored(counts: np.ndarray, names: Sequence[str]) -> SegmentationScore:
-    """Scores of confusion matrices (N, C, C), one an image; the interval is of resampled images."""
-    draws = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
-    resampled = [np.nanmean(_iou(counts[own].sum(0))) for own in draws]
-    low, high = np.nanpercentile(resampled, (2.5, 97.5))
+def scored(counts: np.ndarray, names: Sequence[str], groups: np.ndarray | None = None) -> SegmentationScore:
+    """Scores of confusion matrices (N, C, C), one an image; the interval is of resampled images, or whole `groups`."""
+    units = counts if groups is None else np.stack([counts[groups == own].sum(0) for own in np.unique(groups)])
+    draws = np.random.default_rng(0).integers(len(units), size=(RESAMPLES, len(units)))
+    resampled = [np.nanmean(_iou(units[own].sum(0))) for own in draws]
+    # Resamples of a single image, or of a single patient, have no spread.
+    low, high = np.nanpercentile(resampled, (2.5, 97.5)).tolist() if len(units) > 1 else (None, None)
     total = counts.sum(0)
     each = {name: None if np.isnan(value) else float(value) for name, value in zip(names, _iou(total), strict=True)}
     right = float(np.trace(total) / max(total.sum(), 1))
-    miou = Interval(*(float(value) for value in (np.nanmean(_iou(total)), low, high)))
+    miou = Interval(float(np.nanmean(_iou(total))), low, high)
     return SegmentationScore(miou, right, each, len(counts))
 
 

@@ -16,6 +16,9 @@ from pmae.results import Score
 from pmae.runs import Run
 
 RESAMPLES = 10_000  # of the images, behind the interval of a difference
+FEWEST = 6
+"""Images, or groups, that must differ: by a sign test fewer may be chance though all are on one side, and resamples of
+one or two say nothing of others."""
 ABOVE, BELOW, CHANCE = "clearly above", "clearly below", "may be chance"
 COLUMNS = ("difference", "low", "high", "said", "how")
 NOTE = (
@@ -80,6 +83,8 @@ def _paired_bootstrap(each: np.ndarray, groups: np.ndarray | None) -> tuple[floa
     sums, sizes = kinds.T
     drawn = np.random.default_rng(0).multinomial(len(units), counts / len(units), size=RESAMPLES)
     low, high = np.percentile(100 * drawn @ sums / (drawn @ sizes), [2.5, 97.5])
+    if np.count_nonzero(units[:, 0]) < FEWEST:
+        return float(min(low, 0)), float(max(high, 0))
     return float(low), float(high)
 
 
