@@ -50,7 +50,7 @@ def _of_run(source: RunSource) -> dict[str, Any]:
         "data": data,
         "known_licence": LICENCES.get(source.config.data.source),
         "counts": ", ".join(f"{count:,} {split}" for split, count in data["counts"].items()),
-        "notes": [*data["notes"], *(["training did not start from random weights"] if start else [])],
+        "notes": [*data.get("notes", []), *(["training did not start from random weights"] if start else [])],
         "pooled": [POOLED[name] for name in source.features(source.images()[:1])],
         "evaluation": _evaluation(source),
         "settings": {name: " ".join(str(value).split()) for name, value in given.items()},
