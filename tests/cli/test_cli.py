@@ -375,6 +375,10 @@ def test_evaluate_and_report_on_labelled_data(
     printed = capsys.readouterr().out
     assert "of the test split of files, k-NN on" in printed
     assert " linear " not in printed
+    assert main([*knn, str(tmp_path / "files"), "--epochs", "1", "99"]) == 2
+    printed = capsys.readouterr()
+    assert "must hold a checkpoint of epoch 99" in printed.err
+    assert "features" not in printed.out, "nothing is scored before"
     np.savez(tmp_path / "other.npz", images=np.zeros((9, 5, 5, 3), np.uint8), labels=np.arange(9) % 3)
     refused = {"other.npz": "3 channels of 8x8, got 3 channels of 5x5; give arrays", "files/0": "in a class folder"}
     shutil.copytree(tmp_path / "files/0", tmp_path / "one/0")
@@ -382,6 +386,12 @@ def test_evaluate_and_report_on_labelled_data(
     for name, message in refused.items():
         assert main([*knn, str(tmp_path / name)]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--epochs 1", "--shots 5", "--label-fraction 0.1", "--seeds 0 1", "--preset paper"])
+def test_what_a_segmentation_probe_has_no_use_for_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "runs/a", "--masks", "masks", *words.split()]) == 2
+    assert f"{words.split()[0]} must be left out with masks" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures")
