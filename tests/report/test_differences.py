@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from pmae.intervals import Interval
-from pmae.report.difference import difference
+from pmae.report.difference import difference, pooled
 from pmae.results import Score
 
 
@@ -84,3 +84,14 @@ def test_groups_of_several_sizes_are_drawn_whole_as_scipy_draws_them() -> None:
     how = {"method": "percentile", "n_resamples": 10_000, "paired": True, "vectorized": True, "random_state": 0}
     reference = bootstrap((sums, sizes), ratio, **how).confidence_interval
     assert (found.low, found.high) == pytest.approx((100 * reference.low, 100 * reference.high), abs=0.5)
+
+
+def test_groups_that_one_side_alone_noted_count_for_both() -> None:
+    """A run that was scored before images had groups, beside one that was scored after: the images are the same."""
+    rng = np.random.default_rng(4)
+    theirs, mine = (scored(np.repeat(rng.random((1, 100)) < share, 5, 1)) for share in (0.6, 0.7))
+    known = replace(mine, groups=np.repeat(np.arange(100), 5))
+    assert difference(theirs, known).low == pytest.approx(-difference(known, theirs).high, abs=0.3)
+    together = pooled([mine, known])
+    assert together is not None
+    assert together.groups is not None
