@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from pmae.config import Config
 from pmae.errors import UserError
 from pmae.results import Evaluation, Score, Segmentation
-from pmae.runs import Run
+from pmae.runs import FIRST, Run, is_run
 from pmae.standing import scores_of, standing
 
 T = TypeVar("T")
@@ -43,7 +43,14 @@ class Contents:
     """Images that were held out by rule as val, without labels, where the data had no such part."""
     operations: float | None = None
     """Floating-point, of pretraining up to its last look; None where they are not counted."""
+    first: "Contents | None" = None
+    """The run with larger patches that came before, if there was one."""
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def stages(self) -> "list[Contents]":
+        """The runs that its training consists of."""
+        return [self] if self.first is None else [self.first, self]
 
     @property
     def data(self) -> dict[str, Any]:
@@ -131,6 +138,7 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         labelled=results.get("labelled", {}),
         held_out=results.get("held_out", []),
         operations=results.get("pretrain", {}).get("operations"),
+        first=attempt(FIRST, lambda: load(run.path / FIRST, whole=False) if is_run(run.path / FIRST) else None, None),
         problems=problems,
     )
     if not read.given:
