@@ -109,6 +109,8 @@ class Evaluate(OtherData):
         if self.shots or self.label_fraction:
             few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
             protocols = replace(protocols, few=few)
+        rule = "given with --shots or --label-fraction"
+        require(protocols.few is not None or self.draws == Evaluate.draws, "--draws", rule, self.draws)
         anything = bool(self.protocols or protocols.few or self.masks)
         require(anything, "protocols", "one or more of linear, mlp, knn and finetune", self.protocols)
         for name in ("layers", "epochs", "shots", "label_fraction", "seeds", "preset") if self.masks else ():

@@ -110,7 +110,7 @@ def _steps(run: Contents) -> Iterator[Advice]:
         yield Advice("Not finished", "It can go on where it stopped.", again)
     elif not run.scores:
         words = "With labels for some of the images, this says whether pretraining helped."
-        labels = () if run.data.get("classes") else ("--data", "labelled/")
+        labels = () if run.has_labels else ("--data", "labelled/")
         yield Advice("Not evaluated yet", words, command_line("evaluate", run.path, *labels))
     elif _has_weights(run):
         words = "A classifier that is kept, or the encoder for another library."
@@ -126,7 +126,7 @@ def _steps(run: Contents) -> Iterator[Advice]:
 
 def _labelled(run: Contents) -> list[str]:
     """The options that name labelled images: those of the last evaluation, or the run's own if they have labels."""
-    known = run.labelled or {"source": run.config.data.source if run.data.get("classes") else "labelled/"}
+    known = run.labelled or {"source": run.config.data.source if run.has_labels else "labelled/"}
     table = ["--labels", known["labels"]] if known.get("labels") else []
     columns = [f"{what}={name}" for what, name in known.get("columns", {}).items()]
     return ["--data", known["source"], *table, *(["--columns", *columns] if columns else [])]

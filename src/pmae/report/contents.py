@@ -58,6 +58,11 @@ class Contents:
         return dict(self.environment.get("data", {}))
 
     @property
+    def has_labels(self) -> bool:
+        """Whether its own training images have labels, as far as the run tells."""
+        return bool(self.data.get("classes")) or "train" not in self.data.get("unlabelled", ["train"])
+
+    @property
     def given(self) -> bool:
         """Whether these are weights that were scored as they are: nothing was trained."""
         return "weights" in self.environment
