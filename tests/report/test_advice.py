@@ -101,3 +101,14 @@ def test_the_pooling_the_worst_classes_and_the_next_steps(make_run: MakeRun, sui
     assert unlabelled[-1].command.endswith("/d --data labelled/")
     stopped = advice(load(make_run("c", pictures=False, epochs=2).path))
     assert stopped[-1].command.endswith("--resume")
+
+
+def test_classes_that_a_file_does_not_agree_on_stop_no_page(make_run: MakeRun, suite: Callable[..., Any]) -> None:
+    scores = suite({"linear/cls/test": 0.7}, classes=["a", "b", "c"])
+    scores["results"][0] |= {
+        "confusion": [[1, 0, 0]] * 3,
+        "per_class": [{"class": name, "precision": 0.5, "recall": 0.5, "support": 3} for name in "xyz"],
+    }
+    run = make_run(evaluation={"pmae epoch 3": scores})
+    (worst,) = (one for one in advice(load(run.path)) if one.title == "Worst classes")
+    assert worst.words.startswith("x (50% found); y (50% found)")

@@ -98,9 +98,9 @@ def _classes(run: Contents) -> Iterator[Advice]:
 
 def _mostly(score: Score, name: str) -> str:
     """What a class is most often taken for."""
-    place = score.classes.index(name)
-    row = [(count, other) for other, count in enumerate((score.confusion or ())[place]) if other != place]
-    count, other = max(row)
+    place = score.classes.index(name) if name in score.classes else None  # of a file that was edited
+    known = () if place is None else (score.confusion or ())[place]
+    count, other = max(((count, other) for other, count in enumerate(known) if other != place), default=(0, 0))
     return f", mostly taken for {score.classes[other]}" if count else ""
 
 

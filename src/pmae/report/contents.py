@@ -207,6 +207,6 @@ def _metrics(run: Run) -> list[dict[str, Any]]:
     lines = run.metrics()
     for line in lines:
         needed = {"epoch", "step"} | ({"images_per_second"} if "loss" in line else set())
-        if missing := needed - set(line):
+        if missing := needed - {key for key, value in line.items() if value is not None}:
             raise UserError(f"a line has no {', '.join(sorted(missing))}")
     return lines

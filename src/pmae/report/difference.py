@@ -120,9 +120,9 @@ def pooled(scores: Sequence[Score]) -> Score | None:
     answers = [score.answers for score in known if score.answers is not None]
     whole = len(answers) == len(known) and all(np.array_equal(each[0], answers[0][0]) for each in answers)
     stacked = np.concatenate([answers[0][:1], *(each[1:] for each in answers)]) if whole else None
-    groups = next((score.groups for score in known if score.groups is not None), None)
-    one = {"metrics": {"accuracy": Interval(value, low, high)}, "answers": stacked, "groups": groups if whole else None}
-    return dataclasses.replace(known[0], **one)
+    groups = next((score.groups for score in known if whole and score.groups is not None), None)
+    metrics = {"accuracy": Interval(value, low, high)}
+    return dataclasses.replace(known[0], metrics=metrics, answers=stacked, groups=groups)
 
 
 def _interval(score: Score) -> tuple[float, float, float]:
