@@ -105,7 +105,7 @@ def _mostly(score: Score, name: str) -> str:
 
 
 def _steps(run: Contents) -> Iterator[Advice]:
-    if not run.finished and run.training:
+    if not run.finished and (run.training or run.first):
         again = command_line("pretrain", "--out", run.path, "--resume")
         yield Advice("Not finished", "It can go on where it stopped.", again)
     elif not run.scores:

@@ -153,7 +153,9 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
 
 def _lacking(run: Contents, checkpoints: Sequence[Path]) -> Iterator[str]:
     """What a run that was trained here does not have, or not yet."""
-    if not run.training:
+    if run.first and not run.training:
+        yield f"training stopped in its first stage, at epoch {run.first.epoch:.4g} of {run.first.config.train.epochs}"
+    elif not run.training:
         yield "no training step was logged: the run has not begun, or was stopped at once"
     elif not run.finished:
         yield f"training stopped at epoch {run.epoch:.4g} of {run.config.train.epochs}"
