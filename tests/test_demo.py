@@ -45,4 +45,14 @@ def test_the_demo_does_not_replace_another_run(tiny: Config, toy: Splits, tmp_pa
     run = pretrain(config, toy, tmp_path / "mine", quiet=True)
     with pytest.raises(UserError, match="must be a new folder or an earlier demo"):
         demo(run.path, epochs=1)
+    own = pretrain(config, dataclasses.replace(toy, name="photos"), tmp_path / "own", quiet=True)
+    with pytest.raises(UserError, match="must be a new folder or an earlier demo"):
+        demo(own.path, epochs=1)
     assert run.checkpoint().exists()
+    assert own.checkpoint().exists(), "a run on the same photographs that is no demo"
+
+
+def test_a_demo_of_no_epochs_is_refused_and_leaves_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(UserError, match="epochs must be at least 1, got 0"):
+        demo(tmp_path / "demo", epochs=0)

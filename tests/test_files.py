@@ -149,3 +149,12 @@ def test_without_the_systems_locks_files_are_still_written(tmp_path: Path, monke
     write_json(tmp_path / "config.json", {})
     Run(tmp_path).add_results(held_out=["a"])
     assert Run(tmp_path).results == {"held_out": ["a"]}
+
+
+def test_a_file_never_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "kept.txt").write_text("years of work")
+    with pytest.raises(UserError, match="a folder is in its place"):
+        write_text(tmp_path / "results", "a page")
+    assert (tmp_path / "results" / "kept.txt").read_text() == "years of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["results"], "nothing half-written is left"

@@ -141,6 +141,9 @@ def evaluate(
     place = run_or_weights(path)
     given, reading = _to_score(place, splits, data, encoder, labels, columns)
     splits, protocols = complete(given), protocols or preset("strong")
+    if isinstance(place, Run):
+        for epoch in epochs:
+            place.checkpoint(epoch)  # of one that is not there it is told now, not when the others are scored
     for name, part in splits.parts.items():
         require_finite(f"the {name} images", part.images)
     classes = len(set(np.asarray(splits.train.labels)))  # of a single class, everybody would be right

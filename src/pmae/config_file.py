@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pmae.config import Config
@@ -97,11 +98,16 @@ def _with_what_was_usual(values: dict[str, Any]) -> dict[str, Any]:
     return values | {name: {**usual, **part} for name, usual in before.items() if (part := _section(values, name))}
 
 
-def settings_given(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`name=value` texts of a command line as pairs."""
+def settings_given(
+    given: Sequence[str], options: Mapping[str, str] = MappingProxyType({})
+) -> tuple[tuple[str, str], ...]:
+    """`name=value` texts of a command line as pairs; what the command has `options` for would not be heard."""
     for text in given:
         require("=" in text, "--set", "settings as name=value, such as encoder.depth=1", text)
-    return tuple((name, value) for name, _, value in (text.partition("=") for text in given))
+    pairs = tuple((name, value) for name, _, value in (text.partition("=") for text in given))
+    for name, value in pairs:
+        require(name not in options, name, f"given by {options.get(name)}", value)
+    return pairs
 
 
 def with_settings(config: Config, given: Mapping[str, str]) -> Config:

@@ -1,5 +1,6 @@
 """`pmae demo`: the main job on photographs that ship with scikit-image, in a few minutes on two cores."""
 
+import operator
 import shutil
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.table import Table
 from pmae import api
 from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, OptimConfig, ProbeConfig, TrainConfig
 from pmae.data.named import load_photos
-from pmae.errors import UserError
+from pmae.errors import UserError, require
 from pmae.evaluate import protocols
 from pmae.files import folder_path
 from pmae.report.compare import verdict
@@ -22,16 +23,17 @@ from pmae.standing import primary, scores_of
 EPOCHS = 10
 
 
-def demo_config(epochs: int | None = None) -> Config:
+def demo_config(epochs: int = EPOCHS) -> Config:
     """A ViT of 4 blocks, 96 wide, on 4x4 patches: small enough for two cores, large enough to learn."""
+    require(epochs >= 1, "epochs", "at least 1", epochs)
     return Config(
         encoder=EncoderConfig(patch_size=4, width=96, depth=4, heads=6),
         # Crops of few photographs gain nothing from a second view, and its task would hide what R2 shows.
         objective=ObjectiveConfig(contrastive_weight=0.0),
         decoder=DecoderConfig("small", width=96, depth=1, heads=6),
-        optim=OptimConfig(base_lr=2e-3, warmup_epochs=min(2.0, (epochs or EPOCHS) / 2)),
-        train=TrainConfig(epochs=epochs or EPOCHS, batch_size=128, device="cpu"),
-        probe=ProbeConfig(every=max(1, (epochs or EPOCHS) // 3)),
+        optim=OptimConfig(base_lr=2e-3, warmup_epochs=min(2.0, epochs / 2)),
+        train=TrainConfig(epochs=epochs, batch_size=128, device="cpu"),
+        probe=ProbeConfig(every=max(1, epochs // 3)),
     )
 
 
@@ -45,12 +47,14 @@ def demo_protocols() -> protocols.Protocols:
 def demo(out: Path | str, epochs: int | None = None) -> Run:
     """Pretrain, score against what needs no training, and point at the figures and the report."""
     began, out = time.monotonic(), folder_path(out)
+    config = demo_config(EPOCHS if epochs is None else epochs)
     if (out / "config.json").is_file():
-        if Run(out).environment["data"]["name"] != "photos":
+        old, sizes = Run(out), operator.attrgetter("patch_size", "width", "depth", "heads")
+        if old.environment["data"]["name"] != "photos" or sizes(old.config.encoder) != sizes(config.encoder):
             raise UserError(f"out must be a new folder or an earlier demo, got the run {str(out)!r}")
         shutil.rmtree(out)
     splits = load_photos()
-    api.pretrain(demo_config(epochs), splits, out, figures=False)  # those of a scored run are drawn below
+    api.pretrain(config, splits, out, figures=False)  # those of a scored run are drawn below
     print("scoring the encoder beside random weights, raw pixels and PCA features", flush=True)
     run = api.evaluate(out, demo_protocols(), splits, device="cpu")
     write_report([run.path], out / "report.html")

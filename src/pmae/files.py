@@ -29,6 +29,7 @@ REASONS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP), "it cannot be written"),
     errno.EEXIST: "a file is in its place",
+    errno.EISDIR: "a folder is in its place",
     errno.ENOENT: "its folder is gone, or takes no files",
     errno.EFBIG: "a file may not grow this large",
     errno.ENAMETOOLONG: "its name is too long",
@@ -164,7 +165,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
                 if part.is_file():
                     part.chmod(mode)
                 flush(part)
-            if path.is_dir():
+            if path.is_dir() and temporary.is_dir():  # a file never takes the place of a folder: that is an error
                 shutil.rmtree(path)
             os.replace(temporary, path)
             flush(path.parent)

@@ -188,3 +188,22 @@ def test_a_damaged_or_foreign_folder_is_one_sentence(tested: Path, run: Run, tmp
         assert (code, len(said.splitlines())) == (2, 1), said
         assert message in said
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_page_never_takes_the_place_of_a_folder(tested: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(tested, tmp_path / "clf")
+    code, said = command("report", tmp_path / "clf", "-o", tmp_path / "clf")
+    assert (code, "-o must be a file such as report.html, not a folder" in said) == (2, True)
+    assert (tmp_path / "clf/classifier.safetensors").is_file()
+
+
+def test_images_to_label_are_counted_in_groups_where_intervals_are_over_these(tested: Path, tmp_path: Path) -> None:
+    shutil.copytree(tested, tmp_path / "clf")
+    results = json.loads((tmp_path / "clf/results.json").read_text())
+    for score in results["scores"]:
+        score |= {"groups": 6, "over_groups": True}
+        score["metrics"]["accuracy"] = {"value": 0.6, "low": 0.4, "high": 0.8}
+    (tmp_path / "clf/results.json").write_text(json.dumps(results))
+    (few,) = (one for one in advice(load(tmp_path / "clf", "clf")) if one.title == "Too few held-out images")
+    # Half as wide an interval takes four times as many of what it is over: from 40 points to 10, 16 times 6 groups.
+    assert "About 96 groups" in few.words

@@ -385,6 +385,10 @@ def test_evaluate_and_report_on_labelled_data(
     printed = capsys.readouterr().out
     assert "of the test split of files, k-NN on" in printed
     assert " linear " not in printed
+    assert main([*knn, str(tmp_path / "files"), "--epochs", "1", "99"]) == 2
+    printed = capsys.readouterr()
+    assert "must hold a checkpoint of epoch 99" in printed.err
+    assert "features" not in printed.out, "nothing is scored before"
     np.savez(tmp_path / "other.npz", images=np.zeros((9, 5, 5, 3), np.uint8), labels=np.arange(9) % 3)
     refused = {"other.npz": "3 channels of 8x8, got 3 channels of 5x5; give arrays", "files/0": "in a class folder"}
     shutil.copytree(tmp_path / "files/0", tmp_path / "one/0")
@@ -392,6 +396,17 @@ def test_evaluate_and_report_on_labelled_data(
     for name, message in refused.items():
         assert main([*knn, str(tmp_path / name)]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_draws_of_no_few_labels_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "runs/a", "--draws", "9"]) == 2
+    assert "--draws must be given with --shots or --label-fraction, got 9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--epochs 1", "--shots 5", "--label-fraction 0.1", "--seeds 0 1", "--preset paper"])
+def test_what_a_segmentation_probe_has_no_use_for_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "runs/a", "--masks", "masks", *words.split()]) == 2
+    assert f"{words.split()[0]} must be left out with masks" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -432,6 +447,26 @@ def test_what_is_said_without_labels_can_be_pasted(tmp_path: Path, capsys: pytes
     offered = re.findall("`(.*?)`", capsys.readouterr().err)
     assert offered == ["--labels folders", "--labels x.csv", "--data"]
     assert main([*knn, *offered[0].split()]) == 0
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_after_a_run_that_another_set_watched_the_command_that_is_named_works(
+    array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "watch.npz", images=np.load(array)[:40], labels=np.arange(40) % 2)
+    watched = ["--probe-data", tmp_path / "watch.npz", "--batch-size", 16]
+    assert pretrain("--data", array, "--out", tmp_path / "run", "--epochs", 1, *watched) == 0
+    (named,) = re.findall("pmae (evaluate .*)", capsys.readouterr().out)
+    assert main([*named.split(), "--protocols", "knn", "--device", "cpu", "--no-baselines"]) == 0
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_of_the_folder_one_is_in_is_called_like_it(
+    array: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder_of(tmp_path / "scans", [(16, 16)] * 20))
+    assert pretrain("--data", ".", "--epochs", 1) == 0
+    assert [path.name for path in Path("runs").iterdir()] == ["scans-pmae"]
 
 
 def test_python_m_pmae_answers() -> None:

@@ -64,6 +64,17 @@ def test_the_card_says_which_images_r2_is_of(make_run: Any, tmp_path: Path) -> N
     assert "R2 of the hidden variance on training images, as none were held out: 0.200" in card(run, tmp_path / "out")
 
 
+def test_no_setting_of_the_card_tells_where_files_lay(make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    settings = json.loads((run.path / "config.json").read_text())
+    places = {"data.source": "images", "data.root": "sets", "data.cache": "decoded", "probe.data": "labelled"}
+    for name, place in {**places, "encoder.weights": "start"}.items():
+        section, key = name.split(".")
+        settings[section][key] = f"/home/somebody/{place}"
+    (run.path / "config.json").write_text(json.dumps(settings))
+    assert "/home/somebody" not in card(run, tmp_path / "out")
+
+
 def test_names_and_notes_stay_text(make_run: Any, tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)> ![x](http://evil.example/x.png)\n\n# `head`"
     run = make_run()

@@ -19,6 +19,7 @@ from pmae.config import EncoderConfig
 from pmae.errors import UserError
 from pmae.export import FORMATS, export, formats
 from pmae.export.source import load_source
+from pmae.files import write_json
 from pmae.train.checkpoint import load_encoder
 
 COLOUR, DEEP, PAIR, MANY = (
@@ -225,6 +226,7 @@ def test_the_command_says_what_it_found_and_takes_an_epoch(
     [
         (["--format", "tim"], "unknown name 'tim'; choices: 'timm'"),
         (["--format", "timm", "--epoch", "9"], "must hold a checkpoint of epoch 9"),
+        (["--format", "timm", "--push", "no name", "--dry-run"], "push must be a repository, USER/NAME, got 'no name'"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -236,6 +238,21 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert words in printed
     assert printed.count("\n") == 1
     assert not (tmp_path / "deep").exists()
+
+
+def test_a_folder_below_a_file_is_refused(make_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("in the way")
+    out = str(tmp_path / "notes.txt/out")
+    assert main(["export", str(make_run().path), "--format", "timm", "-o", out]) == 2
+    assert "a file is in its place" in capsys.readouterr().err
+
+
+def test_a_run_of_a_version_without_notes_on_its_data_exports(make_run: Any, tmp_path: Path) -> None:
+    run = make_run()
+    del (known := run.environment)["data"]["notes"]
+    write_json(run.path / "environment.json", known)
+    export(run, "timm", tmp_path / "out")
+    assert "toy: 64 train images." in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_folder_with_something_in_it_is_refused_and_an_empty_one_taken(make_run: Any, tmp_path: Path) -> None:

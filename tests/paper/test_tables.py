@@ -116,6 +116,13 @@ def test_items_share_their_runs() -> None:
         (["main", "--set", "encoder.dept=1"], "did you mean 'encoder.depth'"),
         (["main", "--set", "encoder.depth=deep"], "encoder.depth must be a whole number, got 'deep'"),
         (["main", "--set", "encoder.depth={[]: 1}"], "encoder.depth must be a whole number, got '{[]: 1}'"),
+        (["ratio", "--set", "masking.masked_variance=0.3"], "must be given by --ratios, got '0.3'"),
+        (["main", "--set", "train.seed=3"], "train.seed must be given by --seeds, got '3'"),
+        (["main", "--set", "data.source=photos"], "data.source must be given by --datasets, got 'photos'"),
+        (
+            ["main", "--only-found", "--images-per-second", "9"],
+            "--images-per-second must be given with --list, got 9.0",
+        ),
         (["main", "--preset", "papr"], "did you mean 'paper'"),
         (["main", "--preset", "plain", "strnog"], "did you mean 'strong'"),
         (["main", "--preset", "plain", "plain"], "preset must be one or more, no two alike"),

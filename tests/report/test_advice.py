@@ -1,6 +1,7 @@
 """What next: each sentence follows from what was measured, and its command can be copied."""
 
 import json
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -101,3 +102,25 @@ def test_the_pooling_the_worst_classes_and_the_next_steps(make_run: MakeRun, sui
     assert unlabelled[-1].command.endswith("/d --data labelled/")
     stopped = advice(load(make_run("c", pictures=False, epochs=2).path))
     assert stopped[-1].command.endswith("--resume")
+
+
+def test_classes_that_a_file_does_not_agree_on_stop_no_page(make_run: MakeRun, suite: Callable[..., Any]) -> None:
+    scores = suite({"linear/cls/test": 0.7}, classes=["a", "b", "c"])
+    scores["results"][0] |= {
+        "confusion": [[1, 0, 0]] * 3,
+        "per_class": [{"class": name, "precision": 0.5, "recall": 0.5, "support": 3} for name in "xyz"],
+    }
+    run = make_run(evaluation={"pmae epoch 3": scores})
+    (worst,) = (one for one in advice(load(run.path)) if one.title == "Worst classes")
+    assert worst.words.startswith("x (50% found); y (50% found)")
+
+
+def test_a_run_that_was_stopped_in_its_first_stage_is_to_go_on(make_run: MakeRun) -> None:
+    run = make_run(pictures=False, epochs=2)
+    shutil.copytree(run.path, run.path.parent / "copy")
+    (run.path.parent / "copy").rename(run.path / "first")
+    (run.path / "metrics.jsonl").unlink()
+    shutil.rmtree(run.path / "checkpoints")
+    contents = load(run.path)
+    assert "training stopped in its first stage, at epoch 2 of 3" in contents.problems
+    assert [one.command for one in advice(contents)] == [f"pmae pretrain --out {run.path} --resume"]

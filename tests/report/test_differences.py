@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest, bootstrap
 
 from pmae.intervals import Interval
-from pmae.report.difference import difference
+from pmae.report.difference import difference, pooled
 from pmae.results import Score
 
 
@@ -95,3 +95,14 @@ def test_no_more_is_clear_than_by_a_sign_test_where_few_images_or_patients_diffe
     for units in (slice(None), slice(differing * views)):  # among others, and alone
         pair = (replace(scored(right[:, units]), groups=groups[units]) for right in (mine, theirs))
         assert difference(*pair).clear == (binomtest(differing, differing).pvalue < 0.05)
+
+
+def test_groups_that_one_side_alone_noted_count_for_both() -> None:
+    """A run that was scored before images had groups, beside one that was scored after: the images are the same."""
+    rng = np.random.default_rng(4)
+    theirs, mine = (scored(np.repeat(rng.random((1, 100)) < share, 5, 1)) for share in (0.6, 0.7))
+    known = replace(mine, groups=np.repeat(np.arange(100), 5))
+    assert difference(theirs, known).low == pytest.approx(-difference(known, theirs).high, abs=0.3)
+    together = pooled([mine, known])
+    assert together is not None
+    assert together.groups is not None

@@ -1,14 +1,18 @@
 """Tables against hand-made values, in all three formats."""
 
 import csv
+import dataclasses
 import io
+import shutil
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pmae.intervals import Interval
 from pmae.report.contents import load
-from pmae.report.tables import Table, runs_table, shown, to_csv, to_markdown
+from pmae.report.tables import Table, accuracy_table, cost_table, runs_table, shown, to_csv, to_markdown
 from pmae.runs import Run
 
 TABLE = Table(
@@ -65,3 +69,25 @@ def test_the_operations_of_a_run_are_told(make_run: Callable[..., Run]) -> None:
     run.add_results(pretrain={**run.results.get("pretrain", {}), "operations": 2.468e15})
     table = runs_table([load(run.path)])
     assert dict(zip(table.header, table.rows[0], strict=True))["operations"] == "2.5e15"
+
+
+def test_what_a_run_cost_is_told_with_its_first_stage(make_run: Callable[..., Run]) -> None:
+    """Large patches first take as long again: a table of the second stage alone would halve the bill."""
+    run = make_run()
+    alone = cost_table([load(run.path)]).rows[0]
+    shutil.copytree(run.path, run.path.parent / "copy")
+    (run.path.parent / "copy").rename(run.path / "first")
+    both = cost_table([load(run.path)]).rows[0]
+    for column in (1, 2, 4):  # steps, images seen, seconds
+        assert both[column] == 2 * alone[column]  # type: ignore[operator]
+    assert both[3] == alone[3], "the speed is that of the second stage"
+
+
+def test_what_intervals_are_over_is_told_where_images_are_of_groups(
+    make_run: Callable[..., Run], suite: Callable[..., dict[str, Any]]
+) -> None:
+    contents = load(make_run(evaluation={"pmae epoch 3": suite({"linear/cls/test": 0.7})}).path)
+    assert "intervals over the 100 images of test;" in accuracy_table([contents], "test").note
+    patients = [dataclasses.replace(score, groups=np.arange(100) // 5) for score in contents.scores]
+    note = accuracy_table([dataclasses.replace(contents, scores=patients)], "test").note
+    assert "intervals over the 20 groups of the 100 images of test;" in note

@@ -109,6 +109,16 @@ def test_a_run_that_diverged_does_not_hide_the_others(write_run: Callable[..., R
     assert (told["epoch"], told["loss"]) == (2, None)
 
 
+def test_a_line_without_its_numbers_does_not_hide_the_others(write_run: Callable[..., Run], tmp_path: Path) -> None:
+    broken, whole = (write_run(tmp_path, name, epochs=1) for name in "ab")
+    line = {"epoch": 2.0, "step": 20, "loss": 1.0, "r2": 0.1, "images_per_second": None}
+    with (broken.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    found = {run["name"]: run["speed"] for run in Watched(tmp_path).state()["runs"]}
+    assert found == {"a": None, "b": 100.0}
+    assert whole.metrics()
+
+
 def test_only_this_machine_is_answered_and_only_with_runs(server: ThreadingHTTPServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     assert ask(server, "/runs.json")[0] == 200

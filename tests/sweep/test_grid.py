@@ -105,6 +105,11 @@ def test_ratio_means_patches_where_patches_are_hidden() -> None:
         (["encoder.patch_sise", "4"], "did you mean 'encoder.patch_size'"),
         (["encoder.patch_size", "four"], "encoder.patch_size must be a whole number, got 'four'"),
         (["ratio", "0.5", "1.5"], "masking.masked_variance must be a share between 0 and 1"),
+        (["ratio", "0.5", "--set", "train.seed=3"], "train.seed must be given by --seeds, got '3'"),
+        (
+            ["ratio", "0.5", "--set", "masking.masked_variance=0.3"],
+            "masking.masked_variance must be left out of --set, for the grid has its values, got '0.3'",
+        ),
         (["ratio", "0.5", "--data", "dermamist"], "did you mean 'dermamnist'"),
     ],
 )

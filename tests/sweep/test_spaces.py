@@ -99,6 +99,12 @@ def test_other_commands_find_the_runs_of_a_table(
     assert "pretrains" not in capsys.readouterr().out.partition("spaces-table.md")[2]
 
 
+def test_the_length_that_a_table_tells_is_that_of_its_runs(tmp_path: Path, files: Path) -> None:
+    longer = [*SMALL[:-4], "train.epochs=2", *SMALL[-4:]]
+    assert spaces("table", "--data", files, "--spaces", "cosine", "--ratios", 0.2, *longer, "--out", tmp_path) == 0
+    assert "Epochs: 2, seeds: 1" in (tmp_path / "spaces-table.md").read_text()
+
+
 def test_a_killed_table_goes_on_where_it_was(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +222,9 @@ MISTAKES = {
     "a setting of another space": (["--spaces", "cosine:landmarks=8"], "space.landmarks must be left unset"),
     "the same twice": (["--spaces", "pca", "pca"], "no two alike"),
     "a ratio": (["--spaces", "pca", "--ratios", "20"], "ratios must be different shares in (0, 1)"),
+    "a ratio as a setting": (["--set", "masking.masked_variance=0.3"], "must be given by --ratios, got '0.3'"),
+    "a seed as a setting": (["--set", "train.seed=3"], "train.seed must be given by --seeds, got '3'"),
+    "a space as a setting": (["--set", "space.name=ica"], "space.name must be given by --spaces, got 'ica'"),
     "a part": (["tables"], "did you mean 'table'"),
     "too many levels": (["--spaces", "wavelet:levels=9"], "space.levels must be at most 5"),
     "a picture": (["figures", "--spaces", "pca", "--picture", "99999"], "picture must be the number of"),

@@ -116,11 +116,13 @@ class Evaluate(OtherData):
         if self.shots or self.label_fraction:
             few = FewLabelsProtocol(tuple(self.shots), tuple(self.label_fraction), self.draws)
             protocols = replace(protocols, few=few)
+        rule = "given with --shots or --label-fraction"
+        require(protocols.few is not None or self.draws == Evaluate.draws, "--draws", rule, self.draws)
         anything = bool(self.protocols or protocols.few or self.masks)
         require(anything, "protocols", "one or more of linear, mlp, knn and finetune", self.protocols)
-        for name in ("layers", "epochs", "seeds", "shots", "label_fraction") if self.masks else ():
-            given = getattr(self, name)
-            require(given == getattr(type(self), name), name, "left out with masks, which probe patches", given)
+        for name in ("layers", "epochs", "shots", "label_fraction", "seeds", "preset") if self.masks else ():
+            usual, given = getattr(Evaluate, name), getattr(self, name)
+            require(given == usual, name, "left out with masks, which probe the patches of the last checkpoint", given)
         return protocols
 
     @property
@@ -270,8 +272,8 @@ class Export:
         from pmae.export import export, files_in, push, require_hub
 
         require(self.push is not None or not (self.dry_run or self.public), "push", "given with these options", None)
-        if self.push is not None and not self.dry_run:
-            require_hub(self.push)
+        if self.push is not None:
+            require_hub(self.push, token=not self.dry_run)
         difference = export(self.path, self.format, self.out, self.epoch, self.data_licence, self.push)
         print(f"exported: {self.out}   (largest difference from the original {difference:.1e})")
         if self.push is not None and self.dry_run:

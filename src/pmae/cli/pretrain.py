@@ -189,7 +189,9 @@ def _default_folder(config: Config) -> str:
     """runs/DATA-METHOD: the space itself may still follow from the data, as patch_pca does from pca."""
     space = config.space.name.partition("(")[0]
     method = {"pca": "pmae", "pixels": "mae"}.get(space, space)
-    return f"runs/{os.path.basename(config.data.source.rstrip('/'))}-{method}"
+    source = config.data.source.rstrip("/")
+    named = os.path.abspath(source) if os.path.basename(source) in (".", "..") else source
+    return f"runs/{os.path.basename(named)}-{method}"
 
 
 def _judgement(path: Path) -> str:
@@ -200,8 +202,9 @@ def _judgement(path: Path) -> str:
 
     told = load(path, whole=False)
     said = next(training_advice(told), None)
-    labelled = any("linear" in line for line in told.signals)
-    commands = [command_line("evaluate" if labelled else "report", path)]
+    probed, others = any("linear" in line for line in told.signals), told.config.probe.data
+    elsewhere = ["--data", others] if probed and others and not told.has_labels else []
+    commands = [command_line("evaluate" if probed else "report", path, *elsewhere)]
     if said is None:
         return f"nothing was to be predicted, so there is no R2\nnext: {commands[0]}"
     if said.command:

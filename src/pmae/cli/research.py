@@ -14,6 +14,9 @@ Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD...", help_behavio
 Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X...", help_behavior_hint="")]
 Whole = Annotated[tuple[int, ...], tyro.conf.arg(metavar="N...", help_behavior_hint="")]
 PARTS = ("figures", "table")
+SEEDS = {"train.seed": "--seeds"}
+SHARES = dict.fromkeys(("masking.masked_variance", "masking.masked_patches", "masking.ratio_schedule"), "--ratios")
+"""Settings that commands have options for, of which `--set` would be overruled or would overrule them unseen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +101,15 @@ class Sweep(ManyRuns):
         given = {"data__source": self.data, "train__epochs": self.epochs}
         given = {key: value for key, value in given.items() if value is not None}
         base = replace(recipe(self.recipe), train__device=self.device, data__root=self.root, **given)
-        base = with_settings(base, dict(settings_given(self.settings)))
+        settings = dict(settings_given(self.settings, SEEDS))
+        base = with_settings(base, settings)
         words, out = list(self.grid), folder_path(self.out)
         if self.ratios:
             words = [word for word in words if word != RATIO] + [RATIO, *self.ratios]
-        page = sweep(base, parse_grid(words, base), self.seeds, out, self.search, self.workers(), self.runs)
+        grid = parse_grid(words, base)
+        for name in grid.keys() & settings.keys():
+            require(False, name, "left out of --set, for the grid has its values", settings[name])
+        page = sweep(base, grid, self.seeds, out, self.search, self.workers(), self.runs)
         files = write_page("sweep", "Sweep", page, out)
         print("\n".join([to_markdown(page.tables[0]), *page.notes, *map(str, files)]))
 
@@ -159,7 +166,7 @@ class Spaces(ManyRuns):
         from pmae.sweep.space_figures import figures_page
         from pmae.sweep.spaces import TITLE, SpaceGrid, table_page
 
-        given = dict(settings_given(self.settings))
+        given = dict(settings_given(self.settings, SEEDS | SHARES | {"space.name": "--spaces"}))
         of_data = {name: value for name, value in given.items() if name.startswith("data.")}
         data = settled(with_settings(Config(data=DataConfig(source=self.data, root=self.root)), of_data).data)
         others = tuple((name, value) for name, value in given.items() if name not in of_data)
@@ -225,7 +232,10 @@ class Paper(ManyRuns):
         from pmae.report.tables import to_markdown
         from pmae.sweep.scoring import Scoring
 
-        ratios, settings = self.ratios or RATIOS, settings_given(self.settings)
+        by_option = SEEDS | SHARES | {"data.source": "--datasets"}
+        ratios, settings = self.ratios or RATIOS, settings_given(self.settings, by_option)
+        speed = self.images_per_second
+        require(self.listed or speed is None, "--images-per-second", "given with --list", speed)
         trained = (self.recipe, self.datasets, self.epochs, self.seeds, ratios, settings)
         pretraining = RunChoices(*trained, self.root, self.device, self.methods)
         presets = self.preset or ("released" if self.recipe == "released" else "paper",)
@@ -238,7 +248,7 @@ class Paper(ManyRuns):
         if self.listed:
             from pmae.paper.tables import cost_lines
 
-            print("\n".join(cost_lines(pretraining, scoring, self.images_per_second, wanted)))
+            print("\n".join(cost_lines(pretraining, scoring, speed, wanted)))
             return
         with self.workers() or nullcontext() as workers:
             for item in wanted:  # all of them before the first one, which may take days

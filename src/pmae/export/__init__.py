@@ -10,7 +10,7 @@ from pmae.errors import UserError, require, require_known
 from pmae.export.card import write_card
 from pmae.export.formats import FORMATS
 from pmae.export.source import Source, load_source
-from pmae.files import require_empty, write_json, write_whole
+from pmae.files import disk_errors, require_empty, write_json, write_whole
 from pmae.remote import reaching
 from pmae.runs import Run
 
@@ -45,7 +45,8 @@ def export(
         name = repo or (out.name if re.fullmatch(r"[\w .=+-]+", out.name) else "FOLDER")
         write_card(source, folder, kind, name, difference, data_licence, on_hub=repo is not None)
 
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, write)
     return difference
 
@@ -78,10 +79,10 @@ def _compare(source: Source, kind: str, folder: Path) -> float:
     return largest
 
 
-def require_hub(repo: str) -> None:
-    """Refuse a name that is none, and a machine without a token, before anything is written."""
+def require_hub(repo: str, token: bool = True) -> None:
+    """Refuse a name that is none, and a machine without a token if one is needed, before anything is written."""
     require(re.fullmatch(r"[\w.-]+/[\w.-]+", repo) is not None, "push", "a repository, USER/NAME", repo)
-    if get_token() is None:
+    if token and get_token() is None:
         rule = "needs a token of the Hugging Face hub: `hf auth login`, or the variable HF_TOKEN"
         raise UserError(f"push to {repo!r} {rule}")
 

@@ -15,7 +15,7 @@ from pmae.report.tables import Cell, Table, in_line, to_markdown
 from pmae.results import PROTOCOLS
 from pmae.standing import scores_of
 
-LOCAL = ("data.source", "data.root", "probe.data", "encoder.weights", "train.device")
+LOCAL = ("data.source", "data.root", "data.cache", "probe.data", "encoder.weights", "train.device")
 """Settings that say where things lie on the machine that trained, which is nobody else's business."""
 LICENCES = {"bloodmnist": "cc-by-4.0", "dermamnist": "cc-by-nc-4.0", "pathmnist": "cc-by-4.0"}
 """Of the named sets whose publisher states one."""
@@ -50,7 +50,7 @@ def _of_run(source: RunSource) -> dict[str, Any]:
         "data": data,
         "known_licence": LICENCES.get(source.config.data.source),
         "counts": ", ".join(f"{count:,} {split}" for split, count in data["counts"].items()),
-        "notes": [*data["notes"], *(["training did not start from random weights"] if start else [])],
+        "notes": [*data.get("notes", []), *(["training did not start from random weights"] if start else [])],
         "pooled": [POOLED[name] for name in source.features(source.images()[:1])],
         "evaluation": _evaluation(source),
         "settings": {name: " ".join(str(value).split()) for name, value in given.items()},

@@ -98,19 +98,19 @@ def _classes(run: Contents) -> Iterator[Advice]:
 
 def _mostly(score: Score, name: str) -> str:
     """What a class is most often taken for."""
-    place = score.classes.index(name)
-    row = [(count, other) for other, count in enumerate((score.confusion or ())[place]) if other != place]
-    count, other = max(row)
+    place = score.classes.index(name) if name in score.classes else None  # of a file that was edited
+    known = () if place is None else (score.confusion or ())[place]
+    count, other = max(((count, other) for other, count in enumerate(known) if other != place), default=(0, 0))
     return f", mostly taken for {score.classes[other]}" if count else ""
 
 
 def _steps(run: Contents) -> Iterator[Advice]:
-    if not run.finished and run.training:
+    if not run.finished and (run.training or run.first):
         again = command_line("pretrain", "--out", run.path, "--resume")
         yield Advice("Not finished", "It can go on where it stopped.", again)
     elif not run.scores:
         words = "With labels for some of the images, this says whether pretraining helped."
-        labels = () if run.data.get("classes") else ("--data", "labelled/")
+        labels = () if run.has_labels else ("--data", "labelled/")
         yield Advice("Not evaluated yet", words, command_line("evaluate", run.path, *labels))
     elif _has_weights(run):
         words = "A classifier that is kept, or the encoder for another library."
@@ -126,7 +126,7 @@ def _steps(run: Contents) -> Iterator[Advice]:
 
 def _labelled(run: Contents) -> list[str]:
     """The options that name labelled images: those of the last evaluation, or the run's own if they have labels."""
-    known = run.labelled or {"source": run.config.data.source if run.data.get("classes") else "labelled/"}
+    known = run.labelled or {"source": run.config.data.source if run.has_labels else "labelled/"}
     table = ["--labels", known["labels"]] if known.get("labels") else []
     columns = [f"{what}={name}" for what, name in known.get("columns", {}).items()]
     return ["--data", known["source"], *table, *(["--columns", *columns] if columns else [])]

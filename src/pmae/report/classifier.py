@@ -1,5 +1,6 @@
 """The page of classifiers: how good each is, how far its probabilities can be trusted, and what to do next."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from pmae.report.charts import confusion
 from pmae.report.classifier_contents import SPLITS, Bin, Calibration, ClassifierContents, load
 from pmae.report.compare import Verdict
 from pmae.report.contents import distinct_names, file_names
-from pmae.report.page import make_folder, render, write_beside
+from pmae.report.page import make_folder, page_path, render, write_beside
 from pmae.report.style import Drawing, panels, styled
 from pmae.report.tables import Cell, Table
 from pmae.results import Score
@@ -43,7 +44,7 @@ class Chapter(NamedTuple):
 
 def write_classifier_report(paths: Sequence[Path | str], out: Path | str) -> None:
     """Write the page of these classifiers to `out`, and its tables and figures to the folder `<stem>_files`."""
-    out = Path(out).expanduser()
+    out = page_path(out)
     for path in paths:
         require(Path(path).expanduser().is_dir(), "runs", "folders that exist", str(path))
         if not is_classifier(path):
@@ -131,8 +132,11 @@ def advice(one: ClassifierContents) -> Iterator[Advice]:
         yield Advice("No test images", words)
     if accuracy.low is not None and accuracy.high is not None and accuracy.high - accuracy.low > 2 * PRECISE:
         p = min(max((accuracy.value or 50) / 100, 0.05), 0.95)
-        needed = int(np.ceil(p * (1 - p) * (196 / PRECISE) ** 2))
-        words = f"About {needed:,} held-out images would make the interval {2 * PRECISE:.0f} points wide: label more."
+        needed, units = p * (1 - p) * (196 / PRECISE) ** 2, "held-out images"
+        if part.groups and part.over_groups:  # images of one say much the same: the more groups, the narrower it is
+            needed, units = part.groups * ((accuracy.high - accuracy.low) / (2 * PRECISE)) ** 2, "groups"
+        count = f"{math.ceil(needed):,} {units}"
+        words = f"About {count} would make the interval {2 * PRECISE:.0f} points wide: label more."
         yield Advice("Too few held-out images", words)
     yield from _weak_classes(one)
     counts = list(one.data.get("per_class", {}).values())

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from pmae.config import Config
 from pmae.errors import UserError
 from pmae.results import Evaluation, Score, Segmentation
-from pmae.runs import Run
+from pmae.runs import FIRST, Run, is_run
 from pmae.standing import scores_of, standing
 
 T = TypeVar("T")
@@ -43,12 +43,24 @@ class Contents:
     """Images that were held out by rule as val, without labels, where the data had no such part."""
     operations: float | None = None
     """Floating-point, of pretraining up to its last look; None where they are not counted."""
+    first: "Contents | None" = None
+    """The run with larger patches that came before, if there was one."""
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def stages(self) -> "list[Contents]":
+        """The runs that its training consists of."""
+        return [self] if self.first is None else [self.first, self]
 
     @property
     def data(self) -> dict[str, Any]:
         """Name, shape, counts, classes and notes of the data it was trained on."""
         return dict(self.environment.get("data", {}))
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether its own training images have labels, as far as the run tells."""
+        return bool(self.data.get("classes")) or "train" not in self.data.get("unlabelled", ["train"])
 
     @property
     def given(self) -> bool:
@@ -131,6 +143,7 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
         labelled=results.get("labelled", {}),
         held_out=results.get("held_out", []),
         operations=results.get("pretrain", {}).get("operations"),
+        first=attempt(FIRST, lambda: load(run.path / FIRST, whole=False) if is_run(run.path / FIRST) else None, None),
         problems=problems,
     )
     if not read.given:
@@ -140,7 +153,9 @@ def load(path: Path | str, name: str | None = None, whole: bool = True) -> Conte
 
 def _lacking(run: Contents, checkpoints: Sequence[Path]) -> Iterator[str]:
     """What a run that was trained here does not have, or not yet."""
-    if not run.training:
+    if run.first and not run.training:
+        yield f"training stopped in its first stage, at epoch {run.first.epoch:.4g} of {run.first.config.train.epochs}"
+    elif not run.training:
         yield "no training step was logged: the run has not begun, or was stopped at once"
     elif not run.finished:
         yield f"training stopped at epoch {run.epoch:.4g} of {run.config.train.epochs}"
@@ -194,6 +209,6 @@ def _metrics(run: Run) -> list[dict[str, Any]]:
     lines = run.metrics()
     for line in lines:
         needed = {"epoch", "step"} | ({"images_per_second"} if "loss" in line else set())
-        if missing := needed - set(line):
+        if missing := needed - {key for key, value in line.items() if value is not None}:
             raise UserError(f"a line has no {', '.join(sorted(missing))}")
     return lines

@@ -58,7 +58,9 @@ def difference(score: Score, rival: Score) -> Difference:
     mine, theirs = _right(score), _right(rival)
     alike = score.same_images(rival)
     if alike and mine is not None and theirs is not None and np.array_equal(score.answers[0], rival.answers[0]):
-        groups = score.groups if score.groups is not None and score.groups.shape == (score.images,) else None
+        # The images are the same, so what one evaluation knows of their groups is true of the other.
+        known = (each.groups for each in (score, rival) if each.groups is not None)
+        groups = next((each for each in known if each.shape == (score.images,)), None)
         return Difference(points, *_paired_bootstrap(mine - theirs, groups), paired=True)
     reach = float(np.hypot(_half(score), _half(rival)))
     return Difference(points, points - reach, points + reach, paired=False)
@@ -123,7 +125,9 @@ def pooled(scores: Sequence[Score]) -> Score | None:
     answers = [score.answers for score in known if score.answers is not None]
     whole = len(answers) == len(known) and all(np.array_equal(each[0], answers[0][0]) for each in answers)
     stacked = np.concatenate([answers[0][:1], *(each[1:] for each in answers)]) if whole else None
-    return dataclasses.replace(known[0], metrics={"accuracy": Interval(value, low, high)}, answers=stacked)
+    groups = next((score.groups for score in known if whole and score.groups is not None), None)
+    metrics = {"accuracy": Interval(value, low, high)}
+    return dataclasses.replace(known[0], metrics=metrics, answers=stacked, groups=groups)
 
 
 def _interval(score: Score) -> tuple[float, float, float]:

@@ -66,8 +66,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> tuple[list[str]
     A folder that could not be read is left out; if none could, nothing is written. Returns what a terminal should say
     too: why folders were left out, and the first run against each of the others.
     """
-    out = Path(out).expanduser()
-    require(not out.is_dir(), "out", "a file such as report.html, not a folder", str(out))
+    out = page_path(out)
     read, refused = load_all(runs)
     if not read:
         raise UserError(refused[0] if refused else "runs must name at least one run folder, got none")
@@ -102,6 +101,13 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> tuple[list[str]
     write_beside(out, across, list(made.values()), own)
     write_text(out, page)
     return refused, compared
+
+
+def page_path(out: Path | str) -> Path:
+    """Where a page is to be written, which no folder may be."""
+    out = Path(out).expanduser()
+    require(not out.is_dir(), "out", "a file such as report.html, not a folder", str(out))
+    return out
 
 
 def _tables(runs: Sequence[Contents], splits: Sequence[str]) -> Iterator[Table]:

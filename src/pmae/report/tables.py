@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import math
+import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,13 +197,19 @@ def metrics_table(runs: Sequence[Contents], split: str) -> Table:
 
 
 def _accuracy_note(scores: Sequence[Score], split: str) -> str:
-    images = " or ".join(f"{count:,}" for count in sorted({score.images for score in scores}))
+    images = f"{_counts([score.images for score in scores])} images of {split}"
+    if groups := [len(set(score.groups.tolist())) for score in scores if score.groups is not None]:
+        images = f"{_counts(groups)} groups of the {images}"
     presets = ", ".join(sorted({score.preset for score in scores}))
-    note = f"Percent, with 95% bootstrap intervals over the {images} images of {split}; preset {presets}."
+    note = f"Percent, with 95% bootstrap intervals over the {images}; preset {presets}."
     levels = sorted({score.chance for score in scores if score.chance is not None})
     if levels:
         note += f" Always answering the commonest class: {' or '.join(f'{level:.1f}' for level in levels)}."
     return note
+
+
+def _counts(numbers: Sequence[int]) -> str:
+    return " or ".join(f"{number:,}" for number in sorted(set(numbers)))
 
 
 def class_table(run: Contents) -> Table | None:
@@ -239,13 +246,16 @@ def segmentation_table(runs: Sequence[Contents]) -> Table | None:
 def cost_table(runs: Sequence[Contents]) -> Table:
     rows: list[list[Cell]] = []
     for run in runs:
-        steps = int(run.training[-1]["step"]) if run.training else 0
+        steps = [int(stage.training[-1]["step"]) if stage.training else 0 for stage in run.stages]
         speed = round(statistics.median(s["images_per_second"] for s in run.training)) if run.training else None
         evaluated = sum(sum(evaluation.seconds.values()) for evaluation in run.evaluations) or None
-        seen, device = steps * (run.config.train.batch_size or 0), str(run.environment.get("device", ""))
-        rows.append([run.name, steps, seen, speed, training_seconds(run), evaluated, device])
+        batches = [stage.config.train.batch_size or 0 for stage in run.stages]
+        told: list[Cell] = [sum(steps), sum(map(operator.mul, steps, batches)), speed]
+        seconds, device = sum(map(training_seconds, run.stages)), str(run.environment.get("device", ""))
+        rows.append([run.name, *told, seconds, evaluated, device])
     header = ("run", "steps", "images seen", "images/s", "pretraining, s", "evaluation, s", "device")
     note = "Images/s is the median over the log lines; time is that of the steps, without start-up and measurements."
+    note += " Large patches first are counted in, but for their speed." * any(run.first for run in runs)
     return Table("cost", "Speed and cost", header, rows, note)
 
 

@@ -138,11 +138,11 @@ def _run_table(grid: SpaceGrid, runs: Mapping[SpaceRatio, Sequence[Run]], preset
     devices = sorted({str(run.environment["device"]) for group in runs.values() for run in group})
     missing = sum(len(grid.seeds) - len(group) for group in runs.values())
     note = (
-        f"Epochs: {grid.epochs}, seeds: {len(grid.seeds)}, data: {splits(grid.data).name}, on "
-        f"{' and '.join(devices) or 'no machine yet'}. R2 is of held-out images and compares within a space and ratio "
-        f"alone; accuracies are of mean-pooled tokens, preset {preset}. The ratio is a share of the variance, "
-        "for MAE of the patches; hidden is what masks came to, which differs where one component holds much. The "
-        "pre-image error is what a way back that is no inverse misses of new images."
+        f"Epochs: {grid.config(grid.spaces[0]).train.epochs}, seeds: {len(grid.seeds)}, data: "
+        f"{splits(grid.data).name}, on {' and '.join(devices) or 'no machine yet'}. R2 is of held-out images and "
+        f"compares within a space and ratio alone; accuracies are of mean-pooled tokens, preset {preset}. The ratio is "
+        "a share of the variance, for MAE of the patches; hidden is what masks came to, which differs where one "
+        "component holds much. The pre-image error is what a way back that is no inverse misses of new images."
     )
     note += f" {missing} of {len(runs) * len(grid.seeds)} runs are not there yet." if missing else ""
     return Table("spaces", TITLE, header, rows, note)

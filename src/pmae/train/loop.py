@@ -24,7 +24,6 @@ from pmae.system import lacks_float64
 from pmae.train import checkpoint, distributed, setup
 from pmae.train.callbacks import Callbacks
 from pmae.train.distributed import ONE_PROCESS, World
-from pmae.train.draws import Draws
 from pmae.train.engines import Compiled, FastEngine, Graph
 from pmae.train.environment import BY_CALLBACK, StopSignal, kept_precision, pick_engine, same_bits, stop_signals
 from pmae.train.journal import Journal, say
@@ -32,7 +31,7 @@ from pmae.train.monitor import OnlineProbe, hidden_r2, not_finite, picture_of, s
 from pmae.train.opening import Opened, opened
 from pmae.train.schedule import rate_of_step
 from pmae.train.stages import operations, train_first
-from pmae.train.step import Inputs, Plain, build_optimizer
+from pmae.train.step import Draws, Inputs, Plain, build_optimizer
 from pmae.train.trackers import open_tracker
 
 
