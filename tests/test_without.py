@@ -37,7 +37,7 @@ import importlib, pkgutil
 import numpy as np
 import pmae
 from pmae.config import *
-kernels = ("attention_kernels", "crop_kernels", "kernels", "mask_kernels", "adamw")
+kernels = ("attention_kernels", "crop_kernels", "flash_kernels", "kernels", "mask_kernels", "adamw")
 needed = {f"pmae.fast.{name}" for name in kernels}  # by Triton alone
 for module in pkgutil.walk_packages(pmae.__path__, "pmae."):
     if module.name not in needed and not module.name.endswith("__main__"):

@@ -32,7 +32,7 @@ MORE: dict[str, list[str]] = {
     "sweep": ["--epochs", "1", *SET],
     "paper": ["--ratios", "0.2", "--head-epochs", "1", "--protocols", "linear", "knn", *SET],
     "spaces": ["--head-epochs", "1", *SET],
-    "evaluate": ["--device", "cpu", "--draws", "2"],
+    "evaluate": ["--device", "cpu"],
     "embed": ["--device", "cpu"],
     "finetune": ["--epochs", "1", "--device", "cpu"],
     "predict": ["--device", "cpu"],
@@ -51,7 +51,9 @@ def smaller(command: list[str]) -> list[str]:
     # Four processes go on where two stopped; one does the same, also another number, for a quarter of the time.
     command = re.sub(r"(nproc-per-node\0)4|(at-once\0)\d", r"\1\g<2>1", text).split("\0")
     name = next(word for word in command if word in COMMANDS)
-    more = MORE.get(name, [])[2 if "--minutes" in command else 0 :]  # in place of epochs
+    no_epochs = "--minutes" in command or (name == "finetune" and "linear" in command)
+    more = MORE.get(name, [])[2 if no_epochs else 0 :]
+    more = [*more, *(["--draws", "2"] if "--shots" in command or "--label-fraction" in command else [])]
     if "--encoder" in command:  # whose sizes are its own
         more = [word for flag in zip(more[::2], more[1::2], strict=True) if "encoder." not in flag[0] for word in flag]
     more = [*more, *(["--optim.warmup-epochs", "1"] if "released" in command else [])]
