@@ -1,22 +1,28 @@
-"""Time attention over short sequences: our kernels, torch's fused attention and plain GEMMs, all compiled.
+"""Time attention: our kernels, torch's fused attention and plain GEMMs, all compiled.
 
 Each is one layer's forward and backward in bfloat16, replayed from a CUDA graph and timed by CUDA events, so that
-neither launches nor Python count. Run `python benchmarks/attention.py`.
+neither launches nor Python count. Beyond 128 tokens, ours and torch's own are timed as a fused stack of blocks calls
+them, with the copies that torch's need. Run `python -m benchmarks.attention`.
 """
 
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pmae.fast import attention_kernels as kernels
-from pmae.fast.attention import available
+from pmae.fast import flash_kernels
+from pmae.fast.attention import LIMIT, Attended, available, takes_flash
 
 SHAPES = [(17, 12, 16), (17, 16, 32), (5, 12, 16), (26, 6, 16), (33, 6, 16), (65, 12, 16), (65, 16, 32)]
+SHAPES += [(145, 12, 16), (197, 6, 64), (197, 16, 32), (197, 12, 16), (257, 12, 16), (577, 6, 64)]
 Attend = Callable[[Tensor, int], Tensor]
+Both = tuple[Tensor, Tensor]
+"""The output, and the gradient in qkv."""
 
 
 def split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
@@ -42,10 +48,28 @@ def plain(qkv: Tensor, heads: int) -> Tensor:
     return (weights @ v).transpose(1, 2).flatten(2)
 
 
-def passes(attend: Attend, qkv: Tensor, grad: Tensor, heads: int) -> Callable[[], tuple[Tensor, Tensor]]:
+def flash(qkv: Tensor, grad: Tensor, heads: int) -> Both:
+    """Our kernels for longer sequences, as a stack of blocks calls them: with the sums that a bias wants."""
+    scale, (out, to) = (qkv.shape[2] // (3 * heads)) ** -0.5, (torch.empty_like(each) for each in (grad, qkv))
+    sums = qkv.new_empty(len(qkv), qkv.shape[2], dtype=torch.float32)
+    log_sum = flash_kernels.forward_into(out, qkv, heads, scale)
+    flash_kernels.backward_into(to, sums, qkv, out, log_sum, grad, scale)
+    return out, to
+
+
+def with_copies(qkv: Tensor, grad: Tensor, heads: int) -> Both:
+    """torch's fastest kernel, as a stack of blocks calls it."""
+    out, to = torch.empty_like(grad), torch.empty_like(qkv)
+    sums = qkv.new_empty(len(qkv), qkv.shape[2], dtype=torch.float32)
+    found = Attended.into(out.flatten(0, 1), qkv, heads, (qkv.shape[2] // (3 * heads)) ** -0.5)
+    found.backward_into(to, sums, grad.flatten(0, 1))
+    return out, to
+
+
+def passes(attend: Attend, qkv: Tensor, grad: Tensor, heads: int) -> Callable[[], Both]:
     """One forward and backward as a function without arguments."""
 
-    def both() -> tuple[Tensor, Tensor]:
+    def both() -> Both:
         out = attend(qkv, heads)
         return out.detach(), torch.autograd.grad(out, qkv, grad)[0]
 
@@ -86,14 +110,13 @@ def error(got: Tensor, expected: Tensor) -> float:
     return ((got.double() - expected).abs().max() / expected.abs().max()).item()
 
 
-def measure(name: str, attend: Attend, inputs: tuple[Tensor, Tensor], heads: int) -> None:
+def measure(name: str, step: Callable[[], Both], inputs: tuple[Tensor, Tensor], heads: int) -> None:
     """Print one row: time, and errors of output and gradient against float64."""
-    qkv, grad = inputs
+    qkv, grad = (each[:8] for each in inputs)  # all of a batch would not fit in float64
     exact = qkv.detach().double().requires_grad_()
     expected = plain(exact, heads)
     (expected_grad,) = torch.autograd.grad(expected, exact, grad.double())
-    step = passes(attend, qkv, grad, heads)
-    out, qkv_grad = step()
+    out, qkv_grad = (each[:8] for each in step())
     errors = f"{error(out, expected):9.1e} {error(qkv_grad, expected_grad):9.1e}"
     print(f"{name:<34} {microseconds(step):9.1f} {errors}", flush=True)
 
@@ -102,13 +125,17 @@ def compare(batch: int, shape: tuple[int, int, int]) -> None:
     """Print the rows of one shape under the way a layer would choose for it."""
     tokens, heads, width = shape
     short = available(torch.device("cuda"), tokens, width)
-    print(f"{tokens}, {heads}, {width}: {'kernel' if short else 'timm'}")
+    print(f"{tokens}, {heads}, {width}: {'kernels' if short or takes_flash(tokens, width) else 'torch'}")
     torch.manual_seed(0)
     qkv, grad = (torch.randn(batch, tokens, n * heads * width).cuda().bfloat16() for n in (3, 1))
+    if tokens > LIMIT:
+        for both in (flash, with_copies):
+            measure(f"  {both.__name__}", partial(both, qkv, grad, heads), (qkv, grad), heads)
+        return
     qkv.requires_grad_()
     for attend in (kernel, fused, plain) if short else (fused, plain):
         compiled = torch.compile(attend, dynamic=False, fullgraph=True)
-        measure(f"  {attend.__name__}", compiled, (qkv, grad), heads)
+        measure(f"  {attend.__name__}", passes(compiled, qkv, grad, heads), (qkv, grad), heads)
 
 
 def main() -> None:
