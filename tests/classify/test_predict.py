@@ -101,6 +101,21 @@ def test_parquet_arrays_and_small_batches_say_the_same(linear: Path, tmp_path: P
     assert (np.array([row["label"] for row in table]) == np.array(CLASSES)[labels]).mean() > 0.8
 
 
+def test_arrays_of_several_splits_are_told_apart(linear: Path, tmp_path: Path, command: Command) -> None:
+    """Rows of an array have no file name, so that without their split nobody could say whose they are."""
+    kinds = {"train": np.arange(9) % 3, "test": np.arange(5) % 3}
+    arrays = {f"{name}_images": stripes(labels, seed=6) for name, labels in kinds.items()}
+    np.savez(tmp_path / "new.npz", **arrays, **{f"{name}_labels": labels for name, labels in kinds.items()})
+    assert command("predict", linear, "--data", tmp_path / "new.npz", "-o", tmp_path / "p.csv")[0] == 0
+    rows = rows_of(tmp_path / "p.csv")
+    assert [row["split"] for row in rows] == ["train"] * 9 + ["test"] * 5
+    assert (
+        command("predict", linear, "--data", tmp_path / "new.npz", "--split", "test", "-o", tmp_path / "t.csv")[0] == 0
+    )
+    expected = [{key: value for key, value in row.items() if key != "split"} for row in rows[9:]]
+    assert rows_of(tmp_path / "t.csv") == expected
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -62,8 +62,9 @@ def predict(
 
     def rows(world: World) -> Iterator[Rows]:
         source = read_chunks(reading, own.embedder.batch_size, split, world.part)
-        for (_, part), features in own.embedder.ahead(fitting(source.chunks, card.shape, card.dtype)):
-            yield table(own, part, features, top_k, probabilities) if len(part) else Rows(features, {})
+        for (name, part), features in own.embedder.ahead(fitting(source.chunks, card.shape, card.dtype)):
+            told = name if len(source.splits) > 1 else None
+            yield table(own, part, features, top_k, probabilities, told) if len(part) else Rows(features, {})
         unreadable.extend(source.unreadable.found if source.unreadable else ())
 
     def look(part: Rows) -> None:
@@ -80,11 +81,16 @@ def reading_for(classifier: ImageClassifier, source: str) -> DataConfig:
 
 
 def table(
-    classifier: ImageClassifier, part: ImageSet, features: np.ndarray, top_k: int, probabilities: bool = False
+    classifier: ImageClassifier,
+    part: ImageSet,
+    features: np.ndarray,
+    top_k: int,
+    probabilities: bool = False,
+    split: str | None = None,
 ) -> Rows:
-    """The answers for some images, by column; images of an array have no `file`, and come in its order."""
+    """The answers for some images, by column; images of an array have no `file`, but a split, and come in its order."""
     found, distances = classifier.answer_of(features)
-    columns = {"file": np.array(part.names)} if part.names else {}
+    columns = {"file": np.array(part.names)} if part.names else {"split": np.full(len(part), split)} if split else {}
     if classifier.card.multi_label:
         columns["label"] = np.array(classifier.names(found))
     else:
