@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -53,6 +54,8 @@ def bounded(shards: str, out: Path, room: int) -> dict[str, object]:
         out.with_name("warm"),
         quiet=True,
     )
+    # So do the stacks of threads, eight megabytes for each that reads a shard: as many as the machine happens to start.
+    threading.stack_size(2**18)
     before = _status()
     resource.setrlimit(resource.RLIMIT_AS, (before["VmSize"] + room, resource.RLIM_INFINITY))
     train(config, out)
