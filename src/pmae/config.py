@@ -59,7 +59,8 @@ class DataConfig(Settings):
     interpolation: Interpolation = "bicubic"
     """How files are resized, with antialiasing."""
     channels: Literal[1, 3] | None = None
-    """Convert every image of a folder or of shards to this many channels; 3 if not given and only some are in color."""
+    """Convert every image of a folder or of shards to this many channels; if not given, 3 where only some are in color,
+    and without transparency where only some have it."""
     max_images: AtLeastTwo | None = None
     """For a quick try: so many images of the training part, drawn at random, the same for every seed; all if not given.
     Val and test parts stay whole; a set without them is split as if it had only these. Not for shards."""

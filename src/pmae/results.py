@@ -58,7 +58,7 @@ class KAccuracy:
     accuracy: Fraction
     validation: Fraction
     images: Count | None = None
-    """How many that part of train has; not told by older versions."""
+    """How many that part of train has, or as how many images of groups count; not told by older versions."""
 
 
 @dataclass(frozen=True)

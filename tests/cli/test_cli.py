@@ -484,6 +484,17 @@ def test_leaving_at_once_keeps_the_exit_code_what_was_said_and_what_others_do_at
     assert left.exists()
 
 
+def test_a_module_may_be_imported_before_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("print('imported')\n")
+    assert main(["embed", "--nothing"]) == 2
+    known = capsys.readouterr().err
+    for given in (["--import", str(plugin)], [f"--import={plugin}"]):
+        assert main([*given, "embed", "--nothing"]) == 2
+        assert capsys.readouterr().err == known
+    assert main(["--import", str(plugin)]) == 2
+
+
 @pytest.mark.parametrize(
     ("typed", "said", "expected"),
     [

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torchvision.datasets import ImageFolder
@@ -242,14 +243,29 @@ def test_a_large_jpeg_is_unpacked_smaller_and_looks_the_same(tmp_path: Path) -> 
 
 
 def test_different_channels_name_two_files_and_the_setting(tmp_path: Path) -> None:
-    grey, colour = save(tmp_path / "a.png", pixels(8, 8)), save(tmp_path / "b.png", pixels(8, 8, 4))
-    with pytest.raises(UserError, match=r"data.channels.*'a.png' is 1-channel and 'b.png' is 4-channel"):
+    save(tmp_path / "a.tif", pixels(8, 8, 3))
+    tifffile.imwrite(tmp_path / "b.tif", pixels(8, 8, 4), photometric="rgb", extrasamples=["unspecified"])
+    with pytest.raises(UserError, match=r"data.channels.*'a.tif' is 3-channel and 'b.tif' is 4-channel"):
         read(tmp_path)
-    three, one = read(tmp_path, channels=3).train.images, read(tmp_path, channels=1).train.images
+
+
+def test_transparency_is_kept_where_all_have_it_and_left_out_where_some_do(tmp_path: Path) -> None:
+    colour = save(tmp_path / "b.png", pixels(8, 8, 4))
+    assert read(tmp_path).train.shape == (4, 8, 8)
+    grey = save(tmp_path / "a.png", pixels(8, 8))
+    three, one = read(tmp_path).train.images, read(tmp_path, channels=1).train.images
     np.testing.assert_array_equal(three[0], np.stack([grey] * 3))
     np.testing.assert_array_equal(three[1].transpose(1, 2, 0), colour[..., :3])
     luma = colour[..., :3] @ np.array([0.299, 0.587, 0.114])
     np.testing.assert_allclose(one[1, 0], luma, atol=1)
+
+
+def test_grey_with_and_without_transparency_is_grey(tmp_path: Path) -> None:
+    grey = save(tmp_path / "a.png", pixels(8, 8))
+    Image.fromarray(pixels(8, 8, 2), "LA").save(tmp_path / "b.png")
+    found = read(tmp_path).train.images
+    np.testing.assert_array_equal(found[0, 0], grey)
+    np.testing.assert_array_equal(found[1, 0], np.asarray(Image.open(tmp_path / "b.png").getchannel("L")))
 
 
 def test_different_depths_name_two_files(tmp_path: Path) -> None:

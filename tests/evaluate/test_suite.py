@@ -63,8 +63,9 @@ def test_long_work_says_how_far_it_is(
 
 
 def test_everything_at_once_is_plain_json(
-    encoder: Encoder, splits: Splits, standardize: Standardize, tmp_path: Path
+    encoder: Encoder, splits: Splits, standardize: Standardize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "SECONDS", float("inf"))  # a slow machine says how far it is
     said: list[str] = []
     found = evaluate(encoder, splits, standardize, SMALL, seeds=(0, 1), folder=tmp_path, say=said.append)
     written = json.loads(json.dumps(found.to_json(), allow_nan=False))
@@ -177,6 +178,23 @@ def test_a_set_without_test_split_and_with_duplicates_says_so(
     assert "no test split" in found.data.notes[0]
     assert found.data.duplicates["test"].count == 6
     assert {e.split for e in found.scores} == {"test"}
+
+
+def test_images_of_a_group_do_not_choose_as_if_each_were_another(
+    encoder: Encoder, standardize: Standardize, pictures: Pictures
+) -> None:
+    """Five copies of every image: k is chosen on as much as their originals, or one less as Bessel has it."""
+    train = pictures(60, 0)
+    copied = train.take(np.repeat(np.arange(60), 5))
+    of_groups = dataclasses.replace(copied, groups=np.repeat(np.arange(60), 5))
+    wrong = np.random.default_rng(0).permutation(60)[np.repeat(np.arange(60), 5)] % 3  # right for a third, by chance
+    for part, counted in (
+        (copied, {30}),
+        (of_groups, {5, 6}),
+    ):
+        data = Splits("copies", dataclasses.replace(part, labels=wrong), test=pictures(30, 1))
+        scores = evaluate(encoder, data, standardize, only(SMALL, ["knn"])).scores
+        assert {one.images for score in scores for one in score.by_k} <= counted
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -48,7 +48,7 @@ none of which is garbage: 0.7 of 6.3 s."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line and exit code 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = command_first(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _reopen_closed_streams()
         gc.set_threshold(NEW_OBJECTS)
@@ -103,6 +103,14 @@ def _run(given: list[str]) -> int:
         print(f"pmae: {stop}", file=sys.stderr)
         return stop.code
     return 0
+
+
+def command_first(words: Sequence[str]) -> list[str]:
+    """The words with `--import MODULE` after the command, where that stood before it."""
+    at = 0
+    while at < len(words) and words[at].partition("=")[0] == "--import":
+        at += 1 if "=" in words[at] else 2
+    return [*words[at:], *words[:at]]
 
 
 def imported(arguments: list[str]) -> list[str]:

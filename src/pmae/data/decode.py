@@ -27,6 +27,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 # Modes that are a way of writing another one.
 PLAIN_MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
+TRANSPARENT_MODES = ("LA", "RGBA")
 # Where the channels lie among the axes that tifffile names: C and S (samples) are channels, Y and X the plane.
 CHANNEL_AXES = {"YX": None, "CYX": 0, "SYX": 0, "YXC": 2, "YXS": 2}
 TIFF_DEFLATE = (8, 32946)  # TIFF's numbers for zlib's compression
@@ -100,6 +101,8 @@ class Header(NamedTuple):
     channels: int
     orientation: int = 1
     """EXIF's number for how the pixels in the file are to be turned or mirrored; 1 is not at all."""
+    transparent: bool = False
+    """Whether the last channel is transparency."""
 
 
 def read_header(content: Path | bytes) -> Header:
@@ -108,8 +111,9 @@ def read_header(content: Path | bytes) -> Header:
         orientation = image.getexif().get(ORIENTATION, 1)
         # Of a TIFF Pillow has turned the size itself.
         turned = image.format != "TIFF" and orientation >= 5
-        channels = Image.getmodebands(PLAIN_MODES.get(image.mode, image.mode))
-        return Header((image.height, image.width) if turned else image.size, channels, orientation)
+        mode = PLAIN_MODES.get(image.mode, image.mode)
+        size = (image.height, image.width) if turned else image.size
+        return Header(size, Image.getmodebands(mode), orientation, mode in TRANSPARENT_MODES)
 
 
 def decode(path: Path, config: DataConfig, content: bytes | None = None, short: int | None = None) -> np.ndarray:

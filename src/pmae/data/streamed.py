@@ -136,7 +136,7 @@ def read_samples(found: SampleSet, config: DataConfig) -> Splits:
 
 
 def with_shape(config: DataConfig, found: SampleSet, largest: int | None = None) -> DataConfig:
-    """The settings, with what makes files alike where they differ and nothing is given: a side, or three channels.
+    """The settings, with what makes files alike where they differ and none is given: a side, or colors without alpha.
 
     Files of several sizes become squares, and so do files of one size whose short side is longer than `largest`. The
     side is at most 224, and no more than nine in ten images have, so that few are enlarged.
@@ -145,8 +145,9 @@ def with_shape(config: DataConfig, found: SampleSet, largest: int | None = None)
         return config
     samples = found.samples.values()
     headers = [header for own in samples for header in headers_of(own, some_of(len(own), found.sharded))]
-    if config.channels is None and {header.channels for header in headers} == {1, 3}:
-        config = replace(config, channels=3)
+    colors = {header.channels - header.transparent for header in headers}
+    if config.channels is None and len({header.channels for header in headers}) > 1 and colors <= {1, 3}:
+        config = replace(config, channels=3 if 3 in colors else 1)
     sizes = [header.size for header in headers]
     alike = len(set(sizes)) == 1 and (largest is None or min(sizes[0]) <= largest)
     if config.resize is not None or not sizes or alike:

@@ -89,21 +89,26 @@ def evaluate_scores(
 
 
 def share_of(right: np.ndarray, groups: np.ndarray | None = None) -> Interval:
-    """How many of (N,) are right, with Wilson's interval; where images are of `groups`, for their effective number.
+    """How many of (N,) are right, with Wilson's interval, for their effective number where images are of `groups`."""
+    share, number = right.mean() if len(right) else 0.0, effective_number(right, groups)
+    return wilson(share * number, number)
+
+
+def effective_number(right: np.ndarray, groups: np.ndarray | None = None) -> float:
+    """As how many images these (N,) count, of which some are right.
 
     Images of a group say much the same, so they count for fewer, the more the groups differ (Kish 1965). Where all or
     none are right nothing tells how alike they are, and each group counts for one.
     """
     count = len(right)
     if groups is None or not count:
-        return wilson(right.sum(), count)
+        return count
     own = np.unique(groups, return_inverse=True)[1].reshape(-1)
     share, number = right.mean(), int(own.max()) + 1
     if share in (0, 1) or number == 1:
-        return wilson(share * number, number)
+        return number
     variance = number / (number - 1) * (np.bincount(own, right - share) ** 2).sum() / count**2
-    effective = min(count, share * (1 - share) / variance) if variance else count
-    return wilson(share * effective, effective)
+    return float(min(count, share * (1 - share) / variance)) if variance else count
 
 
 class Ranking(NamedTuple):

@@ -29,7 +29,7 @@ from pmae.evaluate.features import (
     short_budgets,
 )
 from pmae.evaluate.finetune import finetune
-from pmae.evaluate.metrics import SeedPredictions, harder, score_of
+from pmae.evaluate.metrics import SeedPredictions, effective_number, harder, score_of
 from pmae.evaluate.probes import (
     ProbeTask,
     accuracy,
@@ -237,6 +237,7 @@ def _probes(data: EvaluationData, config: ProbeProtocol, seeds: tuple[int, ...])
 
 def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
     labels, (fit, held, chosen_on) = data.target(), data.validation()
+    groups = None if (own := data.sets["train"].groups) is None else own[held.cpu().numpy()]
     ks = tuple(k for k in config.ks if k <= len(fit))
     require(bool(ks), "knn.ks", f"at most the images left to search ({len(fit)})", config.ks)
     if len(ks) < len(config.ks):
@@ -248,11 +249,13 @@ def _knn(data: EvaluationData, config: KnnProtocol) -> list[Score]:
     scores = []
     for pooling, train in data.features["train"].items():
         shares = search(train[fit], labels[fit], train[held])
-        validation = {k: accuracy(shares[k], labels[held]) for k in ks}
+        right = {k: (shares[k].argmax(1) == labels[held]).cpu().numpy() for k in ks}
+        validation = {k: float(right[k].mean()) for k in ks}
+        number = {k: max(1, round(effective_number(right[k], groups))) for k in ks}
         best = max(ks, key=lambda k: (validation[k], -k))
         for split in data.held_out:
             shares, truth = search(train, labels, data.features[split][pooling]), data.target(split)
-            by_k = tuple(KAccuracy(k, accuracy(shares[k], truth), validation[k], len(held)) for k in ks)
+            by_k = tuple(KAccuracy(k, accuracy(shares[k], truth), validation[k], number[k]) for k in ks)
             named = {"protocol": "knn", "pooling": pooling, "chosen_on": chosen_on, "by_k": by_k}
             scores.append(data.score(split, [(0, shares[best], {"k": best})], **named))
     return scores
