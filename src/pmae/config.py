@@ -169,8 +169,9 @@ class ObjectiveConfig(Settings):
     contrastive_weight: NonNegative | None = None
     """Weight of the loss between two crops of every image; 0 leaves it out (the paper); 1 for many images."""
     contrastive: str = "nt_xent"
-    """The loss between the two crops: nt_xent (SimCLR); or, of one crop, data2vec (options momentum, layers): at each
-    position the token that an EMA teacher has of the whole crop; or a registered one."""
+    """The loss between the two crops: nt_xent (SimCLR); or, of one crop, the token at each position that a teacher has
+    of the whole crop: data2vec (options momentum, layers), an EMA of the encoder, or distill(teacher='PATH'), a run or
+    weights as for encoder.weights; or a registered one."""
     temperature: Positive = 0.2
     """For NT-Xent: its softmax temperature."""
     local_views: WholeNumber | None = None

@@ -1,21 +1,24 @@
-"""Losses beside masked prediction: NT-Xent between two crops of an image (SimCLR), and tokens of an EMA teacher.
+"""Losses beside masked prediction: NT-Xent between two crops of an image (SimCLR), and tokens of a teacher.
 
-The student sees masked crops, the teacher (momentum encoder) whole ones, as in data2vec. It moves in the forward pass
-of a training step, so that plain, captured, resumed and distributed runs have the same one; it is saved with the
-decoder and thrown away with it.
+The student sees masked crops, the teacher whole ones. A momentum encoder, as in data2vec, moves in the forward pass of
+a training step, so that plain, captured, resumed and distributed runs have the same one; it is saved with the decoder
+and thrown away with it. A finished encoder, as in distillation, stays as it is, and is read from where it lies.
 """
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pmae.config import ObjectiveConfig
-from pmae.errors import require
-from pmae.models.encoder import Encoder
+from pmae.errors import UserError, require
+from pmae.models.described import described_weights, require_encoder
+from pmae.models.encoder import Encoder, build_encoder
+from pmae.models.maps import to_maps, token_maps
+from pmae.models.weights import load_weights, require_weights
 from pmae.plugins import find, register
 from pmae.validation import Count, UpToOne
 
@@ -112,8 +115,8 @@ class Teacher(nn.Module):
 class TokenPredictor(nn.Sequential):
     """Two layers from the student's tokens to the teacher's, compared by smooth L1."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(nn.Linear(width, width), nn.GELU(), nn.Linear(width, out))
 
     def loss(self, tokens: Tensor, layers: list[Tensor]) -> Tensor:
         """How far the predictions are from the targets of every position."""
@@ -128,11 +131,61 @@ class Data2Vec(nn.Module):
 
     def __init__(self, encoder: Encoder, *, momentum: UpToOne = 0.99, layers: Count = LAYERS) -> None:
         super().__init__()
-        self.token_predictor = TokenPredictor(encoder.width)
+        self.token_predictor = TokenPredictor(encoder.width, encoder.width)
         self.teacher = Teacher(encoder, momentum, layers)
 
     def forward(self, tokens: Tensor, x: Tensor, gather: Gather) -> Tensor:
         return self.token_predictor.loss(tokens, self.teacher(x))
+
+
+@register("contrastive", "distill")
+class Distill(nn.Module):
+    """Distillation: at each position of a masked crop, the token that a finished encoder has of the whole one there."""
+
+    takes_tokens = True
+    scale: Tensor  # from the images as the student sees them to those that the teacher learned from
+    shift: Tensor
+
+    def __init__(self, encoder: Encoder, *, teacher: str) -> None:
+        super().__init__()
+        self.path = teacher
+        self._teacher = [finished_encoder(teacher, encoder.shape)]  # in a list: neither trained nor saved with the rest
+        self.token_predictor = TokenPredictor(encoder.width, self.teacher.width)
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+        self.register_buffer("shift", torch.zeros(()), persistent=False)
+
+    @property
+    def teacher(self) -> Encoder:
+        """The finished encoder, frozen."""
+        return self._teacher[0]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """To another device or type, with the teacher."""
+        self.teacher._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def forward(self, tokens: Tensor, x: Tensor, gather: Gather) -> Tensor:
+        rows, columns = to_maps(tokens, x).shape[2:]
+        return self.token_predictor.loss(tokens, [self.targets(x, (rows, columns))])
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+    def targets(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """The teacher's tokens (B, N, width) of whole crops, averaged or repeated to the student's grid."""
+        with torch.no_grad():
+            maps = token_maps(self.teacher, x * self.scale + self.shift)
+            return functional.adaptive_avg_pool2d(maps.float(), grid).flatten(2).transpose(1, 2)
+
+
+def finished_encoder(path: str, shape: tuple[int, int, int]) -> Encoder:
+    """The encoder of a run, or of weights that timm or Hugging Face wrote, for images of this shape; it is frozen."""
+    try:
+        require_weights(path)
+        with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
+            encoder = build_encoder(require_encoder(described_weights(path), path), shape)
+        encoder.net.load_state_dict(load_weights(path, encoder).tensors, assign=True)
+    except UserError as error:
+        raise UserError(f"objective.contrastive distill: {str(error).replace('encoder.weights', 'teacher')}") from error
+    return encoder.requires_grad_(False).eval()
 
 
 def draw_windows(count: int, grid: tuple[int, int], device: torch.device) -> Tensor:

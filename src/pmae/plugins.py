@@ -129,6 +129,10 @@ def find(kind: str, given: str, parameter: str) -> functools.partial[Any]:
     if not is_registered(kind, name):
         raise unknown_name(parameter, name, {*TABLES[kind], *filter(None, [RESERVED.get(kind)])})
     made = TABLES[kind][name]
+    parameters = inspect.signature(made).parameters.values()
+    needed = (p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+    if missing := [option for option in needed if option not in options]:
+        raise UserError(f"{parameter} must be {name}({missing[0]}=...), as that has no default, got {given!r}")
     return functools.partial(made, **_checked(name, made, options))
 
 

@@ -113,6 +113,8 @@ class Common(Start):
     """Share of the patches to hide, in pixel space; 0.75 if not given."""
     init: Text = None
     """Start from a run, or from weights that timm or Hugging Face wrote (hf://USER/NAME too), and adapt them."""
+    teacher: Text = None
+    """Learn the tokens of a finished encoder too: a run, or weights as for --init (distillation)."""
     encoder: Text = None
     """vit_tiny, smaller without a GPU, or any timm image model."""
     patch_size: Count = None
@@ -154,11 +156,16 @@ class Pretrain(Common):
             value, other = getattr(self, name), operator.attrgetter(setting)(self.settings)
             if dotted in typed and value not in (None, other):
                 raise UserError(f"{short} and {dotted} must agree where both are given, got {value} and {other}")
+        if self.teacher is not None and "--objective.contrastive" in typed:
+            raise UserError(f"--teacher must be left out where --objective.contrastive is given, got {self.teacher!r}")
 
     def configured(self) -> Config:
         """The settings, the short options among them."""
         given = {name: getattr(self, name) for name in SHORT if getattr(self, name) is not None}
-        return replace(self.settings, **{SHORT[name].replace(".", "__"): value for name, value in given.items()})
+        changes = {SHORT[name].replace(".", "__"): value for name, value in given.items()}
+        if self.teacher is not None:
+            changes["objective__contrastive"] = f"distill(teacher={self.teacher!r})"
+        return replace(self.settings, **changes)
 
     def run(self) -> None:
         began, config = time.monotonic(), self.configured()

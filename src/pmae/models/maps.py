@@ -20,8 +20,12 @@ def token_maps(encoder: Encoder, x: Tensor) -> Tensor:
     found: Tensor = net.forward_features(x)
     if found.ndim == 4:
         return found.permute(0, 3, 1, 2) if getattr(net, "output_fmt", "NCHW") == "NHWC" else found
-    tokens, (height, width) = split_tokens(net, found)[1], x.shape[-2:]
-    rows = max(1, round((tokens.shape[1] * height / width) ** 0.5))
+    return to_maps(split_tokens(net, found)[1], x)
+
+
+def to_maps(tokens: Tensor, x: Tensor) -> Tensor:
+    """Patch tokens (B, N, width) of images (B, C, H, W) as (B, width, rows, columns)."""
+    rows = max(1, round((tokens.shape[1] * x.shape[2] / x.shape[3]) ** 0.5))
     if tokens.shape[1] % rows:
         raise UserError(f"encoder must have a grid of tokens to be seen as a map, got {tokens.shape[1]} tokens")
     return tokens.transpose(1, 2).unflatten(2, (rows, -1))

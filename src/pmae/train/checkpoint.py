@@ -17,12 +17,13 @@ from pmae.errors import UserError, require
 from pmae.files import read_object, read_tensors, write_json, write_tensors, write_whole
 from pmae.method import MaskedAutoencoder
 from pmae.models import Encoder, build_encoder
+from pmae.models.described import described_weights
 from pmae.models.weights import require_fit, weights_in
 from pmae.plugins import require_plugins
 from pmae.remote import is_remote, local
 from pmae.runs import Run, is_classifier, is_run, read_state
 from pmae.spaces import Space, build_space
-from pmae.train.given import given_images, load_given
+from pmae.train.given import given_images, load_given, recorded
 
 FOR_RESUMING = ("decoder.safetensors", "optimizer.safetensors", "extra.safetensors")
 
@@ -186,6 +187,16 @@ def load_standardize(run: Run) -> Standardize:
     if not {"mean", "std"} <= fitted.keys():
         raise UserError(f"run {str(run.path)!r} must hold a mean and a std in fitted.safetensors, got {sorted(fitted)}")
     return Standardize(fitted["mean"], fitted["std"])
+
+
+def recorded_standardize(source: str, images: tuple[int, int, int], dtype: str) -> Standardize | None:
+    """The statistics per channel that an encoder's images had, where they apply to these (C, H, W) and are known."""
+    place = run_or_weights(source)
+    if not isinstance(place, Run):
+        return recorded(described_weights(str(place)), images[0], dtype)
+    alike = (place.shape[0], place.environment["data"]["dtype"]) == (images[0], dtype)
+    found = load_standardize(place) if alike else None
+    return found if found and found.mean[0].numel() == 1 else None
 
 
 def load_into(module: nn.Module, path: Path, prefix: str = "") -> None:

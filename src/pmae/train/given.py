@@ -54,7 +54,7 @@ def load_given(
         encoder = build_encoder(config, shape)
     pretrained = load_weights(str(place), encoder)
     encoder.net.load_state_dict(pretrained.tensors)
-    standardize, told = _recorded(known, shape[0], images), known.told
+    standardize, told = recorded(known, shape[0], str(images.images.dtype) if images else None), known.told
     if standardize is None and images is not None:
         standardize, told = fit_standardize(Batches(images.images, torch.device("cpu")), "channel"), "the images' own"
     if standardize is None:
@@ -67,10 +67,8 @@ def load_given(
     return Start(encoder.eval(), config, standardize, tuple(notes))
 
 
-def _recorded(known: Described, channels: int, images: ImageSet | None) -> Standardize | None:
+def recorded(known: Described, channels: int, dtype: str | None) -> Standardize | None:
     """Mean and standard deviation that came with weights, in the images' units; None where they do not apply."""
-    if known.mean is None or known.std is None or len(known.mean) != channels:
-        return None
-    if images is not None and str(images.images.dtype) != known.dtype:
+    if known.mean is None or known.std is None or len(known.mean) != channels or dtype not in (None, known.dtype):
         return None
     return Standardize(*(torch.tensor(values).reshape(-1, 1, 1) / known.scale for values in (known.mean, known.std)))

@@ -126,6 +126,7 @@ class Pretraining:
         self.held_out = splits.test or splits.val
         self.standardize, space = setup.fit_or_load(config, run, self.batches, shape, world)
         self.model = setup.build_model(config, space, pretrained, device, world)
+        setup.match_pixels(self.model, self.standardize, splits.train.images.dtype.name)
         self.metrics: dict[str, float] = {}
         augmentations = build_augmentations(config.augment, self.standardize, splits.train.images.dtype.name)
         self.draws = Draws(config, self.model, self.batches, crops, augmentations, world)

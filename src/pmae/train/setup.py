@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pmae import fast
 from pmae.config import Config
+from pmae.contrastive import Distill
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.errors import UserError, require
@@ -202,6 +203,18 @@ def build_model(
     if world.size > 1 and model.contrastive and model.contrastive.gathers:
         model.contrastive.gather = lambda features: AllGather.apply(features, world)
     return model
+
+
+def match_pixels(model: MaskedAutoencoder, standardize: Standardize, dtype: str) -> None:
+    """Let a finished teacher see images as those that it learned from, where their mean and deviation are known."""
+    distill = model.contrastive and model.contrastive.module
+    if not isinstance(distill, Distill):
+        return
+    fast.accelerate(distill.teacher, model.config.train.kernels)
+    theirs = checkpoint.recorded_standardize(distill.path, model.space.shape, dtype)
+    if theirs:
+        theirs = theirs.to(standardize.mean.device)
+        distill.scale, distill.shift = standardize.std / theirs.std, (standardize.mean - theirs.mean) / theirs.std
 
 
 def checkpoint_activations(model: MaskedAutoencoder) -> None:
