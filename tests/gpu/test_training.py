@@ -108,6 +108,21 @@ def test_the_fast_engine_gives_the_plain_ones_losses(
         assert_within(f"{what}, bfloat16", apart(made[engine, "bfloat16"], exact), 2 * autocast + 2e-3)
 
 
+@pytest.mark.parametrize("kind", ["vit_tiny", "resnet10t"])
+def test_a_finished_teacher_is_the_same_in_every_engine(kind: str, tmp_path: Path, assert_within: Within) -> None:
+    images, ours = images_for(32), kind == "vit_tiny"
+    sizes = {} if ours else {"encoder__width": None, "encoder__depth": None, "encoder__heads": None}
+    start = config_for("pca", 32, encoder__name=kind, encoder__patch_size=8 if ours else None, **sizes)
+    teacher = api.pretrain(start, images[:64], tmp_path / "teacher", quiet=True, figures=False)
+    given = {"objective__contrastive": f"distill(teacher={str(teacher.path)!r})", "objective__contrastive_weight": 1.0}
+    made = {}
+    for engine, kernels in (("plain", "none"), ("graph", "all"), ("compiled", "all")):
+        chosen = {"train__engine": engine, "train__kernels": kernels, "train__precision": "float32"}
+        made[engine] = losses(config_for("pca", 32, **given, **chosen), images, tmp_path / engine)
+    for engine in ("graph", "compiled"):
+        assert_within(f"a finished {kind} as teacher, {engine}, float32", apart(made[engine], made["plain"]), 1e-3)
+
+
 def test_attention_kernels_alone_train_too(tmp_path: Path, assert_within: Within) -> None:
     images = images_for(32)
     made = [
