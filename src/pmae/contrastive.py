@@ -216,6 +216,7 @@ class Contrastive:
         self.gathers = bool(getattr(self.module, "gathers", True))
         self.has_teacher = any(isinstance(part, Teacher) for part in self.module.modules())
         self.predicts_tokens = any(isinstance(part, TokenPredictor) for part in self.module.modules())
+        self.distill = self.module if isinstance(self.module, Distill) else None
         self.encoder, self.local_views = encoder, config.local_views or 0
         takes = encoder.is_vit and getattr(self.module, "takes_local", False)
         rule = "0 unless encoder.name is a ViT and objective.contrastive nt_xent"

@@ -26,10 +26,10 @@ COMMANDS = {
     "sweep": ("research", "Pretrain over a grid of settings and find the best by validation."),
     "spaces": ("research", "Compare masking spaces at the same budget in one table, and draw what each hides."),
     "paper": ("research", "Reproduce a table or figure of the paper, beside the published numbers."),
-    "data": ("pretrain", "Fetch and verify a named data set."),
-    "doctor": ("pretrain", "Examine this machine: versions, devices, compiler, memory and disk."),
-    "demo": ("pretrain", "Pretrain a small PMAE on photographs that ship with scikit-image and show what it learned."),
-    "completions": ("pretrain", "Print the script that completes commands and flags in bash, zsh or fish."),
+    "data": ("first_steps", "Fetch and verify a named data set."),
+    "doctor": ("first_steps", "Examine this machine: versions, devices, compiler, memory and disk."),
+    "demo": ("first_steps", "Pretrain a small PMAE on photographs of scikit-image and show what it learned."),
+    "completions": ("first_steps", "Print the script that completes commands and flags in bash, zsh or fish."),
 }
 """Where a command is, and what `pmae --help` says of it; command `x` is the dataclass `X` there, and its `run`."""
 HINTS = (

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pmae import fast
 from pmae.config import Config
-from pmae.contrastive import Distill
 from pmae.data.augment import Standardize
 from pmae.data.batches import Batches, Standardized, fit_standardize
 from pmae.errors import UserError, require
@@ -207,13 +206,12 @@ def build_model(
 
 def match_pixels(model: MaskedAutoencoder, standardize: Standardize, dtype: str) -> None:
     """Let a finished teacher see images as those that it learned from, where their mean and deviation are known."""
-    distill = model.contrastive and model.contrastive.module
-    if not isinstance(distill, Distill):
+    device = standardize.mean.device
+    if not (distill := model.contrastive and model.contrastive.distill):
         return
-    fast.accelerate(distill.teacher, model.config.train.kernels)
-    theirs = checkpoint.recorded_standardize(distill.path, model.space.shape, dtype)
-    if theirs:
-        theirs = theirs.to(standardize.mean.device)
+    fast.accelerate(distill.teacher.to(device), model.config.train.kernels)
+    if theirs := checkpoint.recorded_standardize(distill.path, model.space.shape, dtype):
+        theirs.to(device)
         distill.scale, distill.shift = standardize.std / theirs.std, (standardize.mean - theirs.mean) / theirs.std
 
 
