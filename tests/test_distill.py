@@ -74,6 +74,26 @@ def test_targets_are_the_features_that_timm_computes(
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_images_that_the_teachers_patches_do_not_divide_are_resized_for_it(
+    distilling: Distilling, toy: Splits, tmp_path: Path
+) -> None:
+    """For patches of 3, images of 8x8 to 9x9."""
+    net = timm.create_model("vit_tiny_patch16_224", num_classes=0, patch_size=3, img_size=9, depth=1)
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    model, pixels = {"patch_size": 3, "img_size": 9, "depth": 1}, {"input_size": [3, 9, 9], "mean": MEAN, "std": STD}
+    told = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "model_args": model, "pretrained_cfg": pixels}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    images = torch.from_numpy(np.asarray(toy.train.images[:6]))
+    seen = (images / 255 - torch.tensor(MEAN).reshape(-1, 1, 1)) / torch.tensor(STD).reshape(-1, 1, 1)
+    with torch.no_grad():
+        larger = functional.interpolate(seen, (9, 9), mode="bicubic", antialias=True)
+        maps = net.eval().forward_features(larger)[:, 1:].mT.unflatten(2, (3, 3))
+    with alone(distilling(tmp_path), toy, tmp_path / "run", quiet=True) as training:
+        found = distill_of(training).targets(training.standardize(images), (2, 2))
+    expected = functional.adaptive_avg_pool2d(maps, 2).flatten(2).mT
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_run_as_teacher_sees_its_own_pixels(
     distilling: Distilling, tiny: Config, toy: Splits, tmp_path: Path
 ) -> None:

@@ -172,16 +172,25 @@ class Distill(nn.Module):
     def targets(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """The teacher's tokens (B, N, width) of whole crops, averaged or repeated to the student's grid."""
         with torch.no_grad():
-            maps = token_maps(self.teacher, x * self.scale + self.shift)
+            seen, sides = x * self.scale + self.shift, self.teacher.shape[1:]
+            if seen.shape[2:] != sides:
+                seen = functional.interpolate(seen, sides, mode="bicubic", antialias=True)
+            maps = token_maps(self.teacher, seen)
             return functional.adaptive_avg_pool2d(maps.float(), grid).flatten(2).transpose(1, 2)
 
 
 def finished_encoder(path: str, shape: tuple[int, int, int]) -> Encoder:
-    """The encoder of a run, or of weights that timm or Hugging Face wrote, for images of this shape; it is frozen."""
+    """The encoder of a run, or of weights that timm or Hugging Face wrote, frozen, for images of about this shape.
+
+    Sides that its patches do not divide are rounded to ones that they do, as 96 to 98 for patches of 14.
+    """
     try:
         require_weights(path)
+        config = require_encoder(described_weights(path), path)
+        patch = config.patch_size or 1
+        height, width = (side if side == 1 else patch * max(1, round(side / patch)) for side in shape[1:])
         with torch.random.fork_rng(devices=[]):  # initial weights, which are not kept, are drawn
-            encoder = build_encoder(require_encoder(described_weights(path), path), shape)
+            encoder = build_encoder(config, (shape[0], height, width))
         encoder.net.load_state_dict(load_weights(path, encoder).tensors, assign=True)
     except UserError as error:
         raise UserError(f"objective.contrastive distill: {str(error).replace('encoder.weights', 'teacher')}") from error
