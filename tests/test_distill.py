@@ -188,3 +188,8 @@ def test_the_command_takes_a_teacher(
     objective = Run(tmp_path / "run").config.objective
     assert objective.contrastive == f"distill(teacher={str(weights)!r})"
     assert objective.contrastive_weight == 1.0
+    exported = tmp_path / "exported"
+    assert main(["export", str(tmp_path / "run"), "--format", "timm", "-o", str(exported)]) == 0
+    card = (exported / "README.md").read_text()
+    assert str(weights) not in card
+    assert "learned the tokens of another encoder, whose licence may bind it too" in card

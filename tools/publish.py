@@ -7,6 +7,7 @@ that the paper scores: `pmae report` and the tables then compare two runs image 
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +68,8 @@ def at_home(run: Run) -> tuple[Config, dict[str, Any]]:
     config, environment = run.config, run.environment
     weights, near = config.encoder.weights, _near(config.encoder.weights, "runs", 2)
     data = {"data__source": _near(config.data.source), "probe__data": _near(config.probe.data)}
-    config = replace(config, data__root="data", encoder__weights=near, **data)
+    teacher = re.sub(r"(?<=teacher=')/[^']*", lambda found: str(_near(found[0], "runs")), config.objective.contrastive)
+    config = replace(config, data__root="data", encoder__weights=near, objective__contrastive=teacher, **data)
     if weights == near:
         return config, environment
     notes = [note.replace(str(weights), str(near)) for note in environment.get("start", ())]

@@ -46,11 +46,15 @@ def _of_run(source: RunSource) -> dict[str, Any]:
     """What a run knows beyond its encoder: data, scores, settings."""
     data, start = source.run.environment["data"], source.run.environment.get("start")
     given = {name: value for name, value in flat(source.config).items() if name not in LOCAL and value is not None}
+    notes = ["training did not start from random weights"] if start else []
+    if source.config.objective.contrastive_weight and source.config.objective.contrastive.startswith("distill("):
+        given["objective.contrastive"] = "distill"  # whose option is a place on that machine
+        notes.append("it learned the tokens of another encoder, whose licence may bind it too (distillation)")
     return {
         "data": data,
         "known_licence": LICENCES.get(source.config.data.source),
         "counts": ", ".join(f"{count:,} {split}" for split, count in data["counts"].items()),
-        "notes": [*data.get("notes", []), *(["training did not start from random weights"] if start else [])],
+        "notes": [*data.get("notes", []), *notes],
         "pooled": [POOLED[name] for name in source.features(source.images()[:1])],
         "evaluation": _evaluation(source),
         "settings": {name: " ".join(str(value).split()) for name, value in given.items()},
