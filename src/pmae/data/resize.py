@@ -68,7 +68,7 @@ def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling | No
     side, whole = config.resize, resized_to(config)
     if side is None:
         return image
-    size, how = (whole, whole), how or RESAMPLING[config.interpolation]
+    size, how = (whole, whole), RESAMPLING[config.interpolation] if how is None else how  # NEAREST is 0
     if config.crop_mode == "center":
         short = min(image.size)
         image = _centre(image, (min(image.width, LONGEST * short), min(image.height, LONGEST * short)))
