@@ -100,6 +100,36 @@ def test_timms_crop_is_that_of_the_pixels(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read, transform(Image.open(tmp_path / "x.png")).numpy().round())
 
 
+def test_16_bits_are_cropped_as_8_are_also_at_the_size_asked_for(tmp_path: Path) -> None:
+    """The same values: the size of a file that is that of the squares is no reason to keep the margin of it alone."""
+    weights, features = timm_weights(tmp_path / "weights", crop_pct=0.75), {}
+    for depth in (np.uint8, np.uint16):
+        folder = tmp_path / np.dtype(depth).name
+        folder.mkdir()
+        for number, size in enumerate(SIZES):
+            grey = np.asarray(picture(size, number).convert("L"))
+            Image.fromarray(grey.astype(depth)).save(folder / f"{number}.png")
+        words = ["embed", str(weights), "--data", str(folder), "-o", str(tmp_path / "x.npz"), "--device", "cpu"]
+        assert main(words) == 0
+        features[depth] = np.load(tmp_path / "x.npz")["features"]
+    np.testing.assert_allclose(features[np.uint16], features[np.uint8], atol=0.02)
+
+
+def test_a_margin_is_left_out_of_files_that_are_resized_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of one size stay as they are: trained on whole, they would have lost their margins in later commands."""
+    for number in range(24):
+        picture((SIDE, SIDE), number).save(tmp_path / f"{number}.png")
+    out = tmp_path / "run"
+    assert (
+        main(["pretrain", "--data", str(tmp_path), "--data.crop-pct", "0.5", "--epochs", "1", "--out", str(out)]) == 2
+    )
+    said = "pmae: error: --data.crop-pct must be 1 where images keep their size, as without data.resize, got 0.5\n"
+    assert capsys.readouterr().err == said
+    assert not out.exists()
+
+
 @pytest.fixture(scope="module")
 def classifier(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")

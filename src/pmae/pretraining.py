@@ -112,6 +112,9 @@ def prepare(config: Config, images: Any, resume: bool, draw: Callable[[Run], obj
     if config.encoder.weights and not resume:  # a run that has begun may not need them any more
         require_weights(config.encoder.weights)
     data, whole = load_settled(asked) if images is None else (asked, in_memory(images, asked))
+    # Later commands would crop what was trained on whole.
+    rule = "1 where images keep their size, as without data.resize"
+    require(resume or data.resize is not None or data.crop_pct == 1, "data.crop_pct", rule, data.crop_pct)
     splits = with_held_out(whole)
     encoder = adopted(config.encoder, splits.train.shape)
     given = dataclasses.replace(config, data=data, encoder=encoder)

@@ -218,6 +218,23 @@ def test_a_mask_of_other_proportions_is_refused(tmp_path: Path, command: Any) ->
     )
 
 
+def test_resizing_a_mask_makes_no_classes(tmp_path: Path, command: Any) -> None:
+    """Of masks three times as large each pixel is kept, not a mean of the numbers around it: 1 is not half of 2."""
+    scenes(tmp_path)
+    small = {path.stem: np.asarray(Image.open(path)) for path in (tmp_path / "masks").rglob("*.png")}
+    for path in tmp_path.rglob("sub/*.png"):
+        Image.open(path).resize((3 * SIDE, 3 * SIDE), Image.Resampling.NEAREST).save(path)
+    run = make_run(tmp_path / "run", shape=(3, SIDE, SIDE))
+    words = ("--data", tmp_path / "images", "--masks", tmp_path / "masks", "--device", "cpu", "--no-baselines")
+    code, said = command("evaluate", run.path, *words)
+    assert code == 0, said
+    assert run.results["segmentation"]["classes"] == [0, 1, 2]
+    reading = DataConfig(str(tmp_path / "images"), resize=SIDE)
+    for part in read_masked(load(reading), tmp_path / "masks", read=reading)[:2]:
+        for name, mask in zip(part.images.names, part.targets, strict=True):
+            np.testing.assert_array_equal(np.where(mask < 0, 255, mask), small[Path(name).stem])
+
+
 def test_two_images_of_one_name_have_one_mask(tmp_path: Path) -> None:
     scenes(tmp_path)
     with Image.open(tmp_path / "images/sub/0.png") as image:

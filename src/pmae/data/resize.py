@@ -22,7 +22,7 @@ def convert(pixels: np.ndarray, config: DataConfig, short: int | None = None) ->
         pixels = _with_channels(pixels, config.channels)
     if short is not None:
         return capped(pixels, short)
-    if config.resize is not None and pixels.shape[1:] != (config.resize, config.resize):
+    if config.resize is not None and not (pixels.shape[1:] == (config.resize,) * 2 == (resized_to(config),) * 2):
         planes = (Image.fromarray(plane) for plane in pixels.astype(np.float32))
         pixels = _rounded(np.stack([np.asarray(as_square(plane, config)) for plane in planes]), pixels.dtype)
     return pixels
@@ -68,7 +68,7 @@ def as_square(image: Image.Image, config: DataConfig, how: Image.Resampling | No
     side, whole = config.resize, resized_to(config)
     if side is None:
         return image
-    size, how = (whole, whole), how or RESAMPLING[config.interpolation]
+    size, how = (whole, whole), RESAMPLING[config.interpolation] if how is None else how  # NEAREST is 0
     if config.crop_mode == "center":
         short = min(image.size)
         image = _centre(image, (min(image.width, LONGEST * short), min(image.height, LONGEST * short)))
