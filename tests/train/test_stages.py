@@ -65,6 +65,12 @@ def test_it_is_a_run_with_large_patches_and_one_that_goes_on(staged: Config, toy
     assert rates[0][-1] == max(rates[0]) > rates[1][0] > rates[1][-1] == 0
 
 
+def test_operations_are_of_the_images_that_fill_a_batch(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__batch_size=80, train__epochs=2), toy, out=tmp_path / "run", quiet=True)
+    seen = 80 * max(line["step"] for line in run.metrics())
+    assert run.results["pretrain"]["operations"] == seen * flops_per_image(run.config, toy.train.shape)
+
+
 @pytest.mark.usefixtures("registry")
 def test_decoder_and_heads_go_on_too_as_far_as_they_fit(tiny: Config, toy: Splits, tmp_path: Path) -> None:
     def begun(run: Path, **changes: object) -> tuple[dict[str, Tensor], str]:

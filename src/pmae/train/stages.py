@@ -49,9 +49,11 @@ def operations(config: Config, data: DataRecord, epochs: float) -> float | None:
         first = first_stage(config)
         stages.append((first, first.train.epochs or 0))
     channels, height, width = data["shape"]
+    batch = config.train.batch_size or 1
+    images = data["counts"]["train"] // batch * batch  # those that do not fill a batch are left out of an epoch
     try:
         each = (flops_per_image(stage, (channels, height, width)) * length for stage, length in stages)
-        return data["counts"]["train"] * sum(each)
+        return images * sum(each)
     except UserError:
         return None
 
