@@ -17,6 +17,7 @@ from pmae.config import Config, SpaceConfig, replace
 from pmae.data.images import Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
+from pmae.masking import hide_components
 from pmae.spaces import PCA
 from pmae.train.checkpoint import load_space
 from pmae.train.loop import pretrain
@@ -188,6 +189,30 @@ def test_a_run_gives_its_space_and_its_share(tiny: Config, toy: Splits, tmp_path
         z = load_space(run).project(standardized)
         torch.testing.assert_close(mask.space.project(standardized), z)
     assert ComponentMask.from_run(run.path, 0.5).masked_variance == (0.5, 0.5)
+
+
+def test_masks_of_a_run_are_its_own(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    config, _ = resolve(replace(tiny, masking__prefix="shorter", train__epochs=1), len(toy.train), toy.train.shape)
+    run = pretrain(config, toy, tmp_path / "released", quiet=True)
+    mask, x = ComponentMask.from_run(run.path), torch.from_numpy(toy.train.images[:64]).float() / 255
+    noise = torch.rand(64, mask.space.mask_group_count + 1, generator=torch.Generator().manual_seed(0))
+    hidden = hide_components(noise[:, :-1], mask.space.variance_share, 0.2, "shorter")
+    visible = mask.standardize.invert(mask.space.hide(mask.standardize(x), hidden)[1])
+    torch.testing.assert_close(mask.hide(x, torch.Generator().manual_seed(0))[0], visible)
+
+
+SIMCLR = {"masking__enabled": False, "objective__reconstruction_weight": 0.0, "objective__contrastive_weight": 1.0}
+
+
+@pytest.mark.parametrize("changes", [{"space__name": "pixels"}, SIMCLR], ids=["mae", "simclr"])
+def test_a_run_without_a_share_of_variance_gives_none(
+    tiny: Config, toy: Splits, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    config, _ = resolve(replace(tiny, train__epochs=1, **changes), len(toy.train), toy.train.shape)
+    run = pretrain(config, toy, tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match="masked_variance must be given for a run that hides patches, as MAE, or"):
+        ComponentMask.from_run(run.path)
+    assert ComponentMask.from_run(run.path, 0.3).masked_variance == (0.3, 0.3)
 
 
 def test_mistakes_are_named(mask: ComponentMask) -> None:

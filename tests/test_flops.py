@@ -8,16 +8,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peers
 from pmae import fast
-from pmae.config import Config, DecoderConfig, EncoderConfig, MaskingConfig, ObjectiveConfig, SpaceConfig
+from pmae.config import Config, DecoderConfig, EncoderConfig, MaskingConfig, ObjectiveConfig, SpaceConfig, replace
 from pmae.contrastive import OUT
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.flops import flops_per_image
 from pmae.method import build_method
+from pmae.paper.recipes import recipe
 
 BATCH = 2
+SIDES = {"patch_size": 4, "width": 24, "depth": 2, "heads": 2}
 SMALL = {
-    "encoder": EncoderConfig(patch_size=4, width=24, depth=2, heads=2),
+    "encoder": EncoderConfig(**SIDES),
     "decoder": DecoderConfig("small", width=32, depth=3, heads=4),
 }
 CONFIGS = {
@@ -63,6 +65,16 @@ def test_a_contrastive_loss_counts_both_views(loss: str, local: int, of_a_pair: 
     similarities = 2 * views**2 * of_a_pair
     work = BATCH * flops_per_image(config, (3, 16, 16)) + similarities
     assert counted(lambda: model(torch.randn(views, 3, 16, 16), draw).loss) == work
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 8, 24), (6, 8, 8)])
+def test_simclr_maps_nothing_to_components(shape: tuple[int, int, int]) -> None:
+    config, _ = resolve(replace(recipe("simclr"), **{f"encoder__{k}": v for k, v in SIDES.items()}), 64, shape)
+    model, views = build_method(config, shape), 2 * BATCH
+    fast.accelerate(model, "attention")
+    draw = model.draw(views, 0.2, torch.Generator().manual_seed(0))
+    work = BATCH * flops_per_image(config, shape) + 2 * views**2 * 3 * OUT
+    assert counted(lambda: model(torch.randn(views, *shape), draw).loss) == work
 
 
 @pytest.mark.parametrize("peer", ["transformers", "lightly"])

@@ -1,7 +1,7 @@
 """Masked components as a view of an image, for any method that learns from views: a torchvision transform."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
     """
 
     _transformed_types = (F.is_pure_tensor, tv_tensors.Image, Image.Image)
+    prefix: Literal["closest", "shorter"] = "closest"
+    """Of the components in their order that is hidden; that of a run which the mask is from."""
 
     def __init__(
         self,
@@ -77,13 +79,18 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
     def from_run(
         cls, run: Path | str, masked_variance: Share | None = None, complementary: bool = False
     ) -> "ComponentMask":
-        """The space of a pretraining run, with the run's own share of hidden variance if none is given."""
+        """The space and the masks of a pretraining run, with its own share of hidden variance if none is given."""
         found = Run(run)
         settings = found.config.masking
+        rule = "given for a run that hides patches, as MAE, or nothing, as SimCLR"
+        has_share = found.config.method == "pmae" and settings.enabled
+        require(has_share or masked_variance is not None, "masked_variance", rule, masked_variance)
         own = settings.ratio_range if settings.ratio_schedule == "uniform" else masking.nominal_ratio(settings)
         share = own if masked_variance is None else masked_variance
         standardize = _from_unit_range(load_standardize(found), found.environment["data"]["dtype"])
-        return cls(load_space(found), share, complementary, standardize)
+        made = cls(load_space(found), share, complementary, standardize)
+        made.prefix = settings.prefix
+        return made
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         """The visible view of an image or a batch, or both views."""
@@ -101,7 +108,7 @@ class ComponentMask(v2.Transform):  # type: ignore[misc]
         x = self.standardize((images.float() / _largest(images.dtype)).reshape(-1, *shape))
         noise = torch.rand(len(x), space.mask_group_count + 1, generator=generator, device=x.device)
         ratio = low + (high - low) * noise[:, -1:]
-        masked = space.expand_mask(masking.hide_components(noise[:, :-1], space.mask_group_share, ratio))
+        masked = space.expand_mask(masking.hide_components(noise[:, :-1], space.mask_group_share, ratio, self.prefix))
         z, visible = space.hide(x, masked)
         hidden = x - visible + space.reconstruct(torch.zeros_like(z[:1]))
         first, second = (self.standardize.invert(view).reshape(images.shape) for view in (visible, hidden))

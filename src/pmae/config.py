@@ -28,7 +28,8 @@ CropScale = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1]
 RatioRange = Annotated[tuple[float, float], Rule("two increasing shares in (0, 1)", lambda s: 0 < s[0] < s[1] < 1)]
 KERNEL_SPACES = ["kernel_pca", "diffusion"]
 SPACES_OF = {"patch": ["patch_pca"], "levels": ["wavelet"], "gamma": KERNEL_SPACES, "landmarks": KERNEL_SPACES}
-SPACES_OF["components"] = ["pca", "ica", "learned", *KERNEL_SPACES]
+SPACES_OF |= {"components": ["pca", "ica", "learned", *KERNEL_SPACES], "keep_rest": KERNEL_SPACES}
+SPACES_OF |= {"wavelet": ["wavelet"], "rotate_towards": ["learned"]}
 VIT_TINY = {"width": 192, "depth": 12, "heads": 12}
 AtLeastTwo = Annotated[int, Rule("at least 2", lambda n: n >= 2)]
 CropMode = Literal["center", "squash"]
@@ -129,7 +130,9 @@ class SpaceConfig(Settings):
     def check(self) -> None:
         for key, names in SPACES_OF.items():
             rule = f"left unset unless space.name is {' or '.join(map(repr, names))} (it is {self.name!r})"
-            require(getattr(self, key) is None or self.name in names, f"space.{key}", rule, getattr(self, key))
+            # Unset, each has the class's default.
+            unset = getattr(self, key) == getattr(SpaceConfig, key)
+            require(unset or self.name in names, f"space.{key}", rule, getattr(self, key))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pmae.config import KERNEL_SPACES, Config, ObjectiveConfig, replace
+from pmae.config import KERNEL_SPACES, Config, MaskingConfig, ObjectiveConfig, replace
 from pmae.derive_case import ITS_BATCH, LARGE_BATCH, PHOTOGRAPH, Case
 from pmae.errors import UserError, require
 from pmae.plugins import sources
@@ -141,6 +141,7 @@ def resolve(
     encoder `goes_on` if its weights are those of a run on the same images.
     """
     require(count >= 2, "data", "at least 2 images", count)
+    _require_used(config.masking)
     case, reasons = Case(config, count, shape, vectors, gpu, dtype, hues, goes_on), dict[str, str]()
     for rule in RULES:
         section, key = rule.setting.split(".")
@@ -159,6 +160,15 @@ def resolve(
         require(fits, "encoder.first_patch_size", sides, first)
     require(warmup <= case.epochs, "optim.warmup_epochs", f"at most train.epochs ({case.epochs})", warmup)
     return case.config, reasons
+
+
+def _require_used(masking: MaskingConfig) -> None:
+    """Refuse a share to hide where another one is drawn for each batch, or nothing is hidden."""
+    why = "it is drawn from masking.ratio_range (masking.ratio_schedule is uniform)" if masking.enabled else None
+    why = why or "nothing is hidden (masking.enabled is off)"
+    for name in ("masked_variance", "masked_patches"):
+        value, used = getattr(masking, name), masking.enabled and masking.ratio_schedule == "fixed"
+        require(used or value is None, f"masking.{name}", f"left unset where {why}", value)
 
 
 def tenth(epochs: int) -> int:

@@ -128,8 +128,8 @@ def _block(tokens: int, width: int) -> int:
 
 
 def projection_flops(config: Config, shape: tuple[int, int, int]) -> int:
-    """The maps between pixels and components; with a kept rest, the visible image takes one more."""
-    if config.method == "mae":
+    """The maps between pixels and components, if any hide; with a kept rest, the visible image takes one more."""
+    if config.method == "mae" or not config.masking.enabled:
         return 0
     pixels, kept = math.prod(shape), config.space.components
     if config.space.name == "patch_pca":

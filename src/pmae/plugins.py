@@ -177,8 +177,8 @@ def _names(config: Config) -> list[tuple[str, str, str]]:
 def used(config: Config) -> list[tuple[Plugin, Path | None]]:
     """What a configuration uses that is not ours, and the file that it comes from, where there is one."""
     found = []
-    for kind, text, _ in _names(config):
-        name, _ = parse(text, kind)
+    for kind, text, parameter in _names(config):
+        name, _ = parse(text, parameter)
         if name != RESERVED.get(kind) and is_registered(kind, name):
             made = TABLES[kind][name]
             if not made.__module__.startswith("pmae."):

@@ -226,6 +226,10 @@ def out_is_a_file(tmp: Path) -> list[object]:
         (lambda tmp: ["--data", "digits", "--probe-data", unlabelled(tmp)], "--probe-data: data 'x' must have labels"),
         (lambda tmp: ["--data", "photos", "--probe-data", "digits"], "--probe-data must have images of the shape"),
         (
+            lambda tmp: ["--data", "digits", "--train.callbacks", "stop(metric=r2)"],
+            "--train.callbacks must be a name, or one with options as name(key=value), got 'stop(metric=r2)'",
+        ),
+        (
             lambda tmp: ["--data", "digits", "--probe.columns", "label=diagnosis"],
             "--probe.columns must be left out where probe.data is not given",
         ),

@@ -110,6 +110,17 @@ def test_ratio_means_patches_where_patches_are_hidden() -> None:
             ["ratio", "0.5", "--set", "masking.masked_variance=0.3"],
             "masking.masked_variance must be left out of --set, for the grid has its values, got '0.3'",
         ),
+        (
+            ["ratio", "0.1", "0.5", "--set", "masking.ratio_schedule=uniform"],
+            "masking.masked_variance must be left unset where it is drawn from masking.ratio_range",
+        ),
+        (["ratio", "0.1", "0.5", "--recipe", "simclr"], "masking.masked_variance must be left unset where nothing is"),
+        (
+            ["space.wavelet", "db2", "db3"],
+            "space.wavelet must be left unset unless space.name is 'wavelet' (it is 'pca'), got 'db3'",
+        ),
+        (["space.rotate_towards", "hard", "easy"], "space.rotate_towards must be left unset unless space.name is"),
+        (["space.keep_rest", "false", "true"], "space.keep_rest must be left unset unless space.name is 'kernel_pca'"),
         (["ratio", "0.5", "--data", "dermamist"], "did you mean 'dermamnist'"),
     ],
 )

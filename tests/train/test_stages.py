@@ -49,7 +49,7 @@ def test_it_is_a_run_with_large_patches_and_one_that_goes_on(staged: Config, toy
     run = api.pretrain(staged, toy, out=tmp_path / "both", quiet=True)
     assert (run.config.encoder.weights, run.config.encoder.first_patch_size) == (None, 8)
     first, _ = resolve(first_stage(run.config), 128, toy.train.shape, gpu=False)
-    assert (first.encoder.patch_size, first.train.epochs, first.optim.warmup_epochs) == (8, 4, 0.2)
+    assert (first.encoder.patch_size, first.train.epochs, first.optim.warmup_epochs) == (8, 4, 0.8)
     large = api.pretrain(first, toy, out=tmp_path / "large", quiet=True)
     assert same(large, Run(run.path / FIRST))
     then = replace(run.config, encoder__first_patch_size=None, encoder__weights=str(large.path))
@@ -63,6 +63,18 @@ def test_it_is_a_run_with_large_patches_and_one_that_goes_on(staged: Config, toy
     # One schedule: the rate is kept while patches are large, and goes to 0 when they are small.
     rates = [[line["lr"] for line in each.metrics() if "lr" in line] for each in (large, small)]
     assert rates[0][-1] == max(rates[0]) > rates[1][0] > rates[1][-1] == 0
+
+
+def test_a_warm_up_that_is_given_is_that_of_both_stages(staged: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(staged, optim__warmup_epochs=0.0), toy, out=tmp_path / "run", quiet=True)
+    rates = [line["lr"] for line in Run(run.path / FIRST).metrics() if "lr" in line]
+    assert rates == [max(rates)] * len(rates)
+
+
+def test_operations_are_of_the_images_that_fill_a_batch(tiny: Config, toy: Splits, tmp_path: Path) -> None:
+    run = api.pretrain(replace(tiny, train__batch_size=80, train__epochs=2), toy, out=tmp_path / "run", quiet=True)
+    seen = 80 * max(line["step"] for line in run.metrics())
+    assert run.results["pretrain"]["operations"] == seen * flops_per_image(run.config, toy.train.shape)
 
 
 @pytest.mark.usefixtures("registry")

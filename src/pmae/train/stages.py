@@ -16,9 +16,6 @@ from pmae.train.distributed import is_main, was_restarted
 from pmae.train.environment import release_memory
 from pmae.train.setup import locked
 
-WARMUP = 0.05
-"""Share of the first stage's epochs."""
-
 
 def first_epochs(config: Config) -> int:
     """How many epochs with the first patches see as many tokens as one with the last."""
@@ -29,14 +26,13 @@ def first_epochs(config: Config) -> int:
 def first_stage(config: Config) -> Config:
     """The settings of the first stage, of resolved ones: other patches, and epochs for as many tokens."""
     more, train, optim = first_epochs(config), config.train, config.optim
-    epochs = more * (train.epochs or 1)
     return replace(
         config,
         encoder__patch_size=config.encoder.first_patch_size,
         encoder__first_patch_size=0,
         optim__schedule="constant" if optim.schedule == "cosine" else optim.schedule,
-        optim__warmup_epochs=None if optim.warmup_epochs is None else round(WARMUP * epochs, 2),
-        train__epochs=epochs,
+        optim__warmup_epochs=None if optim.warmup_epochs is None else round(more * optim.warmup_epochs, 2),
+        train__epochs=more * (train.epochs or 1),
         train__checkpoint_every=more * (train.checkpoint_every or 1),
         probe__every=more * (config.probe.every or 1),
     )
@@ -49,9 +45,11 @@ def operations(config: Config, data: DataRecord, epochs: float) -> float | None:
         first = first_stage(config)
         stages.append((first, first.train.epochs or 0))
     channels, height, width = data["shape"]
+    batch = config.train.batch_size or 1
+    images = data["counts"]["train"] // batch * batch  # those that do not fill a batch are left out of an epoch
     try:
         each = (flops_per_image(stage, (channels, height, width)) * length for stage, length in stages)
-        return data["counts"]["train"] * sum(each)
+        return images * sum(each)
     except UserError:
         return None
 
