@@ -168,7 +168,7 @@ def _require_used(masking: MaskingConfig) -> None:
     why = why or "nothing is hidden (masking.enabled is off)"
     for name in ("masked_variance", "masked_patches"):
         value, used = getattr(masking, name), masking.enabled and masking.ratio_schedule == "fixed"
-        require(used or value is None, f"masking.{name}", f"left unset where {why}", value)
+        require(used or value is None, f"masking.{name}", f"left unset (None) where {why}", value)
 
 
 def tenth(epochs: int) -> int:

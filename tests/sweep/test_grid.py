@@ -112,9 +112,9 @@ def test_ratio_means_patches_where_patches_are_hidden() -> None:
         ),
         (
             ["ratio", "0.1", "0.5", "--set", "masking.ratio_schedule=uniform"],
-            "masking.masked_variance must be left unset where it is drawn from masking.ratio_range",
+            "masking.masked_variance must be left unset (None) where it is drawn from masking.ratio_range",
         ),
-        (["ratio", "0.1", "0.5", "--recipe", "simclr"], "masking.masked_variance must be left unset where nothing is"),
+        (["ratio", "0.1", "0.5", "--recipe", "simclr"], "left unset (None) where nothing is hidden"),
         (
             ["space.wavelet", "db2", "db3"],
             "space.wavelet must be left unset unless space.name is 'wavelet' (it is 'pca'), got 'db3'",
