@@ -14,11 +14,11 @@ from torch.nn import functional
 from pmae import api
 from pmae.cli import main
 from pmae.config import Config, replace
-from pmae.contrastive import Distill
 from pmae.data.images import ImageSet, Splits
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.runs import Run
+from pmae.teacher import Distill
 from pmae.train.checkpoint import load_encoder
 from pmae.train.loop import Pretraining, alone, pretrain
 

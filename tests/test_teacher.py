@@ -8,11 +8,11 @@ from timm.layers.drop import DropPath
 from torch.nn import functional
 
 from pmae.config import Config, DecoderConfig, EncoderConfig, ObjectiveConfig, TrainConfig, replace
-from pmae.contrastive import Data2Vec, Teacher, token_targets
 from pmae.derive import resolve
 from pmae.errors import UserError
 from pmae.method import MaskedAutoencoder, build_method
 from pmae.models import build_encoder
+from pmae.teacher import Data2Vec, Teacher, token_targets
 from pmae.train.distributed import ONE_PROCESS, require_shardable
 from pmae.train.setup import build_model
 from pmae.train.step import build_optimizer
