@@ -106,6 +106,8 @@ def test_ratio_means_patches_where_patches_are_hidden() -> None:
         (["encoder.patch_size", "four"], "encoder.patch_size must be a whole number, got 'four'"),
         (["ratio", "0.5", "1.5"], "masking.masked_variance must be a share between 0 and 1"),
         (["ratio", "0.5", "--set", "train.seed=3"], "train.seed must be given by --seeds, got '3'"),
+        (["ratio", "0.5", "--set", "train.epochs=3"], "train.epochs must be given by --epochs, got '3'"),
+        (["ratio", "0.5", "--set", "data.source=photos"], "data.source must be given by --data, got 'photos'"),
         (
             ["ratio", "0.5", "--set", "masking.masked_variance=0.3"],
             "masking.masked_variance must be left out of --set, for the grid has its values, got '0.3'",

@@ -14,7 +14,8 @@ Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD...", help_behavio
 Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X...", help_behavior_hint="")]
 Whole = Annotated[tuple[int, ...], tyro.conf.arg(metavar="N...", help_behavior_hint="")]
 PARTS = ("figures", "table")
-SEEDS = {"train.seed": "--seeds"}
+OPTIONS = {"train.seed": "--seeds", "train.epochs": "--epochs", "train.device": "--device", "data.root": "--root"}
+"""Settings that commands which make many runs have options for."""
 SHARES = dict.fromkeys(("masking.masked_variance", "masking.masked_patches", "masking.ratio_schedule"), "--ratios")
 """Settings that commands have options for, of which `--set` would be overruled or would overrule them unseen."""
 
@@ -101,7 +102,7 @@ class Sweep(ManyRuns):
         given = {"data__source": self.data, "train__epochs": self.epochs}
         given = {key: value for key, value in given.items() if value is not None}
         base = replace(recipe(self.recipe), train__device=self.device, data__root=self.root, **given)
-        settings = dict(settings_given(self.settings, SEEDS))
+        settings = dict(settings_given(self.settings, OPTIONS | {"data.source": "--data"}))
         base = with_settings(base, settings)
         words, out = list(self.grid), folder_path(self.out)
         if self.ratios:
@@ -166,7 +167,8 @@ class Spaces(ManyRuns):
         from pmae.sweep.space_figures import figures_page
         from pmae.sweep.spaces import TITLE, SpaceGrid, table_page
 
-        given = dict(settings_given(self.settings, SEEDS | SHARES | {"space.name": "--spaces"}))
+        by_option = OPTIONS | SHARES | {"space.name": "--spaces", "data.source": "--data"}
+        given = dict(settings_given(self.settings, by_option))
         of_data = {name: value for name, value in given.items() if name.startswith("data.")}
         data = settled(with_settings(Config(data=DataConfig(source=self.data, root=self.root)), of_data).data)
         others = tuple((name, value) for name, value in given.items() if name not in of_data)
@@ -232,7 +234,7 @@ class Paper(ManyRuns):
         from pmae.report.tables import to_markdown
         from pmae.sweep.scoring import Scoring
 
-        by_option = SEEDS | SHARES | {"data.source": "--datasets"}
+        by_option = OPTIONS | SHARES | {"data.source": "--datasets"}
         ratios, settings = self.ratios or RATIOS, settings_given(self.settings, by_option)
         speed = self.images_per_second
         require(self.listed or speed is None, "--images-per-second", "given with --list", speed)
