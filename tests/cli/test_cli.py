@@ -488,8 +488,9 @@ def test_leaving_at_once_keeps_the_exit_code_what_was_said_and_what_others_do_at
     assert left.exists()
 
 
+@pytest.mark.usefixtures("registry")
 def test_a_module_may_be_imported_before_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plugin = tmp_path / "mine.py"
+    plugin = tmp_path / "my_first.py"
     plugin.write_text("print('imported')\n")
     assert main(["embed", "--nothing"]) == 2
     known = capsys.readouterr().err

@@ -32,7 +32,7 @@ class Tried(NamedTuple):
 
 def _tried(folder: Path, most: int) -> Tried:
     process = started(try_all, folder, most, said=str(folder / "said"))
-    process.join(300)
+    process.join(1200)  # a guard against processes that wait for each other; alone it takes one minute
     said = (folder / "said").read_text()
     assert process.exitcode == 0, said
     return Tried(folder, json.loads((folder / "codes.json").read_text()), said)
