@@ -1,4 +1,4 @@
-"""`pmae pretrain`, whose options are the settings themselves; and `data`, `doctor`, `demo` and `completions`."""
+"""`pmae pretrain`, whose options are the settings themselves."""
 
 import operator
 import os
